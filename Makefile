@@ -1,4 +1,4 @@
-# `make test` and `make demo` need Python 3.10 or newer and make, nothing else: they set up their own environment.
+# `make test` and `make demo` need Python 3.11 or newer and make, nothing else: they set up their own environment.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -56,7 +56,7 @@ benchmark: $(READY)
 
 # The library with all of its extras, and then what its tests need as well.
 $(USABLE): pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed") if sys.version_info < (3, 10) else None'
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet -e ".[all]"

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import bayesadam as ba
-from bayesadam.data import load
+from public_data import load
 from record import arguments, conditions, save
 
 SEEDS = (0, 1, 2)

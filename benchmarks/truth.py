@@ -36,6 +36,7 @@ import bayesadam as ba
 from bayesadam import population
 from bayesadam.optim import half_cosine
 from bayesadam.sklearn import BayesianMLPRegressor
+from public_data import load
 from record import arguments, conditions, save
 
 PROBLEMS = {"yacht": "p3_yacht_tanh10", "concrete": "p5_concrete300_relu50", "toy": "p7_toy_tanh50"}
@@ -102,7 +103,7 @@ def problem(folder: Path, name: str) -> Problem:
         x, y, test = (arrays[key].reshape(-1, 1) for key in ("x_train", "y_train", "x_test"))
         far = ((test < 0.0) | (test > 0.5))[:, 0]
     else:
-        data = ba.data.load("uci/" + name.split("_")[1].rstrip("0123456789"), split=None, standardize=False)
+        data = load("uci/" + name.split("_")[1].rstrip("0123456789"), split=None, standardize=False)
         whole_x, whole_y = data.x.double(), data.y.double().reshape(-1, 1)
         inputs = (whole_x - arrays["x_mean"]) / arrays["x_std"]
         targets = (whole_y - arrays["y_mean"]) / arrays["y_std"]

@@ -1,7 +1,5 @@
 """Anchored ensembles: exact where the posterior is known, and what is kept, predicted and refused."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -80,7 +78,7 @@ def test_members_of_a_linear_model_are_at_their_minima(monkeypatch):
 
 def test_minima_of_a_linear_model_are_draws_from_the_posterior(monkeypatch):
     """Mean, covariance and independence by z-bounds."""
-    count = 800
+    count = 500
     mean, covariance = regression(X, Y)
     members = minima(monkeypatch, count)
     white = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), (members - mean).T, upper=False)
@@ -155,21 +153,6 @@ def test_saved_and_predicted(tmp_path):
         assert pred.epistemic.equal(predictions[0].epistemic)
     assert loaded.hyperparameters["method"] == "anchored_ensemble"
     assert loaded.hyperparameters["prior_precision"] == LAMBDA
-    sampled = ba.predict(model, q, 2 * X, likelihood=likelihood, method="monte_carlo", mc_samples=3000)
-    exact = predictions[0].within.mean(0) + predictions[0].means.var(0, correction=0)
-    assert ((sampled.mean - predictions[0].mean) / (exact / 3000).sqrt()).abs().max() < 5.0
-    assert (sampled.epistemic / exact).log().abs().max() < 0.25
-
-
-def test_point_masses_are_predicted_as_an_ensemble():
-    q = ensemble(last_layer=False)
-    pred = ba.predict(perceptron(), q, X, likelihood=ba.Gaussian(BETA).double(), mc_samples=3)
-    model, outputs = perceptron(), []
-    for part in q.components:
-        with part.applied(model), torch.no_grad():
-            outputs.append(model(X))
-    torch.testing.assert_close(pred.mean, torch.stack(outputs).mean(0))
-    torch.testing.assert_close(pred.epistemic, torch.stack(outputs).var(0))
 
 
 CLASSES = {
@@ -211,33 +194,13 @@ def test_members_of_logistic_regression_are_as_wide_as_the_posterior():
     def make():
         return nn.Linear(2, 1, dtype=torch.float64)
 
-    q = ensemble(make, (x, y), likelihood, members=200, steps=150, lr=0.2, last_layer=False)
+    q = ensemble(make, (x, y), likelihood, members=150, steps=100, lr=0.2, last_layer=False)
     (laplace,) = ensemble(make, (x, y), likelihood, members=1, steps=1).components
     members = torch.stack([flat(part.mean) for part in q.components])
     factor = torch.linalg.cholesky(laplace.covariance)
     white = torch.linalg.solve_triangular(factor, (members - flat(laplace.mean)).T, upper=False)
     assert (white.mean(1).abs() < 0.35).all()
     assert ((0.7 < white.var(1)) & (white.var(1) < 1.4)).all()
-
-
-def test_classes_are_predicted(tmp_path):
-    def make():
-        return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3))
-
-    x, y = X.float(), (X[:, 0] > 0).long() + (X[:, 1] > 0).long()
-    q = ensemble(make, (x, y), ba.Categorical(), steps=200)
-    assert {value.dtype for value in q.components[0].mean.values()} == {torch.float32}
-    pred = ba.predict(make(), q, x, likelihood=ba.Categorical())
-    assert ba.metrics.accuracy(pred.probs, y) > 0.7
-    assert (pred.mutual_information > 0).all()
-    q.save(tmp_path / "q.safetensors")
-    again = ba.predict(make(), load_posterior(tmp_path / "q.safetensors"), x, likelihood=ba.Categorical())
-    assert again.probs.equal(pred.probs)
-
-
-def test_minibatches():
-    q = ensemble(batch_size=7, steps=20)
-    assert len(q.components) == 3
 
 
 def frozen_at_random():
@@ -254,7 +217,8 @@ def frozen():
 
 
 def test_frozen_weights_stay():
-    q = ensemble(frozen)
+    q = ensemble(frozen, batch_size=7, steps=20)
+    assert len(q.components) == 3
     assert list(q.components[0].mean) == ["0.bias", "2.weight", "2.bias"]
 
 
@@ -262,10 +226,8 @@ def test_frozen_weights_stay():
     ("options", "message"),
     [
         ({"members": 0}, r"^members must be a whole number of at least 1, got 0$"),
-        ({"steps": 1.5}, r"^steps must be a whole number of at least 1, got 1.5$"),
         ({"batch_size": 0}, r"^batch_size must be a whole number of at least 1, got 0$"),
         ({"lr": 0.0}, r"^lr must be a positive, finite number, got 0.0$"),
-        ({"prior_precision": math.inf}, r"^prior_precision must be a positive, finite number or 'init', got inf$"),
         ({"prior_precision": "own"}, r"^prior_precision must be a positive, finite number or 'init', got 'own'$"),
         ({"likelihood": 1.0}, r"^likelihood must be a bayesadam"),
         ({"likelihood": ba.Gaussian(1.0, learned=True)}, r"^likelihood must have no learned parameters, got \['log_n"),

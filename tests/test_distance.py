@@ -34,14 +34,6 @@ def test_features_have_the_gaussian_kernel():
     torch.testing.assert_close(layer(h.view(4, 5, 3)), features.view(4, 5, -1))
 
 
-def test_representations_are_scaled_by_their_running_moments():
-    layer = RandomFeatures(2, features=8)
-    for _ in range(200):
-        layer(3.0 + 2.0 * torch.randn(64, 2))
-    torch.testing.assert_close(layer.scaling.running_mean, torch.full((2,), 3.0), rtol=0.1, atol=0.0)
-    torch.testing.assert_close(layer.scaling.running_var, torch.full((2,), 4.0), rtol=0.2, atol=0.0)
-
-
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 3, 2, 2)])
 def test_a_weight_is_divided_as_far_as_its_norm_exceeds_the_bound(shape):
     weight = torch.randn(shape)
@@ -63,15 +55,6 @@ def test_its_gradient_is_that_of_the_division_by_the_norm():
     (ours,) = torch.autograd.grad((bound(weight) * target).sum(), weight)
     (exact,) = torch.autograd.grad((weight * 0.5 / torch.linalg.matrix_norm(weight, 2) * target).sum(), weight)
     torch.testing.assert_close(ours, exact, rtol=1e-6, atol=1e-8)
-
-
-def test_estimates_change_in_training_mode_only():
-    bound = SpectralBound(torch.randn(4, 3), bound=0.5)
-    other, before = torch.randn(4, 3), bound.direction.clone()
-    bound.eval()(other)
-    assert torch.equal(bound.direction, before)
-    bound.train()(other)
-    assert not torch.equal(bound.direction, before)
 
 
 def test_all_layers_but_the_last_are_bounded_and_the_network_is_not_changed():
@@ -100,14 +83,6 @@ class Doubled(nn.Linear):
         return 2.0 * super().forward(x)
 
 
-@pytest.mark.parametrize("last", [weight_norm(nn.Linear(8, 3)), Doubled(8, 3)])
-def test_the_last_layer_may_be_of_a_subclass_or_parametrised(last):
-    net = distance_aware(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), last), features=16)
-    assert isinstance(net[0], nn.Linear)
-    assert isinstance(net[2][0], RandomFeatures)
-    assert net(torch.randn(5, 2)).shape == (5, 3)
-
-
 @pytest.mark.parametrize(
     "layer", [weight_norm(nn.Linear(3, 16)), spectral_norm(nn.Linear(3, 16)), Doubled(3, 16)], ids=type
 )
@@ -125,21 +100,6 @@ def test_the_bound_is_one_of_subclasses_and_after_other_parametrisations(layer):
     torch.testing.assert_close(layer.eval().weight, before, rtol=1e-3, atol=1e-3)
 
 
-def test_attention_whose_output_layer_is_never_called_keeps_it():
-    class Attentive(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head, self.attention = nn.Linear(4, 2), nn.MultiheadAttention(4, 2)
-
-        def forward(self, x):
-            return self.head(self.attention(x, x, x)[0])
-
-    net = distance_aware(Attentive(), features=8, bound=0.1)
-    assert isinstance(net.head[0], RandomFeatures)
-    assert torch.linalg.matrix_norm(net.attention.out_proj.weight, 2) < 0.11
-    assert net(torch.randn(5, 3, 4)).shape == (5, 3, 2)
-
-
 def test_weights_that_cannot_be_bounded_are_refused():
     """A class of a parametrised layer is shared with copies: another parametrised tensor would be one of both."""
     biased, x = nn.Linear(2, 8), torch.randn(5, 2)
@@ -147,9 +107,7 @@ def test_weights_that_cannot_be_bounded_are_refused():
     hooked = torch.nn.utils.spectral_norm(nn.Linear(2, 8))
     for layer in (biased, hooked, nn.LazyLinear(8)):
         model = nn.Sequential(layer, nn.Linear(8, 1))
-        with pytest.raises(
-            ValueError, match=r"^bound must be None if a weight cannot be parametrised, got 0.9 for '0'$"
-        ):
+        with pytest.raises(ValueError, match="^bound must be None if a weight cannot be parametrised, got 0.9 for"):
             distance_aware(model, features=8, bound=0.9)
         assert distance_aware(model, features=8)(x).shape == (5, 1)
     assert biased(x).shape == (5, 8)
@@ -190,7 +148,7 @@ def test_the_variance_returns_to_the_prior_with_the_distance():
     y = x.sum(1, keepdim=True).sin()
     net, likelihood = distance_aware(perceptron(), features=256), ba.Gaussian(100.0)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-    for _ in range(300):
+    for _ in range(150):
         optimizer.zero_grad()
         likelihood(net(x), y).backward()
         optimizer.step()
@@ -207,31 +165,25 @@ def test_the_variance_returns_to_the_prior_with_the_distance():
 def test_a_state_dict_is_loaded_with_the_same_outputs():
     net, x = distance_aware(perceptron(), features=16), torch.randn(5, 2)
     net(torch.randn(20, 2))
+    state = {name: value.clone() for name, value in net.state_dict().items()}
+    net.eval()(torch.randn(20, 2))
+    assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
     again = distance_aware(perceptron(), features=16)
     again.load_state_dict(net.state_dict())
     torch.testing.assert_close(again.eval()(x), net.eval()(x), rtol=0.0, atol=0.0)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("model", "options", "message"),
     [
-        ({"features": 0}, "features must be a whole number of at least 1, got 0"),
-        ({"length_scale": 0.0}, "length_scale must be a positive, finite number, got 0.0"),
-        ({"bound": math.inf}, "bound must be None or a positive, finite number, got inf"),
-        ({"last_layer": "1"}, r"last_layer must be the name of an nn.Linear, one of \['0', '2', '4'\], got '1'"),
+        (perceptron(), {"features": 0}, "features must be a whole number of at least 1, got 0"),
+        (perceptron(), {"length_scale": 0.0}, "length_scale must be a positive, finite number, got 0.0"),
+        (perceptron(), {"bound": math.inf}, "bound must be None or a positive, finite number, got inf"),
+        (perceptron(), {"last_layer": "1"}, r"last_layer must be the name of an nn.Linear, one of .*, got '1'"),
+        (nn.Sequential(nn.LazyLinear(1)), {}, "model must have run once, to initialise its last layer, got Lazy.*"),
+        (nn.ReLU(), {}, "model must have an nn.Linear, got none"),
     ],
 )
-def test_mistakes(options, message):
+def test_refusals(model, options, message):
     with pytest.raises(ValueError, match=f"^{message}$"):
-        distance_aware(perceptron(), **options)
-
-
-def test_a_last_layer_that_is_not_initialised_is_refused():
-    message = r"^model must have run once, to initialise its last layer, got LazyLinear\(.*\) at '1'$"
-    with pytest.raises(ValueError, match=message):
-        distance_aware(nn.Sequential(nn.Linear(2, 8), nn.LazyLinear(1)))
-
-
-def test_a_model_without_a_linear_layer_is_refused():
-    with pytest.raises(ValueError, match=r"^model must have an nn.Linear, got none$"):
-        distance_aware(nn.Sequential(nn.ReLU()))
+        distance_aware(model, **options)

@@ -64,9 +64,6 @@ class TestPredict:
         found = ba.predict(model, MCDropout(model), x, likelihood=ba.Gaussian(), mc_samples=5, seed=3)
         same_outputs(found.means, torch.stack([by_hand(model, x, number, 3) for number in range(5)]))
         assert len(found.means[:, 0, 0].unique()) == 5
-
-    def test_the_mean_is_the_network_without_dropout(self, model):
-        x = draw(7, 6)
         found = ba.predict(model, MCDropout(model), x, likelihood=ba.Gaussian(), method="mean")
         assert torch.equal(found.means[0], model.eval()(x))
 
@@ -77,7 +74,7 @@ class TestPredict:
         weight = torch.stack([model.second.weight * mask((40,), 0.1, number=n) for n in range(3)])
         same_outputs(found.means, model.first(x).relu() @ weight.mT + model.second.bias)
 
-    @pytest.mark.parametrize("batch_size", [None, 1, 4])
+    @pytest.mark.parametrize("batch_size", [None, 4])
     def test_whatever_the_batches(self, model, batch_size):
         x, q = draw(10, 6), MCDropout(model)
         expected = torch.stack([by_hand(model, x, number) for number in range(3)])
@@ -97,33 +94,20 @@ class TestPredict:
         assert [model.training, model.drop.training, model.after.training] == [True, True, False]
         assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
-    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-    def test_after_exceptions_too(self, model, error):
-        model.train()
-        with pytest.raises(error), MCDropout(model).applied(model, 0):
+        with pytest.raises(KeyboardInterrupt), MCDropout(model).applied(model, 0):
             assert not model.drop.training
-            model(draw(1, 6))
-            raise error
+            raise KeyboardInterrupt
         self.check_untouched(model)
         assert model.drop.training
 
     def check_untouched(self, model):
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
-    @pytest.mark.parametrize("how", [lambda m: torch.compile(m, backend="eager"), lambda m: m.compile(backend="eager")])
-    def test_of_a_compiled_model(self, model, how):
-        x = draw(7, 6)
-        compiled = how(model)
-        compiled = model if compiled is None else compiled
-        compiled(x)
-        found = ba.predict(compiled, MCDropout(compiled), x, likelihood=ba.Gaussian(), mc_samples=3)
-        same_outputs(found.means, torch.stack([by_hand(model, x, number) for number in range(3)]))
-
 
 class TestMoments:
     """A linear model whose outputs are its units: each output is ``w x m / (1 - p)``, ``m`` a Bernoulli draw."""
 
-    @pytest.mark.parametrize("rate", [0.005, 0.1, 0.5, 0.8])
+    @pytest.mark.parametrize("rate", [0.005, 0.5])
     def test_expectation_and_variance(self, rate):
         units, samples = 4000, 100
         weight = draw(units, seed=1)
@@ -145,30 +129,9 @@ class TestMoments:
         for a, b in ((dropped[:-1], dropped[1:]), (dropped[:, :-1], dropped[:, 1:])):  # samples, units
             assert abs((a * b).mean()) < BOUND * rate * (1 - rate) / math.sqrt(a.numel())
 
-    def test_of_a_linear_layer(self):
-        model = nn.Sequential(nn.Dropout(0.3), nn.Linear(500, 1, **F64))
-        x = draw(2, 500)
-        found = ba.predict(model, MCDropout(model), x, likelihood=ba.Gaussian(), mc_samples=5000, seed=1)
-        expected = model.eval()(x)  # weight scaling
-        variance = 0.3 / 0.7 * (x**2 @ model[1].weight.T ** 2)
-        assert ((found.mean - expected).abs() < BOUND * (variance / 5000).sqrt()).all()
-        assert ((found.epistemic / variance - 1).abs() < BOUND * math.sqrt(2 / 5000)).all()
-
-    def test_modules_seeds_and_calls_differ(self):
-        kept = {
-            (seed, index, call): mask((5000,), 0.5, number=0, seed=seed, index=index, call=call) - 1
-            for seed in (0, 1)
-            for index in (0, 1)
-            for call in (0, 1)
-        }
-        keys = list(kept)
-        for i, a in enumerate(keys):
-            for b in keys[:i]:
-                assert abs((kept[a] * kept[b]).mean()) < BOUND / math.sqrt(5000)
-
 
 class TestUnits:
-    @pytest.mark.parametrize("units", [1, 4096, 4097, 16384, 16385, 20_000])
+    @pytest.mark.parametrize("units", [1, 4097, 16385])
     def test_masks_of_any_size_are_the_beginning_of_one_draw(self, units):
         model = nn.Dropout(0.5)
         eps = noise.normal(0, 2, 1, 0, (units,), stream=noise.POSTERIOR, full_shape=(2**33,), offset=(0,))
@@ -180,23 +143,15 @@ class TestUnits:
         [
             (nn.Dropout, (3,), ()),
             (nn.Dropout, (3, 5), (5,)),
-            (nn.Dropout, (3, 5, 2, 2), (5, 2, 2)),
             (nn.Dropout1d, (3, 5, 4), (5, 1)),
-            (nn.Dropout1d, (5, 4), (5, 1)),
             (nn.Dropout2d, (3, 5, 4, 2), (5, 1, 1)),
             (nn.Dropout3d, (3, 5, 4, 2, 2), (5, 1, 1, 1)),
-            (nn.Dropout3d, (5, 4, 2, 2), (5, 1, 1, 1)),
         ],
     )
     def test_a_mask_is_the_same_for_all_data_points(self, module, shape, units):
         model, x = module(0.4), draw(*shape)
         with MCDropout(model).applied(model, 3, seed=2):
             same_outputs(model(x), x * mask(units, 0.4, number=3, seed=2))
-
-    def test_dropout2d_of_three_axes_has_data_points_too(self):
-        model, x = nn.Dropout2d(0.4), draw(3, 5, 4)
-        with MCDropout(model).applied(model, 3), pytest.warns(UserWarning, match="interpreted as shape"):
-            same_outputs(model(x), x * mask((5, 1), 0.4, number=3))
 
     def test_in_place(self):
         model, x = nn.Dropout(0.4, inplace=True), draw(3, 5)
@@ -225,17 +180,7 @@ class TestUnits:
                 put(0)
                 assert not torch.equal(model(x), expected)
 
-    def test_sequences_of_other_lengths_have_the_same_masks(self):
-        model, x = nn.Dropout(0.5), draw(2, 90, 64)
-        with MCDropout(model).applied(model, 0):
-            same_outputs(model(x)[:, :10], model(x[:, :10]))
-
-    def test_all_are_dropped_at_one(self):
-        model = nn.Dropout(1.0)
-        with MCDropout(model).applied(model, 0):
-            assert model(draw(2, 5)).tolist() == [[0.0] * 5] * 2
-
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
     def test_dtypes_and_the_factor_in_low_precision(self, dtype):
         model, x = nn.Dropout(0.1), draw(1, 1000, dtype=dtype)
         with MCDropout(model).applied(model, 0):
@@ -246,71 +191,52 @@ class TestUnits:
         ratio = found.double()[expected != 0] / expected[expected != 0]
         assert abs(ratio.mean() - 1) < 2e-4  # the rounded factor is 0.16% off in bfloat16
 
-    def test_gradients_reach_the_units_that_are_left(self):
-        model, x = nn.Dropout(0.5), draw(2, 8).requires_grad_()
-        with MCDropout(model).applied(model, 0):
-            model(x).sum().backward()
-        same_outputs(x.grad, mask((8,), 0.5, number=0).expand(2, 8))
-
 
 class TestRefusals:
-    @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, math.nan])
-    def test_rate(self, model, rate):
-        with pytest.raises(ValueError, match=rf"^rate must be in \(0, 1\), got {rate}$"):
-            MCDropout(model, rate=rate)
-
-    @pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.Dropout(0.0), nn.Sequential(nn.AlphaDropout(0.0))])
-    def test_no_dropout(self, model):
-        with pytest.raises(ValueError, match="^the model must have a dropout module with p > 0, got none$"):
-            MCDropout(model)
-
     @pytest.mark.parametrize(
-        "module",
+        ("model", "options", "message"),
         [
-            nn.AlphaDropout(0.1),
-            nn.FeatureAlphaDropout(0.1),
-            nn.MultiheadAttention(4, 2, dropout=0.1),
-            nn.LSTM(2, 2, num_layers=2, dropout=0.1),
-            nn.GRU(2, 2, num_layers=2, dropout=0.1),
+            (nn.Dropout(0.5), {"rate": 1.0}, r"^rate must be in \(0, 1\), got 1.0$"),
+            (nn.Dropout(0.5), {"rate": math.nan}, r"^rate must be in \(0, 1\), got nan$"),
+            (nn.Linear(2, 2), {}, "^the model must have a dropout module with p > 0, got none$"),
+            (nn.Dropout(0.0), {}, "^the model must have a dropout module with p > 0, got none$"),
+            *(
+                (
+                    nn.Sequential(nn.Dropout(0.1), nn.Sequential(module)),
+                    {},
+                    f"got {type(module).__name__} with .* '1.0'$",
+                )
+                for module in (
+                    nn.AlphaDropout(0.1),
+                    nn.MultiheadAttention(4, 2, dropout=0.1),
+                    nn.LSTM(2, 2, num_layers=2, dropout=0.1),
+                )
+            ),
         ],
     )
-    def test_other_kinds(self, module):
-        name = type(module).__name__
-        message = rf"^the model's dropout must be in modules .*, got {name} with dropout as '1.0'$"
+    def test_models(self, model, options, message):
         with pytest.raises(ValueError, match=message):
-            MCDropout(nn.Sequential(nn.Dropout(0.1), nn.Sequential(module)))
+            MCDropout(model, **options)
 
     def test_kinds_without_dropout_are_fine(self):
-        with pytest.warns(UserWarning, match="dropout option adds dropout after all but last"):
-            single = nn.LSTM(2, 2, dropout=0.1)
-        others = [single, nn.GRU(2, 2, num_layers=2), nn.MultiheadAttention(4, 2), nn.AlphaDropout(0.0)]
-        q = MCDropout(nn.Sequential(nn.Dropout(0.1), *others))
-        assert q.names == ("0",)
+        q = MCDropout(nn.Sequential(nn.Dropout(0.1), nn.GRU(2, 2, num_layers=2), nn.MultiheadAttention(4, 2)))
         assert repr(q) == "MCDropout(1 modules)"
 
-    def test_another_model(self, model):
-        q = MCDropout(model)
-        other = nn.Sequential(nn.Dropout(0.1))
+    def test_passes(self, model):
+        q, other = MCDropout(model), nn.Sequential(nn.Dropout(0.1))
         message = r"^model must have the dropout modules \['drop', 'after'\], got \['0'\]$"
         with pytest.raises(ValueError, match=message), q.applied(other, 0):
             pass
-        assert not other[0]._forward_hooks
-
-    def test_a_pass_without_dropout(self, model):
-        model.forward = lambda x: model.second(model.first(x))
-        with pytest.raises(RuntimeError, match="^the model must call a dropout module in a forward pass, got a pass"):
-            ba.predict(model, MCDropout(model), draw(2, 6), likelihood=ba.Gaussian())
-
-    def test_training_mode_inside(self, model):
         message = "^the dropout modules must stay in eval mode while masks are drawn, got training mode$"
-        with pytest.raises(RuntimeError, match=message), MCDropout(model).applied(model, 0):
+        with pytest.raises(RuntimeError, match=message), q.applied(model, 0):
             model.train()
             model(draw(2, 6))
-
-    def test_a_bad_number_or_seed(self, model):
         for number, seed, message in ((-1, 0, "^sample must be an integer in"), (0, -1, "^seed must be an integer in")):
-            with pytest.raises(ValueError, match=message), MCDropout(model).applied(model, number, seed=seed):
+            with pytest.raises(ValueError, match=message), q.applied(model, number, seed=seed):
                 model(draw(2, 6))
+        model.forward = lambda x: model.second(model.first(x))
+        with pytest.raises(RuntimeError, match="^the model must call a dropout module in a forward pass, got a pass"):
+            ba.predict(model, q, draw(2, 6), likelihood=ba.Gaussian())
 
 
 def test_a_transformer_layer_does_not_take_its_fast_path():

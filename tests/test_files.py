@@ -1,9 +1,9 @@
 """The one writer and the one reader: whole files, whatever stops the process, and damage that is one error."""
 
-import errno
 import json
 import math
 import os
+import socket
 import stat
 import threading
 import time
@@ -15,7 +15,6 @@ import torch
 
 from bayesadam import files
 from bayesadam.files import DamagedFile, read_json, read_tensors, whole_file, write_json, write_tensors
-from bayesadam.files.locks import THERE
 from processes import PROCESSES
 
 TENSORS = {
@@ -27,7 +26,6 @@ TENSORS = {
     "one": torch.zeros(1).expand(1),
     "count": torch.tensor(7),
 }
-needs_locks = pytest.mark.skipif(not THERE, reason="this system has no locks of files")
 
 
 def names(folder):
@@ -53,7 +51,7 @@ class TestWriter:
         assert stat.S_IMODE((tmp_path / "t").stat().st_mode) == mode
         assert (tmp_path / "t").read_text() == "new"
 
-    def test_a_symbolic_link_stays_one(self, tmp_path):
+    def test_a_symbolic_link_is_replaced_and_never_followed(self, tmp_path):
         (tmp_path / "there").mkdir()
         for name, old in (("known", "old"), ("dangling", None)):
             target = tmp_path / "there" / name
@@ -61,81 +59,46 @@ class TestWriter:
                 target.write_text(old)
             (tmp_path / name).symlink_to(Path("there") / name)
             files.write_text(tmp_path / name, "new")
-            assert (tmp_path / name).is_symlink()
-            assert target.read_text() == "new"
-        assert names(tmp_path / "there") == ["dangling", "known"]
+            assert not (tmp_path / name).is_symlink()
+            assert (tmp_path / name).read_text() == "new"
+        assert (tmp_path / "there" / "known").read_text() == "old"
+        assert names(tmp_path / "there") == ["known"]
 
-    def test_links_in_a_circle(self, tmp_path):
-        (tmp_path / "a").symlink_to("b")
-        (tmp_path / "b").symlink_to("a")
-        with pytest.raises(OSError, match="symbolic links"):
-            files.write_text(tmp_path / "a", "new")
-        assert names(tmp_path) == ["a", "b"]
-
-    def test_a_fifo_is_written_through(self, tmp_path):
-        path, found = tmp_path / "fifo", []
-        os.mkfifo(path)
-        reader = threading.Thread(target=lambda: found.append(path.read_bytes()))
-        reader.start()
-        with whole_file(path) as temporary:
-            temporary.write_bytes(b"first")
-            assert temporary.parent != tmp_path
-            assert not found
-        reader.join(10)
-        assert found == [b"first"]
-        assert stat.S_ISFIFO(path.stat().st_mode)
-        assert names(tmp_path) == ["fifo"]
-        assert not temporary.exists()
-
-    def test_a_fifo_gets_nothing_of_what_fails(self, tmp_path):
-        path = tmp_path / "fifo"
-        os.mkfifo(path)
-        with pytest.raises(ZeroDivisionError), whole_file(path) as temporary:
-            temporary.write_bytes(b"half")
-            1 / 0  # noqa: B018
-        assert stat.S_ISFIFO(path.stat().st_mode)
-
-    def test_sockets_and_folders_are_refused(self, tmp_path, monkeypatch):
-        import socket
-
+    @pytest.mark.parametrize("kind", ["fifo", "socket", "folder"])
+    def test_what_is_no_file_is_neither_written_to_nor_replaced(self, tmp_path, monkeypatch, kind):
         monkeypatch.chdir(tmp_path)  # the path of a socket must be short
         with socket.socket(socket.AF_UNIX) as made:
-            made.bind("s")
-            with pytest.raises(OSError, match="Invalid argument: 's'"):
-                files.write_text("s", "new")
-            assert stat.S_ISSOCK(os.stat("s").st_mode)
-        os.mkdir("folder")
-        with pytest.raises(IsADirectoryError):
-            files.write_text("folder", "new")
-        assert names(tmp_path) == ["folder", "s"]
+            {"fifo": os.mkfifo, "socket": made.bind, "folder": os.mkdir}[kind]("s")
+            before = os.stat("s")
+            with pytest.raises(OSError, match="Not a regular file: 's'"):
+                write_tensors("s", "kind", TENSORS, {})
+            assert os.stat("s").st_ino == before.st_ino
+        assert names(tmp_path) == ["s"]
 
     def test_the_longest_names(self, tmp_path):
         for name in ("x" * 255, "ü" * 127, "y" * 250 + ".csv"):
             files.write_text(tmp_path / name, name)
             assert (tmp_path / name).read_text() == name
-            assert len(os.fsencode(files.beside(tmp_path / name, "partial").name)) <= 255
-        assert len(names(tmp_path)) == 3
-        assert files.beside(tmp_path / ("x" * 255), "old") != files.beside(tmp_path / ("x" * 254 + "y"), "old")
-        assert files.beside(tmp_path / "run", "partial").name == ".run.partial"
         with pytest.raises(OSError, match="name too long"):
             files.write_text(tmp_path / ("x" * 256), "new")
+        assert len(names(tmp_path)) == 3
 
-    def test_the_folder_is_synced_after_the_rename(self, tmp_path, monkeypatch):
+    def test_the_content_is_synced_before_the_rename(self, tmp_path, monkeypatch):
         done = []
-        monkeypatch.setattr(os, "fsync", lambda fd: done.append(stat.S_ISDIR(os.fstat(fd).st_mode)))
+        monkeypatch.setattr(os, "fsync", lambda fd: done.append("sync"))
         replace = Path.replace
         monkeypatch.setattr(Path, "replace", lambda *paths: (done.append("rename"), replace(*paths))[1])
         files.write_text(tmp_path / "t", "new")
-        assert done == [False, "rename", True]
+        assert done == ["sync", "rename"]
 
-    def test_a_folder_that_cannot_be_synced(self, tmp_path, monkeypatch):
-        def refuse(fd):
-            if stat.S_ISDIR(os.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, "Invalid argument")
-
-        monkeypatch.setattr(os, "fsync", refuse)
-        files.write_text(tmp_path / "t", "new")
-        assert names(tmp_path) == ["t"]
+    @pytest.mark.parametrize("old", [None, "old"])
+    def test_an_error_leaves_what_was_there(self, tmp_path, old):
+        if old:
+            (tmp_path / "t").write_text(old)
+        with pytest.raises(ZeroDivisionError), whole_file(tmp_path / "t") as temporary:
+            temporary.write_text("half")
+            1 / 0  # noqa: B018
+        assert [path.read_text() for path in tmp_path.iterdir()] == ([old] if old else [])
 
     def test_a_missing_folder(self, tmp_path):
         with pytest.raises(FileNotFoundError) as caught:
@@ -150,47 +113,36 @@ def write_half(path, connection):
         time.sleep(60)
 
 
-@needs_locks
 class TestLeftovers:
-    def kill_while_writing(self, folder):
+    def test_what_a_killed_process_left_is_removed_after_a_day(self, tmp_path):
         here, there = PROCESSES.Pipe()
-        process = PROCESSES.Process(target=write_half, args=(folder / "t.csv", there))
+        process = PROCESSES.Process(target=write_half, args=(tmp_path / "t.csv", there))
         process.start()
         assert here.poll(60)
         path = here.recv()
-        yield path
         process.kill()
         process.join()
-        yield path
-
-    def test_what_a_killed_process_left_is_removed_by_the_next(self, tmp_path):
-        steps = self.kill_while_writing(tmp_path)
-        path = next(steps)
+        assert path.read_text() == "half"
+        assert files.is_temporary(path.parent.name)
         files.write_text(tmp_path / "other", "new")
-        assert path.read_text() == "half"  # its writer lives
-        next(steps)
         assert path.exists()
-        assert files.is_temporary(path.name)
+        for each in (path, path.parent):
+            os.utime(each, (time.time() - 90_000,) * 2)
         files.write_text(tmp_path / "other", "new")
         assert names(tmp_path) == ["other"]
 
-    def test_nested_writers_do_not_take_each_other_for_lost(self, tmp_path):
+    def test_a_folder_in_which_something_changes_is_in_use(self, tmp_path):
         with whole_file(tmp_path / "a") as outer:
-            outer.unlink()
-            outer.write_text("another file under that name, as some writers make it")
+            outer.write_text("new")
+            os.utime(outer.parent, (time.time() - 90_000,) * 2)
             files.write_text(tmp_path / "b", "b")
         assert names(tmp_path) == ["a", "b"]
 
-    def test_those_of_earlier_versions_are_removed_after_an_hour(self, tmp_path):
-        name = f".q.safetensors.{'0' * 32}.tmp"
-        kept = [f".q.{'0' * 31}.tmp", ".bayesadam-notes", "bayesadam-0123456789abcdef", ".mine.tmp"]
-        for each in (name, *kept):
-            (tmp_path / each).write_text("half")
-            os.utime(tmp_path / each, (time.time() - 1800,) * 2)
-        files.write_text(tmp_path / "t", "new")
-        assert name in names(tmp_path)
-        for each in (name, *kept):
-            os.utime(tmp_path / each, (time.time() - 7200,) * 2)
+    def test_names_that_are_not_ours_are_kept(self, tmp_path):
+        kept = [".bayesadam-notes", ".mine.tmp", ".bayesadam-abcdefgh.tmp.bak", "bayesadam-abcdefgh.tmp"]
+        for name in kept:
+            (tmp_path / name).mkdir()
+            os.utime(tmp_path / name, (0, 0))
         files.write_text(tmp_path / "t", "new")
         assert names(tmp_path) == sorted(["t", *kept])
 
@@ -205,7 +157,6 @@ class TestJson:
         assert told == digest
         assert found == {"a": record["a"], "Köln": record["Köln"]}
         assert math.copysign(1.0, found["a"][2]) == -1.0
-        assert "Köln" in (tmp_path / "r").read_text(encoding="utf-8")
         (tmp_path / "r").write_text(json.dumps(json.loads((tmp_path / "r").read_text()), indent=4))  # another layout
         assert read_json(tmp_path / "r", self.RULE) == (found, digest)
 
@@ -278,33 +229,42 @@ class TestTensors:
             write_tensors(tmp_path / name, "kind", TENSORS, {})
         assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
-    def test_a_dtype_that_is_not_kept(self, tmp_path):
-        with pytest.raises(TypeError, match=r"^the tensor 'z' must be of a dtype in \[.*\], got torch.complex64$"):
-            write_tensors(tmp_path / "q", "kind", {"z": torch.zeros(1, dtype=torch.complex64)}, {})
-        assert names(tmp_path) == []
-
     def test_flipped_bits(self, tmp_path):
         write_tensors(tmp_path / "q", "kind", {"w": torch.arange(3.0)}, {"a": 1})
         content = (tmp_path / "q").read_bytes()
+        expected = read_tensors(tmp_path / "q", "the file")
         for place in range(len(content)):
             broken = bytearray(content)
             broken[place] ^= 1 << place % 8
             (tmp_path / "q").write_bytes(broken)
-            with pytest.raises(DamagedFile):
-                read_tensors(tmp_path / "q", "the file")
+            try:
+                found = read_tensors(tmp_path / "q", "the file")
+            except DamagedFile:
+                continue
+            assert chr(content[place]) == " "  # which fills up the header: what the file says is the same
+            assert (found.kind, found.hyperparameters) == (expected.kind, expected.hyperparameters)
+            assert torch.equal(found.tensors["w"], expected.tensors["w"])
 
-    @pytest.mark.parametrize(
-        "tensors",
-        [
-            {"w": torch.zeros(2, dtype=torch.complex64)},
-            {"w": torch.zeros(2, dtype=torch.float8_e4m3fn)},
-            {"w": torch.zeros(2, dtype=torch.uint16)},
-        ],
-    )
-    def test_foreign_dtypes(self, tmp_path, tensors):
-        fields = {"format_version": 1, "kind": "kind", "tensors": ["w"], "hyperparameters": {}}
-        safetensors.torch.save_file(tensors, tmp_path / "q", {"bayesadam.posterior": json.dumps(fields)})
-        with pytest.raises(DamagedFile, match="^the file must be a complete safetensors file, got "):
+    def test_the_digest_covers_names_shapes_and_dtypes(self, tmp_path):
+        values = torch.tensor([1, 0, 2, 0], dtype=torch.int32)
+        digests = {
+            write_tensors(tmp_path / "q", kind, {name: value}, told)
+            for kind, name, value, told in (
+                ("kind", "w", values, {}),
+                ("other", "w", values, {}),
+                ("kind", "v", values, {}),
+                ("kind", "w", values.reshape(2, 2), {}),
+                ("kind", "w", values.view(torch.int64), {}),
+                ("kind", "w", values, {"a": 1}),
+            )
+        }
+        assert len(digests) == 6
+
+    def test_another_version(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(files, "VERSION", 2)
+        write_tensors(tmp_path / "q", "kind", TENSORS, {})
+        monkeypatch.undo()
+        with pytest.raises(DamagedFile, match=r"\(its version is 2, not 1\)$"):
             read_tensors(tmp_path / "q", "the file")
 
     def test_while_another_writes(self, tmp_path):

@@ -96,7 +96,7 @@ before, state = set(sys.modules), torch.get_rng_state()
 import bayesadam
 assert torch.equal(torch.get_rng_state(), state)
 extras = {"sklearn", "pandas", "pyarrow", "bokeh", "optuna", "matplotlib", "typer", "rich", "pooch", "scipy", "joblib"}
-extras |= {"openpyxl", "obp", "mabwiser", "stable_baselines3", "gymnasium"}
+extras |= {"openpyxl", "stable_baselines3", "gymnasium"}
 extras |= {"lightning", "pytorch_lightning", "transformers", "accelerate", "peft", "skorch"}
 assert not extras & (set(sys.modules) - before), extras & set(sys.modules)
 """

@@ -2,13 +2,12 @@
 
 import math
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
 import sklearn.metrics
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from scipy import integrate, stats
 
@@ -33,16 +32,15 @@ def classes(count=200, number=4, seed=0):
     return logits.softmax(-1), target
 
 
+SCORES = (metrics.accuracy, metrics.brier_score, metrics.expected_calibration_error)
+
+
 class TestRegression:
     @pytest.mark.parametrize("shape", [(50,), (50, 3)])
     def test_rmse(self, shape):
         mean, target = draw(*shape), draw(*shape, seed=1)
         expected = math.sqrt(sklearn.metrics.mean_squared_error(target.flatten(), mean.flatten()))
         assert metrics.rmse(mean, target) == pytest.approx(expected, rel=1e-12)
-
-    def test_squares_do_not_overflow_float32(self):
-        mean = torch.full((10,), 1e20)
-        assert metrics.rmse(mean, torch.zeros_like(mean)) == pytest.approx(1e20, rel=1e-6)
 
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.bool])
     def test_differences_do_not_wrap(self, dtype):
@@ -64,50 +62,11 @@ class TestRegression:
         ]
         assert metrics.crps(mean, variance, target) == pytest.approx(np.mean(scores), rel=1e-9)
 
-    def test_crps_of_a_narrow_gaussian_is_the_absolute_error(self):
-        mean, target = draw(20), draw(20, seed=1)
-        found = metrics.crps(mean, torch.full_like(mean, 1e-16), target)
-        assert found == pytest.approx((mean - target).abs().mean().item(), abs=1e-7)
-        mean[0] = target[0]
-        found = metrics.crps(mean, torch.zeros_like(mean), target)
-        assert found == pytest.approx((mean - target).abs().mean().item(), rel=1e-12)
-
     def test_coverage_and_width(self):
         lower, upper = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([1.0, 2.0, 3.0, 1.0])
         target = torch.tensor([1.0, -0.1, 0.0, math.nan])  # the borders belong to the interval, nan to none
         assert metrics.coverage(lower, upper, target) == 0.5
         assert metrics.interval_width(lower, upper) == 1.5
-
-    @pytest.mark.parametrize("place", [0, 1])
-    def test_intervals_that_are_nan_or_empty_have_no_score(self, place):
-        ends = [torch.zeros(2), torch.ones(2)]
-        ends[place][0] = math.nan
-        target = torch.full((2,), 0.5)
-        assert math.isnan(metrics.coverage(*ends, target))
-        assert math.isnan(metrics.interval_width(*ends))
-        assert math.isnan(metrics.coverage(ends[0][:0], ends[1][:0], target[:0]))
-        assert math.isnan(metrics.interval_width(ends[0][:0], ends[1][:0]))
-
-    def test_predictions_that_are_nan_or_empty_have_no_score(self):
-        mean, one = torch.tensor([math.nan, 0.0]), torch.ones(2)
-        for call in (metrics.rmse, lambda m, y: metrics.crps(m, y, y), lambda m, y: metrics.crps(y, m, y)):
-            assert math.isnan(call(mean, one))
-            assert math.isnan(call(mean[:0], one[:0]))
-
-    @pytest.mark.parametrize(
-        ("call", "message"),
-        [
-            (lambda a, b: metrics.rmse(a, b), "^mean must be of the target's shape"),
-            (lambda a, b: metrics.crps(a, b, b), "^mean must be of the target's shape"),
-            (lambda a, b: metrics.crps(b, a, b), "^variance must be of the target's shape"),
-            (lambda a, b: metrics.coverage(a, b, b), "^lower must be of the target's shape"),
-            (lambda a, b: metrics.coverage(b, a, b), "^upper must be of the target's shape"),
-            (lambda a, b: metrics.interval_width(a, b), "^lower must be of the upper's shape"),
-        ],
-    )
-    def test_refuses_shapes_that_would_broadcast(self, call, message):
-        with pytest.raises(ValueError, match=message + r" \(5, 1\), got \(5,\)$"):
-            call(torch.ones(5), torch.ones(5, 1))
 
 
 class TestLogLikelihood:
@@ -136,35 +95,6 @@ class TestLogLikelihood:
         terms = [[row[i] for row, i in zip(s.view(-1, 3).tolist(), target.flatten(), strict=True)] for s in log_probs]
         self.check(ba.predictive.ClassificationPredictive(log_probs), target, np.array(terms))
 
-    def test_classification_with_several_labels(self):
-        log_probs = ba.Bernoulli().log_probs(2 * draw(4, 7, 2))
-        target = torch.arange(14).view(7, 2) % 2
-        p = log_probs.exp().numpy()[..., 1]
-        terms = stats.bernoulli.logpmf(target.numpy(), p).sum(-1)
-        self.check(ba.predictive.ClassificationPredictive(log_probs, binary=True), target, terms)
-
-    @pytest.mark.parametrize(
-        "prediction",
-        [
-            ba.predictive.RegressionPredictive(torch.zeros(4, 0), torch.ones(4, 0)),
-            ba.predictive.ClassificationPredictive(torch.zeros(4, 0, 3)),
-            ba.predictive.MixturePredictive(torch.zeros(4, 0), ba.likelihoods.StudentT(4.0, scale=1.0)),
-        ],
-        ids=lambda prediction: type(prediction).__name__,
-    )
-    def test_no_data_have_no_score(self, prediction):
-        target = torch.zeros(0, dtype=torch.int64)
-        for metric in (metrics.log_likelihood, metrics.joint_log_likelihood, metrics.nll):
-            assert math.isnan(metric(prediction, target))
-
-    def test_identical_samples_make_no_difference_between_the_two(self):
-        prediction, target = self.regression(7)
-        same = ba.predictive.RegressionPredictive(
-            prediction.means[:1].expand(4, 7), prediction.variances[:1].expand(4, 7)
-        )
-        joint, pointwise = metrics.joint_log_likelihood(same, target), metrics.log_likelihood(same, target)
-        assert joint == pytest.approx(pointwise, rel=1e-12)
-
 
 def ece_by_loop(confidence, correct, bins):
     """Guo et al. 2017, eq. 3, bin by bin: bin m is ((m - 1) / M, m / M]."""
@@ -192,81 +122,19 @@ class TestClassification:
         both = torch.stack([1 - p, p], -1)
         assert metrics.accuracy(p, target) == 0.5
         assert metrics.brier_score(p, target) == pytest.approx(2 * (0.01 + 0.04 + 0.36 + 0.36) / 4, rel=1e-12)
-        for metric in (metrics.accuracy, metrics.brier_score, metrics.expected_calibration_error):
+        for metric in SCORES:
             for labels in (target, target.bool(), target.int(), target.float()):
                 assert metric(p, labels) == metric(both, target)
 
-    @pytest.mark.parametrize("binary", [False, True])
-    @pytest.mark.parametrize("share", [1, 4])
-    def test_what_is_nan_or_empty_has_no_score(self, binary, share):
-        """An argmax takes nan for the largest, of class 0; a score must not."""
-        probs, target = classes()
-        if binary:
-            probs, target = probs[:, 0], target % 2
-        bad = probs.clone()
-        bad[::share] = math.nan
-        for metric in (metrics.accuracy, metrics.brier_score, metrics.expected_calibration_error):
-            assert math.isnan(metric(bad, target))
-            assert math.isnan(metric(probs[:0], target[:0]))
-
-    def test_one_class_that_is_nan(self):
-        probs, target = torch.tensor([[0.1, 0.9], [math.nan, 0.9]]), torch.tensor([1, 1])
-        assert math.isnan(metrics.accuracy(probs, target))
-        assert math.isnan(metrics.expected_calibration_error(probs, target))
-        confidence, correct, share = metrics.calibration_curve(probs, target, bins=2)
-        assert share.tolist() == [0.5, 0.5]
-        assert confidence[0].isnan()
-        assert correct[0].isnan()
-        assert correct[1] == 1
-
-    METRICS = (metrics.accuracy, metrics.brier_score, metrics.expected_calibration_error)
-
-    @pytest.mark.parametrize("metric", METRICS)
-    def test_refuses_what_is_no_probability(self, metric):
-        target = torch.tensor([0, 1])
-        with pytest.raises(ValueError, match=r"^probs must be in \[0, 1\], got -3.0$"):
-            metric(torch.tensor([-3.0, 3.0]), target)
-        with pytest.raises(ValueError, match=r"^probs must be in \[0, 1\], got 1.5$"):
-            metric(torch.tensor([[-0.01, 1.01], [-0.5, 1.5]]).flip(1), target)
-        with pytest.raises(ValueError, match=r"^probs must have the sum 1 over the classes, got 0.5$"):
-            metric(torch.tensor([[0.5, 0.5], [0.25, 0.25]]), target)
-        with pytest.raises(ValueError, match=r"^probs must be in \[0, 1\], got inf$"):
-            metric(torch.tensor([[math.nan, 0.5], [math.inf, 0.0]]), target)
-
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-    @pytest.mark.parametrize("number", [2, 10, 1000, 30_000])
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("number", [2, 30_000])
     def test_accepts_probabilities_in_half_precision(self, number, dtype):
         probs, target = classes(50, number)
         rounded = (probs.to(dtype), (0.5 * probs[:, 0]).to(dtype), torch.full((50, number), 1 / number).to(dtype))
         for values in rounded:
             labels = target if values.ndim == 2 else target % 2
-            for metric in self.METRICS:
+            for metric in SCORES:
                 assert metric(values, labels) == pytest.approx(metric(values.double(), labels), abs=0.02)
-
-    def test_classes_of_a_small_type(self):
-        probs = torch.full((2, 300), 1 / 300)
-        target = torch.tensor([0, 44], dtype=torch.uint8)  # 300 is 44 in uint8
-        assert metrics.accuracy(probs, target) == 0.5
-
-    @pytest.mark.parametrize("bad", [0.7, math.nan])
-    def test_refuses_targets_that_are_no_classes(self, bad):
-        for metric in (metrics.accuracy, metrics.brier_score, metrics.expected_calibration_error):
-            with pytest.raises(ValueError, match=f"^target must be class numbers, got {bad}"):
-                metric(torch.tensor([0.5, 0.5]), torch.tensor([0.0, bad], **F64))
-
-    @pytest.mark.parametrize("bad", [-1, 2, 255])
-    @pytest.mark.parametrize("metric", [metrics.accuracy, metrics.brier_score, metrics.expected_calibration_error])
-    def test_refuses_classes_that_do_not_exist(self, metric, bad):
-        for probs in (torch.tensor([0.5, 0.5]), torch.full((2, 2), 0.5)):
-            with pytest.raises(ValueError, match=f"^target must be class numbers below 2, got {bad}$"):
-                metric(probs, torch.tensor([0, bad]))
-
-    def test_perfect_and_worst_predictions(self):
-        probs = torch.eye(3)
-        right, wrong = torch.arange(3), (torch.arange(3) + 1) % 3
-        assert [metrics.accuracy(probs, y) for y in (right, wrong)] == [1.0, 0.0]
-        assert [metrics.brier_score(probs, y) for y in (right, wrong)] == [0.0, 2.0]
-        assert [metrics.expected_calibration_error(probs, y) for y in (right, wrong)] == [0.0, 1.0]
 
     def test_calibration_by_hand(self):
         """Two of three are right at 0.6, one of one at 0.8, two of two at 1.0; five bins."""
@@ -285,7 +153,7 @@ class TestClassification:
         _, _, share = metrics.calibration_curve(p, torch.ones(6), bins=4)  # confidences .5 .75 .75+ 1 1 .75
         assert (6 * share).tolist() == [0, 1, 2, 3]
 
-    @pytest.mark.parametrize("bins", [1, 7, 15, 100])
+    @pytest.mark.parametrize("bins", [7, 15])
     def test_calibration_error_by_a_loop(self, bins):
         probs, target = classes(500)
         confidence, predicted = probs.max(-1)
@@ -294,35 +162,6 @@ class TestClassification:
         if bins == 15:
             assert metrics.expected_calibration_error(probs, target) == pytest.approx(expected, rel=1e-10)
             assert expected > 0.02
-
-    @settings(max_examples=50, deadline=None)
-    @given(st.lists(st.tuples(st.integers(0, 16), st.booleans()), min_size=1, max_size=20))
-    def test_calibration_error_on_borders(self, points):
-        """Sixteenths are exact in binary, and all on borders of 8 bins or in the middle of a bin."""
-        p, target = [k / 16 for k, _ in points], [int(y) for _, y in points]
-        confidence = [max(x, 1 - x) for x in p]
-        correct = [(x > 0.5) == y for x, y in zip(p, target, strict=True)]
-        found = metrics.expected_calibration_error(torch.tensor(p), torch.tensor(target), bins=8)
-        assert found == pytest.approx(ece_by_loop(confidence, correct, 8), abs=1e-12)
-
-    @pytest.mark.parametrize("bins", [0, -1])
-    def test_refuses_bins(self, bins):
-        for metric in (metrics.calibration_curve, metrics.expected_calibration_error):
-            with pytest.raises(ValueError, match=f"^bins must be at least 1, got {bins}$"):
-                metric(*classes(), bins=bins)
-
-    @pytest.mark.parametrize(
-        "metric",
-        [metrics.accuracy, metrics.brier_score, metrics.calibration_curve, metrics.expected_calibration_error],
-    )
-    @pytest.mark.parametrize(
-        ("probs", "target"),
-        [((5, 3), (5, 1)), ((5,), (5, 1)), ((5, 1), (5,)), ((5, 1), (5, 1)), ((5, 3), (4,)), ((5, 3), ()), ((), ())],
-    )
-    def test_refuses_shapes(self, metric, probs, target):
-        message = r"^probs must be \(N, C\) with at least 2 classes, or \(N,\) of class 1, for targets \(N,\), got \("
-        with pytest.raises(ValueError, match=message):
-            metric(torch.zeros(probs), torch.zeros(target, dtype=torch.int64))
 
 
 class TestOutOfDistribution:
@@ -335,20 +174,6 @@ class TestOutOfDistribution:
         assert metrics.ood_auroc(inside, outside) == sklearn.metrics.roc_auc_score(labels, torch.cat([inside, outside]))
         assert metrics.ood_auroc(outside, inside) == pytest.approx(1 - expected, rel=1e-12)
         assert metrics.ood_auroc(torch.zeros(2), torch.ones(3)) == 1.0
-
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.uint8, torch.int64])
-    def test_auroc_in_any_type(self, dtype):
-        inside, outside = torch.tensor([1, 3, 3], dtype=dtype), torch.tensor([2, 3, 5], dtype=dtype)
-        assert metrics.ood_auroc(inside, outside) == pytest.approx(6 / 9)
-
-    def test_auroc_of_infinite_scores(self):
-        inside, outside = torch.tensor([-math.inf, 1.0, math.inf]), torch.tensor([2.0, math.inf])
-        assert metrics.ood_auroc(inside, outside) == pytest.approx(4.5 / 6)
-
-    def test_auroc_of_nan_or_nothing(self):
-        scores, bad = torch.tensor([1.0, 2.0]), torch.tensor([math.nan, 1.0])
-        for inside, outside in ((bad, scores), (scores, bad), (scores[:0], scores), (scores, scores[:0])):
-            assert math.isnan(metrics.ood_auroc(inside, outside))
 
     def test_without_scikit_learn(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
@@ -376,6 +201,72 @@ def test_results_are_floats(grad):
     ):
         assert type(value) is float
     assert not any(part.requires_grad for part in metrics.calibration_curve(probs, target))
+
+
+NAN, ONES = torch.tensor([math.nan, 1.0]), torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("metric", "arguments"),
+    [
+        (metrics.rmse, (NAN, ONES)),
+        (metrics.crps, (NAN, ONES, ONES)),
+        (metrics.crps, (ONES, NAN, ONES)),
+        (metrics.coverage, (NAN, ONES, ONES)),
+        (metrics.coverage, (ONES, NAN, ONES)),
+        (metrics.interval_width, (NAN, ONES)),
+        (metrics.ood_auroc, (NAN, ONES)),
+        (metrics.ood_auroc, (ONES, NAN)),
+        *((metric, (NAN, ONES)) for metric in SCORES),
+        *((metric, (torch.tensor([[0.1, 0.9], [math.nan, 0.9]]), ONES.long())) for metric in SCORES),
+    ],
+)
+def test_what_is_nan_or_empty_has_no_score(metric, arguments):
+    """An argmax takes nan for the largest, of class 0; a score must not."""
+    assert math.isnan(metric(*arguments))
+    assert math.isnan(metric(*(argument[:0] for argument in arguments)))
+
+
+@pytest.mark.parametrize(
+    "prediction",
+    [
+        ba.predictive.RegressionPredictive(torch.zeros(4, 0), torch.ones(4, 0)),
+        ba.predictive.ClassificationPredictive(torch.zeros(4, 0, 3)),
+    ],
+)
+def test_no_data_have_no_likelihood(prediction):
+    for metric in (metrics.log_likelihood, metrics.joint_log_likelihood, metrics.nll):
+        assert math.isnan(metric(prediction, torch.zeros(0, dtype=torch.int64)))
+
+
+A, B, CLASSES = torch.ones(5), torch.ones(5, 1), torch.tensor([0, 1])
+SHAPES = r"^probs must be \(N, C\) with at least 2 classes, or \(N,\) of class 1, for targets \(N,\), got \("
+
+
+@pytest.mark.parametrize(
+    ("metric", "arguments", "message"),
+    [
+        (metrics.rmse, (A, B), r"^mean must be of the target's shape \(5, 1\), got \(5,\)$"),
+        (metrics.crps, (A, B, B), "^mean must be of the target's shape"),
+        (metrics.crps, (B, A, B), "^variance must be of the target's shape"),
+        (metrics.coverage, (A, B, B), "^lower must be of the target's shape"),
+        (metrics.coverage, (B, A, B), "^upper must be of the target's shape"),
+        (metrics.interval_width, (A, B), "^lower must be of the upper's shape"),
+        *((metric, (torch.zeros(5, 3), torch.zeros(5, 1).long()), SHAPES) for metric in SCORES),
+        *((metric, (torch.zeros(5, 1), torch.zeros(5).long()), SHAPES) for metric in SCORES),
+        (metrics.calibration_curve, (torch.zeros(()), torch.zeros(()).long()), SHAPES),
+        *((m, (torch.tensor([-3.0, 3.0]), CLASSES), r"^probs must be in \[0, 1\], got -3.0$") for m in SCORES),
+        (metrics.accuracy, (torch.full((2, 2), math.inf), CLASSES), r"^probs must be in \[0, 1\], got inf$"),
+        *((m, (torch.full((2, 2), 0.25), CLASSES), "^probs must have the sum 1 over the .*, got 0.5$") for m in SCORES),
+        *((m, (0.5 * ONES, torch.tensor([0.0, 0.75])), "^target must be class numbers, got 0.75") for m in SCORES),
+        *((m, (0.5 * ONES, torch.tensor([0, -1])), "^target must be class numbers below 2, got -1$") for m in SCORES),
+        *((m, (torch.full((2, 2), 0.5), torch.tensor([0, 2])), "^target must be .* below 2, got 2$") for m in SCORES),
+        (partial(metrics.calibration_curve, bins=0), (0.5 * ONES, CLASSES), "^bins must be at least 1, got 0$"),
+    ],
+)
+def test_refusals(metric, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        metric(*arguments)
 
 
 class TestPlots:
@@ -412,16 +303,3 @@ class TestPlots:
         error = metrics.expected_calibration_error(probs, target, bins=8)
         assert f"{error:.3f}" != f"{metrics.expected_calibration_error(probs, target):.3f}"
         assert self.labels(axes)[1:] == [f"one (ECE {error:.3f})", f"two (ECE {error:.3f})"]
-
-    def test_entropy_histogram(self, axes):
-        entropy = torch.cat([torch.zeros(3), torch.full((7,), math.log(4))])
-        plots.entropy_histogram(axes, {"a": entropy}, classes=4)
-        heights = [patch.get_height() * patch.get_width() for patch in axes.patches[:30]]
-        np.testing.assert_allclose([heights[0], heights[-1]], [0.3, 0.7], rtol=1e-5)
-
-    def test_signal_to_noise(self, axes):
-        q = ba.DiagonalGaussian({"w": torch.tensor([10.0, 1e-9, 0.0, 1.0])}, {"w": torch.tensor([1.0, 1.0, 1.0, 0.0])})
-        plots.signal_to_noise(axes, {"one": q})
-        outline = axes.patches[0].get_xy()
-        assert outline[:, 0].min() == pytest.approx(-60)  # -180 dB
-        assert outline[:, 0].max() == pytest.approx(20)

@@ -6,38 +6,20 @@ import subprocess
 import sys
 import types
 from inspect import Parameter
-from pathlib import Path
 
 import pytest
-import torch
 
 import bayesadam as ba
 from test_docs import PUBLIC, public
 
-FILES = Path(__file__).parent / "files" / "names"
 KEYWORD, POSITIONAL = Parameter.KEYWORD_ONLY, (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 PASSED_ON = {"forward", "run"}
 """Methods that call a network, whose arguments they pass on."""
-DATA = {
-    "groups",
-    "inputs",
-    "target",
-    "covariance",
-    "log_variances",
-    "log_aleatoric",
-    "lr",
-    "name",
-    "posterior",
-    "variance",
-    "rows",
-}
-DATA |= {"sample", "seeds"}
+DATA = {"groups", "inputs", "target", "covariance", "log_variances", "log_aleatoric", "lr", "name", "posterior"}
+DATA |= {"variance", "rows", "sample", "seeds"}
 """Optional arguments that may follow others by position: data, and the learning rate, as in PyTorch."""
-OTHERS = {
-    *("train", "step", "zero_grad", "to", "load_state_dict"),
-    *("predict", "predict_interval", "sample_y", "query_strategy"),
-    *("draws", "writer"),
-}
+OTHERS = {"train", "step", "zero_grad", "to", "load_state_dict", "predict", "predict_interval", "sample_y"}
+OTHERS |= {"query_strategy", "draws", "writer"}
 """Methods with the signature of PyTorch's, scikit-learn's or modAL's of the same name; and the protocol of samples,
 ``(model, seed)``.
 """
@@ -69,17 +51,14 @@ def test_signatures_name_every_argument():
                 assert name in PASSED_ON, f"{path} takes **{parameter.name}"
 
 
-def is_result(path):
-    """Whether a class is only made by the library: its arguments are fields."""
-    return path.rpartition(".")[2] in {
-        *("PosteriorReport", "PruningCurve", "TensorReport", "TrainingStatus", "Dataset", "MinimizeResult"),
-    }
+RESULTS = {"PosteriorReport", "PruningCurve", "TensorReport", "TrainingStatus", "Dataset", "MinimizeResult"}
+"""Classes that only the library makes: their arguments are fields."""
 
 
 def test_options_are_keyword_only():
     """What has a default and is no data is given by keyword; the first argument of all may be given by position."""
     for path, name, parameters in SIGNATURES:
-        if name in OTHERS or path.startswith(LOW_LEVEL) or is_result(path):
+        if name in OTHERS or path.startswith(LOW_LEVEL) or path.rpartition(".")[2] in RESULTS:
             continue
         for number, parameter in enumerate(parameters):
             optional = parameter.kind in POSITIONAL and parameter.default is not Parameter.empty
@@ -108,9 +87,10 @@ def test_names_at_the_top():
     assert len(ba.__all__) == len(set(ba.__all__)) <= 45
     for name in ba.__all__:
         assert not isinstance(getattr(ba, name), types.ModuleType)
-    assert set(ba.__all__) | set(ba.MODULES) <= set(dir(ba))
-    assert not set(ba.__all__) & set(ba.MODULES)
-    assert {module.split(".")[1] for module in PUBLIC if "." in module} - {"native", "engine"} == set(ba.MODULES)
+    modules = {module.split(".")[1] for module in PUBLIC if "." in module}
+    assert set(ba.__all__) | modules <= set(dir(ba))
+    for name in modules:
+        assert getattr(ba, name).__name__ == f"bayesadam.{name}"
 
 
 def test_no_function_hides_a_module():
@@ -137,10 +117,10 @@ def test_submodules_are_there_without_an_import_of_their_own():
 import sys
 import bayesadam as ba
 
-LAZY = ("active", "bandits", "data", "integrations", "plots", "sklearn", "tuning")
+LAZY = ("integrations", "plots", "sklearn")
 assert not {f"bayesadam.{name}" for name in LAZY} & set(sys.modules)
 assert len([name for name in sys.modules if name.startswith("bayesadam")]) <= 220
-for name in ba.MODULES:
+for name in LAZY:
     assert getattr(ba, name).__name__ == f"bayesadam.{name}"
 """
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -149,12 +129,12 @@ for name in ba.MODULES:
 def test_a_missing_extra_is_one_clear_message():
     code = """
 import sys
-sys.modules["optuna"] = None
+sys.modules["sklearn"] = None
 import bayesadam as ba
 try:
-    ba.tuning
+    ba.sklearn
 except ImportError as error:
-    assert str(error) == 'bayesadam.tuning needs optuna: pip install "bayesadam[tune]"', error
+    assert str(error) == 'bayesadam.sklearn needs scikit-learn: pip install "bayesadam[sklearn]"', error
 else:
     raise AssertionError("no error")
 """
@@ -164,18 +144,3 @@ else:
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="^module 'bayesadam' has no attribute 'nelbo'$"):
         _ = ba.nelbo
-
-
-def test_posteriors_of_earlier_names_load():
-    """Files that were written at commit 2b77e6e, when ``BernoulliPosterior`` was called ``Bernoulli``."""
-    q = ba.load_posterior(FILES / "bernoulli.safetensors")
-    assert type(q) is ba.posterior.BernoulliPosterior
-    assert q.probability["0.weight"].tolist() == [[0.25, 0.5], [1.0, 0.0]]
-    assert q.scale["0.weight"].tolist() == [[2.0], [-0.5]]
-    assert q.hyperparameters == {"method": "FAWN", "prior": 0.5}
-    mixture = ba.load_posterior(FILES / "mixture.safetensors")
-    assert type(mixture) is ba.Mixture
-    assert [c.mean["weight"][0, 0].item() for c in mixture.components] == [1.0, 2.0]
-    partial = ba.load_posterior(FILES / "partial.safetensors")
-    assert type(partial) is ba.posterior.PartialGaussian
-    torch.testing.assert_close(partial.random.covariance, torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64))

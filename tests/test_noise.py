@@ -247,6 +247,7 @@ class TestSlices:
     @settings(deadline=None)
     @given(slices())
     @example(([3, 1, 4], [0, 0, 1], [2, 1, 2]))
+    @example(([3, 5, 4], [1, 2, 0], [1, 2, 4]))
     def test_a_slice_is_that_of_the_whole(self, case):
         assert_slice(*case)
 
@@ -261,6 +262,19 @@ class TestSlices:
     )
     def test_across_blocks(self, full, offset, shape):
         assert_slice(full, offset, shape)
+
+    @settings(deadline=None)
+    @given(slices())
+    @example(([3, 1, 4], [0, 0, 1], [2, 1, 2]))
+    @example(([3, 5, 4], [1, 2, 0], [1, 2, 4]))
+    def test_the_flat_start_of_a_slice_that_is_one_run(self, case):
+        full, offset, shape = case
+        numbers = cut(torch.arange(math.prod(full)).view(full), offset, shape).flatten()
+        start = noise.contiguous_start(shape, offset, full)
+        if start is not None:
+            assert torch.equal(numbers, torch.arange(start, start + math.prod(shape))[: numbers.numel()])
+        elif numbers.numel():
+            assert not torch.equal(numbers, torch.arange(numbers.numel()) + numbers[0])
 
     @pytest.mark.parametrize("path", PATHS)
     def test_a_longer_draw_starts_with_the_shorter_one_from_a_tile_on(self, path):
@@ -364,14 +378,6 @@ class TestNative:
             found = normal(**BASE, shape=(10,))
         with by_operations():
             assert torch.equal(normal(**BASE, shape=(10,)), found)
-
-    @needs_compiler
-    def test_whatever_the_default_dtype_is_when_it_is_compiled(self, anew):
-        torch.set_default_dtype(torch.float64)
-        try:
-            assert noise._compiled() is not None
-        finally:
-            torch.set_default_dtype(torch.float32)
 
 
 class TestResult:

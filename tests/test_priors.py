@@ -9,9 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import bayesadam as ba
 from bayesadam import DiagonalGaussian, priors
-from bayesadam.functional import empirical
 
 FIXED = {
     "gaussian": priors.GaussianPrior(precision=2.5, mean=0.3),
@@ -112,21 +110,8 @@ def test_gradients_of_the_divergence(name):
     )
 
 
-@pytest.mark.parametrize("name", CLOSED)
-def test_the_sampled_divergence_is_the_closed_form_on_average(name):
-    mean, std = torch.tensor([[0.4, -1.5, 0.1]]).double(), torch.tensor([[0.3, 1.2, 0.2]]).double()
-    eps = torch.randn(200_000, 1, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    theta = mean + std * eps
-    log_q = torch.distributions.Normal(mean, std).log_prob(theta)
-    terms = (log_q - FIXED[name].log_density(theta, "w")).detach().sum((1, 2))
-    exact = FIXED[name].kl_divergence({"w": mean}, {"w": std}).item()
-    error = terms.std().item() / math.sqrt(len(terms))
-    assert abs(terms.mean().item() - exact) < 3.5 * error
-    assert 3.5 * error < 0.01 * exact
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("sigmas", [0.0, 1.0, 50.0, 400.0])
+@pytest.mark.parametrize("sigmas", [1.0, 400.0])
 def test_scale_mixture_far_out(dtype, sigmas):
     mpmath.mp.dps = 50
     prior = priors.ScaleMixturePrior(pi=0.75, sigma1=1.0, sigma2=0.0025)
@@ -141,57 +126,6 @@ def test_scale_mixture_far_out(dtype, sigmas):
         total.backward()
         slope = float(mpmath.diff(lambda x: mixture_log_density(x, 0.75, 1.0, 0.0025), mpmath.mpf(exact)))
         np.testing.assert_allclose(value.grad.numpy(), slope, rtol=2e-4 if dtype == torch.float32 else 1e-8, atol=1e-9)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.floats(-3, 3),
-    st.floats(1e-4, 3),
-    st.floats(1e-3, 1e3),
-    st.floats(-2, 2),
-)
-def test_gaussian_divergence_is_that_of_posteriors(mean, std, precision, center):
-    mean, std = torch.full((2, 3), mean).double(), torch.full((2, 3), std).double()
-    got = priors.GaussianPrior(precision, mean=center).kl_divergence({"w": mean}, {"w": std})
-    q = DiagonalGaussian({"w": mean}, {"w": std.square()})
-    p = DiagonalGaussian({"w": torch.full_like(mean, center)}, {"w": torch.full_like(mean, 1 / precision)})
-    torch.testing.assert_close(got, q.kl_divergence(p), rtol=1e-9, atol=1e-9)
-    again = priors.PosteriorPrior(p).kl_divergence({"w": mean}, {"w": std})
-    torch.testing.assert_close(got, again, rtol=1e-9, atol=1e-9)
-
-
-def test_sums_are_taken_in_float64():
-    std = torch.full((4096, 1024), 0.5)
-    mean = torch.full_like(std, 0.1)
-    exact = {
-        "gaussian": 0.5 * (0.25 + 0.01 - 1 - math.log(0.25)),
-        "laplace": priors.LaplacePrior()
-        .kl_divergence({"w": mean[:1, :1].double()}, {"w": std[:1, :1].double()})
-        .item(),
-    }
-    for name, prior in (("gaussian", priors.GaussianPrior()), ("laplace", priors.LaplacePrior())):
-        total = prior.kl_divergence({"w": mean}, {"w": std}).item()
-        assert total == pytest.approx(exact[name] * std.numel(), rel=1e-6)
-
-
-def test_the_learned_gaussian_settles_at_its_optimum():
-    generator = torch.Generator().manual_seed(5)
-    mean = {"a": torch.randn(6, 4, dtype=torch.float64, generator=generator) + 0.7, "b": torch.zeros(3).double()}
-    std = {name: torch.full_like(value, 0.4) for name, value in mean.items()}
-    prior = priors.LearnedGaussianPrior().double()
-    optimizer = torch.optim.LBFGS(prior.parameters(), max_iter=100, tolerance_grad=1e-12, tolerance_change=0)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = prior.kl_divergence(mean, std)
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    flat = torch.cat([value.flatten() for value in mean.values()])
-    assert prior.mean.item() == pytest.approx(flat.mean().item(), abs=1e-8)
-    variance = (0.4**2 + (flat - flat.mean()).square()).mean()
-    assert prior.log_std.exp().square().item() == pytest.approx(variance.item(), rel=1e-8)
 
 
 def moments(seed=0, shapes=((3, 4), (5,), ()), dtype=torch.float64):
@@ -216,7 +150,7 @@ def best_gaussian(mean, std):
 
 
 class TestEmpiricalGaussian:
-    @settings(deadline=None, max_examples=30)
+    @settings(deadline=None, max_examples=15)
     @given(
         st.lists(st.lists(st.integers(1, 4), max_size=3), min_size=1, max_size=4),
         st.sampled_from([torch.float32, torch.float64]),
@@ -235,27 +169,6 @@ class TestEmpiricalGaussian:
             [center, spread], rel=tolerance, abs=tolerance * spread
         )
 
-    def test_is_the_least_of_all_gaussian_priors(self):
-        mean, std = moments(1)
-        least = priors.EmpiricalGaussianPrior().kl_divergence(mean, std).item()
-        center, spread = (value.item() for value in priors.EmpiricalGaussianPrior().optimum(mean, std))
-        step = 1e-3
-        for i in (-1, 0, 1):
-            for j in (-1, 0, 1):
-                there = priors.GaussianPrior((spread * (1 + step * j)) ** -2, mean=center + step * i)
-                more = there.kl_divergence(mean, std).item() - least
-                assert more == pytest.approx(0.0, abs=1e-12) if i == j == 0 else more > 1e-7
-
-    def test_is_where_the_learned_gaussian_settles(self):
-        mean, std = moments(2)
-        center, spread = (value.item() for value in priors.EmpiricalGaussianPrior().optimum(mean, std))
-        learned = priors.LearnedGaussianPrior(mean=center, std=spread).double()
-        found = learned.kl_divergence(mean, std)
-        assert found.item() == pytest.approx(priors.EmpiricalGaussianPrior().kl_divergence(mean, std).item(), rel=1e-6)
-        slopes = torch.autograd.grad(found, list(learned.parameters()))
-        assert max(abs(slope.item()) for slope in slopes) < 1e-5
-        assert list(priors.EmpiricalGaussianPrior().parameters()) == []
-
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_gradients_are_those_for_a_fixed_prior(self, dtype):
         mean, std = moments(3, dtype=dtype)
@@ -268,19 +181,17 @@ class TestEmpiricalGaussian:
             assert slope.dtype == dtype
             torch.testing.assert_close(slope, other.detach(), rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=1e-6)
 
-    def test_gradients_by_differences(self):
-        mean, std = moments(4, ((2, 3), ()))
-        leaves = [value.requires_grad_() for value in (*mean.values(), *std.values())]
-        prior = priors.EmpiricalGaussianPrior()
+    def test_sums_are_taken_in_float64_and_nothing_cancels(self):
+        generator = torch.Generator().manual_seed(5)
+        mean = {"w": 1000 + 0.01 * torch.randn(640, 500, generator=generator)}
+        std = {"w": torch.full((640, 500), 1e-3)}
+        center, spread, expected = best_gaussian(mean, std)
+        found = priors.EmpiricalGaussianPrior().optimum(mean, std)
+        assert [value.item() for value in found] == pytest.approx([center, spread], rel=1e-4)
+        assert priors.EmpiricalGaussianPrior().kl_divergence(mean, std).item() == pytest.approx(expected, rel=1e-4)
 
-        def call(function):
-            return lambda *v: function(dict(enumerate(v[:2])), dict(enumerate(v[2:])))
-
-        for function in (prior.kl_divergence, prior.optimum):
-            assert torch.autograd.gradcheck(call(function), leaves)
-
-    @pytest.mark.parametrize("center", [0.0, 0.1, -300.0])
-    @pytest.mark.parametrize("spread", [1e-3, 1e-10, 1e-19, 1e-30, 1e-38])
+    @pytest.mark.parametrize("center", [0.0, -300.0])
+    @pytest.mark.parametrize("spread", [1e-3, 1e-19, 1e-38])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_of_equal_means_and_tiny_deviations(self, center, spread, dtype):
         mean = {"a": torch.full((7, 3), center, dtype=dtype), "b": torch.full((), center, dtype=dtype)}
@@ -295,26 +206,7 @@ class TestEmpiricalGaussian:
         if center == 0 and spread > (1e-15 if dtype == torch.float32 else 1e-140):
             assert found.item() == pytest.approx(0.0, abs=22 * (2e-6 if dtype == torch.float32 else 1e-13))
 
-    def test_nothing_cancels_in_the_variance(self):
-        generator = torch.Generator().manual_seed(5)
-        mean = {"w": 1000 + 0.01 * torch.randn(64, 50, generator=generator)}
-        std = {"w": torch.full((64, 50), 1e-3)}
-        center, spread, expected = best_gaussian(mean, std)
-        found = priors.EmpiricalGaussianPrior().optimum(mean, std)
-        assert [value.item() for value in found] == pytest.approx([center, spread], rel=1e-4)
-        assert priors.EmpiricalGaussianPrior().kl_divergence(mean, std).item() == pytest.approx(expected, rel=1e-4)
-
-    def test_sums_are_taken_in_float64(self):
-        mean = {"w": torch.full((4096, 512), 0.1), "v": torch.full((4096, 512), 0.3)}
-        std = {name: torch.full_like(value, 0.5) for name, value in mean.items()}
-        small = (
-            {name: value[:1, :1] for name, value in mean.items()},
-            {name: value[:1, :1] for name, value in std.items()},
-        )
-        expected = best_gaussian(*small)[2] * 4096 * 512
-        assert priors.EmpiricalGaussianPrior().kl_divergence(mean, std).item() == pytest.approx(expected, rel=1e-5)
-
-    @settings(deadline=None, max_examples=20)
+    @settings(deadline=None, max_examples=8)
     @given(
         st.lists(st.lists(st.integers(1, 3), max_size=3), min_size=1, max_size=3),
         st.integers(1, 4),
@@ -334,87 +226,6 @@ class TestEmpiricalGaussian:
         for leaf, other in zip(leaves, expected, strict=True):
             torch.testing.assert_close(leaf.grad, other, **tolerance)
 
-    def test_in_a_functional_call_of_a_mapped_network(self):
-        class Net(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.mean, self.rho = (torch.nn.Parameter(torch.zeros(2, 3)) for _ in range(2))
-                self.prior = priors.EmpiricalGaussianPrior()
-
-            def forward(self, x):
-                std = torch.nn.functional.softplus(self.rho)
-                return self.prior.kl_divergence({"w": self.mean}, {"w": std}) + (self.mean @ x).sum()
-
-        generator = torch.Generator().manual_seed(7)
-        stacked = {name: torch.randn(4, 2, 3, generator=generator).requires_grad_() for name in ("mean", "rho")}
-        net, x = Net(), torch.ones(3)
-        mapped = torch.func.vmap(lambda p: torch.func.functional_call(net, p, (x,)))(stacked)
-        mapped.sum().backward()
-        alone = [
-            torch.func.functional_call(net, {n: v.detach()[i] for n, v in stacked.items()}, (x,)) for i in range(4)
-        ]
-        torch.testing.assert_close(mapped, torch.stack(alone), rtol=1e-5, atol=1e-5)
-        by_grad = torch.func.vmap(torch.func.grad(lambda p: torch.func.functional_call(net, p, (x,))))(
-            {name: value.detach() for name, value in stacked.items()}
-        )
-        for name, value in stacked.items():
-            torch.testing.assert_close(value.grad, by_grad[name])
-
-    def test_trains_a_variational_network(self):
-        torch.manual_seed(0)
-        x = torch.randn(64, 3)
-        y = x @ torch.tensor([[1.0], [-2.0], [0.5]]) + 0.1 * torch.randn(64, 1)
-        net = ba.variational(torch.nn.Linear(3, 1), prior=priors.EmpiricalGaussianPrior(), initial_std=0.3)
-        assert net.closed_form
-        optimizer = torch.optim.Adam(net.parameters(), lr=0.03)
-        likelihood = ba.Gaussian(noise_precision=100.0)
-        losses = []
-        for _ in range(300):
-            optimizer.zero_grad()
-            loss = net.loss(x, y, likelihood=likelihood, num_data=64)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        assert sum(losses[-20:]) / 20 < 0.1 * losses[0]
-        q = net.posterior()
-        mean, std = q.mean, {name: value.sqrt() for name, value in q.variance.items()}
-        assert net.kl_divergence().item() == pytest.approx(best_gaussian(mean, std)[2], rel=1e-5)
-        assert q.hyperparameters["prior"] == "EmpiricalGaussianPrior()"
-
-    def test_elbo_of_a_posterior(self):
-        mean, std = moments(8, ((1, 3), (1,)))
-        q = DiagonalGaussian(*({"weight": p["w0"], "bias": p["w1"]} for p in (mean, {n: s**2 for n, s in std.items()})))
-        center, spread, _ = best_gaussian(mean, std)
-        x, y = torch.ones(2, 3).double(), torch.zeros(2, 1).double()
-        arguments = {"likelihood": ba.Gaussian(noise_precision=1.0), "mc_samples": 4}
-        model = torch.nn.Linear(3, 1).double()
-        found = ba.elbo(model, q, x, y, prior=priors.EmpiricalGaussianPrior(), **arguments)
-        fixed = ba.elbo(model, q, x, y, prior=priors.GaussianPrior(spread**-2, mean=center), **arguments)
-        assert found.item() == pytest.approx(fixed.item(), rel=1e-12)
-
-    def test_a_sampled_divergence_is_refused(self):
-        message = "^kl must be 'closed_form' with EmpiricalGaussianPrior, .*got a call for the density of some weights$"
-        net = ba.variational(torch.nn.Linear(3, 1), prior=priors.EmpiricalGaussianPrior(), kl="sampled")
-        with pytest.raises(ValueError, match=message):
-            net.loss(torch.ones(2, 3), torch.ones(2, 1), likelihood=ba.Gaussian(1.0), num_data=2)
-        prior = priors.EmpiricalGaussianPrior()
-        with pytest.raises(ValueError, match=message):
-            prior.log_density(torch.ones(2))
-        with pytest.raises(ValueError, match=message):
-            prior.log_prob({"w": torch.ones(2)})
-
-    @pytest.mark.parametrize("mean", [{}, {"w": torch.zeros(0, 3)}])
-    def test_without_weights(self, mean):
-        for function in (priors.EmpiricalGaussianPrior().kl_divergence, priors.EmpiricalGaussianPrior().optimum):
-            with pytest.raises(ValueError, match="^means must have at least one weight, got none$"):
-                function(mean, mean)
-
-    def test_tensors_without_weights_among_others(self):
-        mean, std = moments(9, ((3,), (0, 2), (2, 0)))
-        assert empirical.gaussian(
-            list(mean.values()), [2.0 * value.log() for value in std.values()]
-        ).item() == pytest.approx(best_gaussian(mean, std)[2], rel=1e-12)
-
 
 def test_prior_from_a_number_a_prior_or_a_posterior():
     assert priors.as_prior(4.0).precision == 4.0
@@ -428,15 +239,6 @@ def test_prior_from_a_number_a_prior_or_a_posterior():
         priors.as_prior(-1)
 
 
-def test_the_numbers_show():
-    assert (
-        repr(priors.ScaleMixturePrior(pi=0.75, sigma1=1.0, sigma2=0.0025))
-        == "ScaleMixturePrior(pi=0.75, sigma1=1.0, sigma2=0.0025)"
-    )
-    assert repr(priors.GaussianPrior(2.0)) == "GaussianPrior(precision=2.0, mean=0.0)"
-    assert repr(priors.LaplacePrior(2.0)) == "LaplacePrior(scale=2.0)"
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -444,18 +246,9 @@ def test_the_numbers_show():
         (lambda: priors.GaussianPrior(math.inf), "precision must be positive and finite, got inf"),
         (lambda: priors.GaussianPrior(1.0, mean=math.nan), "mean must be finite, got nan"),
         (lambda: priors.ScaleMixturePrior(pi=1.0, sigma1=1.0, sigma2=0.1), r"pi must be in \(0, 1\), got 1\.0"),
-        (
-            lambda: priors.ScaleMixturePrior(pi=0.5, sigma1=-1.0, sigma2=0.1),
-            r"sigma1 must be positive and finite, got -1\.0",
-        ),
-        (
-            lambda: priors.ScaleMixturePrior(pi=0.5, sigma1=1.0, sigma2=0.0),
-            r"sigma2 must be positive and finite, got 0\.0",
-        ),
-        (
-            lambda: priors.ScaleMixturePrior(pi=0.5, sigma1=1.0, sigma2=2.0),
-            r"sigma2 must be smaller than sigma1=1\.0, got 2\.0",
-        ),
+        (lambda: priors.ScaleMixturePrior(pi=0.5, sigma1=-1.0, sigma2=0.1), "sigma1 must be positive and finite, got"),
+        (lambda: priors.ScaleMixturePrior(pi=0.5, sigma1=1.0, sigma2=0.0), "sigma2 must be positive and finite, got"),
+        (lambda: priors.ScaleMixturePrior(pi=0.5, sigma1=1.0, sigma2=2.0), r"sigma2 must be smaller than sigma1=1\.0,"),
         (lambda: priors.LaplacePrior(-2.0), r"scale must be positive and finite, got -2\.0"),
         (lambda: priors.LearnedGaussianPrior(std=0.0), r"std must be positive and finite, got 0\.0"),
         (lambda: priors.LearnedGaussianPrior(mean=math.inf), "mean must be finite, got inf"),
@@ -464,16 +257,20 @@ def test_the_numbers_show():
             "kl must be 'sampled' with a prior without a closed form, got ScaleMixturePrior",
         ),
         (lambda: FIXED["posterior"].check({"v": torch.zeros(1)}), "prior must have the weights 'v', got none"),
-        (
-            lambda: FIXED["posterior"].check({"w": torch.zeros(3)}),
-            r"prior of 'w' must be of shape \(3,\), got \(1, 3\)",
-        ),
+        (lambda: FIXED["posterior"].check({"w": torch.zeros(3)}), r"prior of 'w' must be of shape \(3,\), got \(1,"),
         (
             lambda: priors.PosteriorPrior(DiagonalGaussian({"w": torch.zeros(1)}, {"w": torch.zeros(1)})).check(
                 {"w": torch.zeros(1)}
             ),
             r"prior of 'w' must have positive variances, got 0",
         ),
+        (lambda: priors.EmpiricalGaussianPrior().log_density(torch.ones(2)), "kl must be 'closed_form' with Empirical"),
+        (lambda: priors.EmpiricalGaussianPrior().log_prob({"w": torch.ones(2)}), "kl must be 'closed_form' with Empi"),
+        (
+            lambda: priors.EmpiricalGaussianPrior().kl_divergence({}, {}),
+            "means must have at least one weight, got none",
+        ),
+        (lambda: priors.EmpiricalGaussianPrior().optimum({}, {}), "means must have at least one weight, got none"),
     ],
 )
 def test_refusals(make, message):

@@ -1,6 +1,7 @@
 """The progress bar itself: amounts, notes, and when it is shown."""
 
 import sys
+import threading
 
 import pytest
 
@@ -52,3 +53,18 @@ def test_when_it_is_shown(progress, shown, terminal, visible, monkeypatch, capsy
     with progress_bar("working", 2, progress, shown=shown) as advance:
         advance(2, "note")
     assert ("working" in capsys.readouterr().err) == visible
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_is_closed_after_an_error(error, monkeypatch, capsys):
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda stream: True)
+    monkeypatch.setenv("TERM", "xterm")
+    before = set(threading.enumerate())
+    with pytest.raises(error), progress_bar("working", 2, True):
+        started = set(threading.enumerate()) - before
+        raise error
+    assert started
+    for thread in started:
+        thread.join(5)
+        assert not thread.is_alive()
+    assert capsys.readouterr().err.count("\x1b[?25h") == 1  # the cursor is back

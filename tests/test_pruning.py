@@ -1,7 +1,5 @@
 """Pruning by magnitude, and pruning curves: against networks pruned by hand."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -9,9 +7,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
-from bayesadam import metrics, plots, pruning
-from bayesadam.posterior import LowRankGaussian
-from bayesadam.pruning import FRACTIONS, PruningCurve, pruning_curve
+from bayesadam import metrics, plots
+from bayesadam.pruning import PruningCurve, pruning_curve
+from posterior.kinds import GAUSSIANS
 
 LEVELS = [0.0, 0.3, 0.9, 1.0]
 
@@ -42,7 +40,7 @@ def flat(tensors):
 
 
 class TestMagnitude:
-    @pytest.mark.parametrize("fraction", [0.0, 0.123, 0.5, 0.999, 1.0])
+    @pytest.mark.parametrize("fraction", [0.123, 1.0])
     def test_the_smallest_means_are_zero(self, q, fraction):
         pruned = q.prune(fraction, by="magnitude")
         gone = flat(pruned.variance) == 0
@@ -50,11 +48,6 @@ class TestMagnitude:
         assert torch.equal(flat(pruned.mean), torch.where(gone, 0.0, flat(q.mean)))
         magnitudes = flat(q.mean).abs()
         assert not gone.any() or gone.all() or magnitudes[gone].max() <= magnitudes[~gone].min()
-
-    def test_is_another_ranking_than_signal_to_noise(self):
-        q = ba.DiagonalGaussian({"w": torch.tensor([-1.0, 3.0])}, {"w": torch.tensor([0.01, 100.0])})
-        assert q.prune(0.5, by="magnitude").mean["w"].tolist() == [0.0, 3.0]
-        assert q.prune(0.5).mean["w"].tolist() == [-1.0, 0.0]
 
     def test_of_equal_weights_the_first_go(self):
         q = ba.DiagonalGaussian.point_mass({"a": torch.ones(2, 2), "b": -torch.ones(6)})
@@ -65,74 +58,41 @@ class TestMagnitude:
             "b": [True] + [False] * 5,
         }
 
-    def test_errors(self, q):
-        with pytest.raises(ValueError, match=r"^by must be one of \('signal_to_noise', 'magnitude'\), got 'size'$"):
-            q.prune(0.5, by="size")
-
 
 @pytest.mark.parametrize("method", ["mean", "monte_carlo", "linearized", "moments"])
 @pytest.mark.parametrize("by", ["signal_to_noise", "magnitude"])
 class TestAgainstPrunedPosteriors:
-    def test_classification(self, model, q, data, by, method):
+    @pytest.mark.parametrize("task", ["classification", "regression"])
+    def test_scores(self, model, q, data, by, method, task):
         x, y = data
         options = {"method": method, "mc_samples": 3, "seed": 5}
-        curve = pruning_curve(model, q, x, y, likelihood=ba.Categorical(), fractions=LEVELS, by=by, **options)
-        assert curve.fractions == LEVELS
-        assert curve.remaining == [147, 103, 15, 0]
-        assert list(curve.scores) == ["accuracy", "nll"]
-        for level, accuracy, nll in zip(LEVELS, *curve.scores.values(), strict=True):
-            found = ba.predict(model, q.prune(level, by=by), x, likelihood=ba.Categorical(), **options)
-            assert accuracy == metrics.accuracy(found.probs, y)
-            assert nll == metrics.nll(found, y)
-        assert curve.scores["nll"][-1] == pytest.approx(math.log(3))
-
-    def test_regression(self, model, q, data, by, method):
-        x, y = data[0], draw((40, 3), 4)
-        options = {"method": method, "mc_samples": 3, "seed": 5}
-        curve = pruning_curve(model, q, x, y, likelihood=ba.Gaussian(), fractions=LEVELS, by=by, **options)
-        assert list(curve.scores) == ["rmse", "nll"]
-        for level, rmse, nll in zip(LEVELS, *curve.scores.values(), strict=True):
-            found = ba.predict(model, q.prune(level, by=by), x, likelihood=ba.Gaussian(), **options)
-            assert (rmse, nll) == (metrics.rmse(found.mean, y), metrics.nll(found, y))
+        y = y if task == "classification" else draw((40, 3), 4)
+        likelihood, score = (
+            (ba.Categorical(), lambda found: metrics.accuracy(found.probs, y))
+            if task == "classification"
+            else (ba.Gaussian(), lambda found: metrics.rmse(found.mean, y))
+        )
+        before = {n: v.clone() for n, v in model.state_dict().items()}
+        curve = pruning_curve(model, q, x, y, likelihood=likelihood, fractions=LEVELS, by=by, **options)
+        assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+        assert (curve.fractions, curve.remaining) == (LEVELS, [147, 103, 15, 0])
+        assert list(curve.scores) == ["accuracy" if task == "classification" else "rmse", "nll"]
+        for level, first, nll in zip(LEVELS, *curve.scores.values(), strict=True):
+            found = ba.predict(model, q.prune(level, by=by), x, likelihood=likelihood, **options)
+            assert (first, nll) == (score(found), metrics.nll(found, y))
 
 
 class TestCurve:
-    def test_other_posteriors(self, model, q, data):
-        low = LowRankGaussian(q.mean, q.variance, {n: draw((2, *m.shape), 7) for n, m in q.mean.items()})
-        dense = ba.DenseGaussian(q.mean, flat(q.variance).double().diag())
-        x, y = data
-        for posterior, pruned in ((low, low.prune(0.5)), (dense, dense.prune(0.5))):
-            options = {"likelihood": ba.Categorical(), "method": "monte_carlo", "mc_samples": 4}
-            curve = pruning_curve(model, posterior, x, y, fractions=[0.5], **options)
-            expected = metrics.nll(ba.predict(model, pruned, x, **options), y)
-            assert curve.scores["nll"] == [pytest.approx(expected, rel=1e-5)]
-
-    @pytest.mark.parametrize("kind", ["dense", "low rank", "partial"])
+    @pytest.mark.parametrize("kind", ["dense", "low rank", "partial, dense"])
     def test_other_posteriors_linearised(self, model, q, data, kind):
-        names = ["2.weight", "2.bias"]
-        head = {n: q.mean[n] for n in names}
-        size = sum(m.numel() for m in (head if kind == "partial" else q.mean).values())
-        root = draw((size, size), 7).double()
-        covariance = root @ root.T / size + 0.1 * torch.eye(size)
-        posterior = {
-            "dense": lambda: ba.DenseGaussian(q.mean, covariance),
-            "low rank": lambda: LowRankGaussian(
-                q.mean, q.variance, {n: draw((2, *m.shape), 7) for n, m in q.mean.items()}
-            ),
-            "partial": lambda: ba.posterior.PartialGaussian(
-                ba.DenseGaussian(head, covariance),
-                {n: q.mean[n] for n in q.mean if n not in names},
-                order=list(q.mean),
-            ),
-        }[kind]()
-        x, y = data
+        posterior, (x, y) = GAUSSIANS[kind](q.mean), data
         options = {"likelihood": ba.Categorical(), "method": "linearized", "mc_samples": 4}
         curve = pruning_curve(model, posterior, x, y, fractions=LEVELS, **options)
         for level, nll in zip(LEVELS, curve.scores["nll"], strict=True):
             expected = ba.predict(model, posterior.prune(level), x, **options)
             assert nll == pytest.approx(metrics.nll(expected, y), rel=1e-4)
 
-    @pytest.mark.parametrize("method", ["mean", "monte_carlo", "linearized", "moments"])
+    @pytest.mark.parametrize("method", ["mean", "linearized"])
     def test_labels_of_any_shape(self, model, q, data, method):
         """One label in an axis of its own, and classes at several positions."""
         x, y = data
@@ -151,42 +111,6 @@ class TestCurve:
         )
         assert curve.scores["accuracy"] == [(found.probs.argmax(-1) == y.view(8, 5)).double().mean().item()]
         assert curve.scores["nll"] == [pytest.approx(metrics.nll(found, y.view(8, 5)))]
-
-    def test_targets_follow_the_predictions(self):
-        class Elsewhere:
-            device = torch.device("meta")
-            mean = torch.zeros(3, device="meta")
-
-            def log_prob(self, target):
-                assert target.device == self.device
-                raise InterruptedError
-
-        with pytest.raises(InterruptedError):
-            pruning._scores(lambda pruned: Elsewhere(), torch.zeros(3), None)
-
-    def test_a_trained_network_by_magnitude(self, model, data):
-        x, y = data
-        q = ba.DiagonalGaussian.point_mass(model)
-        curve = pruning_curve(model, q, x, y, likelihood=ba.Categorical(), fractions=[0.0, 0.5], by="magnitude")
-        with torch.no_grad():
-            weights = nn.utils.parameters_to_vector(model.parameters())
-            before = weights.clone()
-            assert curve.scores["accuracy"][0] == metrics.accuracy(model(x).softmax(-1), y)
-            weights[weights.abs().argsort()[: round(0.5 * 147)]] = 0.0
-            nn.utils.vector_to_parameters(weights, model.parameters())
-            assert curve.scores["accuracy"][1] == metrics.accuracy(model(x).softmax(-1), y)
-        assert not torch.equal(weights, before)
-
-    def test_sorts_once(self, model, q, data, monkeypatch):
-        calls, original = [], torch.Tensor.argsort
-        monkeypatch.setattr(torch.Tensor, "argsort", lambda *a, **k: calls.append(1) or original(*a, **k))
-        curve = pruning_curve(model, q, *data, likelihood=ba.Categorical())
-        assert len(calls) == 1
-        assert len(curve.scores["nll"]) == len(FRACTIONS) == 19
-
-    def test_levels_of_the_paper(self):
-        assert list(FRACTIONS[:3]) == [0.0, 0.1, 0.2]
-        assert list(FRACTIONS[9:]) == [0.9, 0.95, 0.96, 0.97, 0.98, 0.99, 0.992, 0.995, 0.997, 0.999]
 
     def test_evaluate(self, model, q, data):
         x, _ = data
@@ -219,23 +143,11 @@ class TestCurve:
             assert found.scores["accuracy"] == expected["accuracy"]
             assert found.scores["nll"] == pytest.approx(expected["nll"], rel=1e-6)
 
-    def test_the_model_is_what_it_was(self, model, q, data):
-        before = {n: v.clone() for n, v in model.state_dict().items()}
-        pruning_curve(model, q, *data, likelihood=ba.Categorical(), fractions=LEVELS)
-        assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
-
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            (
-                {"target": None},
-                r"^inputs, target and likelihood must all be given without evaluate, got \['inputs', 'likelihood'\]$",
-            ),
-            (
-                {"evaluate": lambda pruned: {}},
-                r"^inputs, target and likelihood must not be given with evaluate, got \['inputs', 'target', "
-                r"'likelihood'\]$",
-            ),
+            ({"target": None}, r"^inputs, target and likelihood must all be given without evaluate, got \['inputs',"),
+            ({"evaluate": lambda pruned: {}}, "^inputs, target and likelihood must not be given with evaluate, got"),
             ({"fractions": []}, "^fractions must have at least one level, got none$"),
             ({"fractions": [0.5, 1.5]}, r"^every fraction must be in \[0, 1\], got 1.5$"),
             ({"by": "size"}, "^by must be one of .*, got 'size'$"),
@@ -273,11 +185,6 @@ class TestPlot:
         np.testing.assert_allclose([*texts], [1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.001])
         assert axes.get_legend_handles_labels()[1] == ["one", "two"]
         assert axes.get_ylabel() == "accuracy"
-
-    def test_another_score(self, axes):
-        plots.pruning(axes, {"one": PruningCurve([0.0, 0.5], [2, 1], {"nll": [1.0, 2.0]})}, score="nll")
-        assert axes.get_ylabel() == "negative log-likelihood (nats)"
-        np.testing.assert_allclose(axes.lines[0].get_ydata(), [1.0, 2.0])
 
 
 def test_a_point_mass_has_no_signal_to_noise_ratios():

@@ -1,23 +1,15 @@
-"""One standardisation for matrices and tables: the same inputs reach the network, and older files predict the same."""
-
-import json
-from pathlib import Path
+"""One standardisation for matrices and tables: the same inputs reach the network."""
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from sklearn.datasets import load_digits
 
 from bayesadam import runs
-from bayesadam.files import NoDigestWarning
 from bayesadam.runs.fitting import _train
 from bayesadam.runs.prepare import prepare
 from bayesadam.scaling import column_scales, in_one_unit, input_scales, standardized
-from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, load_estimator
-from bayesadam.tabular import Preprocessing, Target, open_table, table_writer
-
-OLD = Path(__file__).parent / "files" / "tables"
-"""A run and two estimators that were saved when a table was standardised twice, and what they predicted then."""
+from bayesadam.sklearn import BayesianMLPRegressor
+from bayesadam.tabular import Preprocessing, Target, table_writer
 
 
 @pytest.fixture
@@ -42,23 +34,6 @@ def written(table, path):
 
 
 class TestTheSameInputs:
-    def test_of_digits(self, reached, tmp_path):
-        pixels, labels = load_digits(return_X_y=True)
-        names = [f"pixel {number}" for number in range(64)]
-        table = pa.table({**dict(zip(names, pixels.T, strict=True)), "digit": [f"digit {label}" for label in labels]})
-        settings = runs.Settings(written(table, tmp_path / "digits.csv"), "digit", members=1, epochs=1, hidden=(2,))
-        prepared = prepare(settings)
-        _train(prepared, settings, tmp_path / "checkpoint", lambda status: None)
-        rows = prepared.split.training
-        BayesianMLPClassifier(members=1, epochs=1, hidden=(2,)).fit(pixels[rows], labels[rows])
-        by_command, by_fit = reached
-        used = [names.index(name) for name in prepared.preprocessing.inputs.features]
-        constant = np.setdiff1d(np.arange(64), used)
-        assert np.ptp(pixels[rows][:, constant], axis=0).max() == 0
-        assert (by_fit[:, constant] == 0).all()
-        np.testing.assert_array_equal(by_command, by_fit[:, used])
-        assert 3.4 < np.abs(by_command).max() < 3.6  # by each pixel's own deviation it is 40
-
     def test_of_every_kind_of_column(self, reached, tmp_path):
         generator = np.random.default_rng(0)
         size, new = generator.normal(50.0, 20.0, 60), generator.random(60) < 0.5
@@ -68,7 +43,7 @@ class TestTheSameInputs:
         table = pa.table({"size": known, "new": new, "city": city, "price": size + 0.5})
         settings = runs.Settings(written(table, tmp_path / "t.parquet"), "price", members=1, epochs=1, hidden=(2,))
         prepared = prepare(settings)
-        _train(prepared, settings, tmp_path / "checkpoint", lambda status: None)
+        _train(prepared, settings, lambda status: None)
         rows = prepared.split.training
         filled = np.where(absent, np.median(size[rows][~absent[rows]]), size)
         levels = prepared.preprocessing.inputs.columns[2].levels
@@ -85,14 +60,6 @@ class TestTheSameInputs:
         assert model.get_params()["standardize"] is False
         with pytest.raises(ValueError, match="^standardize must be True or False, got 'no'$"):
             BayesianMLPRegressor(standardize="no").fit(x, y)
-
-    def test_it_is_kept_by_a_file(self, tmp_path):
-        x, y = np.random.default_rng(0).normal(7.0, 3.0, (30, 2)), np.arange(30.0)
-        model = BayesianMLPRegressor(members=1, epochs=1, hidden=(2,), standardize=False, random_state=0).fit(x, y)
-        model.save(tmp_path)
-        read = load_estimator(tmp_path)
-        assert read.standardize is False
-        np.testing.assert_array_equal(read.predict(x), model.predict(x))
 
 
 def test_one_unit_is_found_over_all_columns_of_a_table():
@@ -140,44 +107,3 @@ class TestNumbersFarFromZero:
     def test_equality_is_that_of_rows_with_weight(self):
         mean, std = column_scales(np.array([[7.0], [1e30], [1e30]]), np.array([0.0, 1.0, 2.0]))
         assert (mean.tolist(), std.tolist()) == ([1e30], [1.0])
-
-    def test_equal_targets_and_inputs_are_predicted(self):
-        x = np.stack([self.STEPS, np.full(100, 1e30)], axis=1)
-        model = BayesianMLPRegressor(members=2, epochs=1, hidden=(2,)).fit(x, np.full(100, 1e30))
-        np.testing.assert_allclose(model.predict(x), 1e30, rtol=1e-15)
-
-
-class TestFilesOfFormatVersion1:
-    KEPT = json.loads((OLD / "predictions.json").read_text())
-
-    def test_a_run_predicts_the_same(self, tmp_path):
-        kept = np.loadtxt(OLD / "run" / "predictions.csv", delimiter=",", skiprows=1)
-        out = tmp_path / "predictions.csv"
-        with pytest.warns(NoDigestWarning) as said:
-            runs.predict(runs.Run(OLD / "run"), open_table(OLD / "run" / "new.csv"), out)
-        assert len(said) == 1
-        np.testing.assert_allclose(np.loadtxt(out, delimiter=",", skiprows=1), kept, rtol=1e-6)
-        assert np.ptp(kept[:, 0]) > 20  # rows with missing values and new levels are among them
-
-    def test_it_is_the_same_in_todays_format(self):
-        old = Preprocessing.load(OLD / "run" / "preprocessing.json")
-        assert json.loads((OLD / "run" / "preprocessing.json").read_text())["format_version"] == 1
-        assert old.to_json()["format_version"] == 5
-        assert Preprocessing.from_json(json.loads(json.dumps(old.to_json()))) == old
-
-    def test_a_regressor_predicts_the_same(self):
-        with pytest.warns(NoDigestWarning) as said:
-            kept, model = self.KEPT["regressor"], load_estimator(OLD / "regressor")
-        assert len(said) == 1
-        mean, std = model.predict(kept["x"], return_std=True)
-        np.testing.assert_allclose(mean, kept["mean"], rtol=1e-6)
-        np.testing.assert_allclose(std, kept["std"], rtol=1e-6)
-        interval = model.predict_interval(kept["x"], 0.8, method="adaptive")
-        np.testing.assert_allclose(interval, kept["interval"], rtol=1e-6)
-        assert model.standardize is True
-
-    def test_a_classifier_predicts_the_same(self):
-        with pytest.warns(NoDigestWarning) as said:
-            kept, model = self.KEPT["classifier"], load_estimator(OLD / "classifier")
-        assert len(said) == 1
-        np.testing.assert_allclose(model.predict_proba(kept["x"]), kept["probs"], rtol=1e-5)

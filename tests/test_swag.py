@@ -6,10 +6,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.optim.swa_utils import update_bn
-from torch.utils.data import DataLoader, TensorDataset
 
-import bayesadam as ba
 from bayesadam.posterior import LowRankGaussian
 from bayesadam.swag import SWAG
 
@@ -63,7 +60,7 @@ def assert_same(a, b):
     assert all(torch.equal(value, b[name]) for name, value in a.items())
 
 
-@pytest.mark.parametrize("steps", [2, 3, 5, 6, 12])
+@pytest.mark.parametrize("steps", [2, 5, 12])
 @pytest.mark.parametrize("scale", [0.5, 1.3])
 def test_is_the_papers_gaussian(model, steps, scale):
     swag = SWAG(model, rank=5)
@@ -77,14 +74,6 @@ def test_is_the_papers_gaussian(model, steps, scale):
     assert q.rank == min(steps, 5)
     assert q.hyperparameters == {"method": "swag", "rank": 5, "count": steps, "scale": scale}
     assert repr(swag) == f"SWAG(rank=5, {steps} collected)"
-
-
-def test_the_default_scale_is_the_papers(model):
-    swag = SWAG(model)
-    for places in walk(model, 25):  # noqa: B007
-        swag.collect()
-    assert swag.rank == 20
-    close(covariance(swag.posterior()), naive(places, 20, 0.5)[1])
 
 
 def test_rank_zero_is_swag_diagonal(model):
@@ -109,13 +98,15 @@ def test_small_variances_of_large_weights():
     assert q.diagonal["weight"].item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_weights_that_never_move_are_point_masses(model):
+def test_weights_that_never_move_are_point_masses_and_frozen_ones_are_left_out(model):
+    model[1].requires_grad_(False)
     swag = SWAG(model)
     for _ in range(3):
         with torch.no_grad():
             model[0].weight += 0.1
         swag.collect()
     q = swag.posterior()
+    assert list(q.mean) == [name for name, p in model.named_parameters() if p.requires_grad]
     moved = {name for name, variance in q.variance.items() if variance.any()}
     assert moved == {"0.weight"}
     assert torch.equal(q.sample(1)["2.bias"][0], model[2].bias)
@@ -135,14 +126,6 @@ def test_is_a_copy_and_can_go_on(model):
     close(covariance(swag.posterior()), naive(places, 3, 0.5)[1])
 
 
-def test_frozen_parameters_are_left_out(model):
-    model[0].requires_grad_(False)
-    swag = SWAG(model)
-    for _ in walk(model, 2):
-        swag.collect()
-    assert list(swag.posterior().mean) == ["1.weight", "1.bias", "2.weight", "2.bias"]
-
-
 @pytest.mark.parametrize("collected", [0, 1, 4])
 def test_resumes(model, collected, tmp_path):
     swag, walked = SWAG(model, rank=3), walk(model, 9)
@@ -157,47 +140,18 @@ def test_resumes(model, collected, tmp_path):
         swag.collect()
         resumed.collect()
     assert resumed.count == collected + 3
+    assert SWAG(model).rank == 20
     assert_same(resumed.posterior().tensors(), swag.posterior().tensors())
 
 
-def test_a_loaded_state_is_a_copy(model):
-    swag = SWAG(model, rank=3)
-    for _ in walk(model, 3):
-        swag.collect()
-    other = SWAG(model, rank=3)
-    other.load_state_dict(swag.state_dict())
-    before = copy.deepcopy(swag.posterior().tensors())
-    next(walk(model, 1, seed=7))
-    other.collect()
-    assert_same(swag.posterior().tensors(), before)
-
-
-def test_batch_norm_of_the_mean_network(model):
-    x = draw(32, 3, seed=5)
-    swag = SWAG(model)
-    for _ in walk(model, 4):
-        swag.collect()
-    q = swag.posterior()
-    weights = {n: p.detach().clone() for n, p in model.named_parameters()}
-    with q.applied(model):
-        update_bn(DataLoader(TensorDataset(x), batch_size=32), model)
-    assert_same({n: p.detach() for n, p in model.named_parameters()}, weights)
-    hidden = nn.functional.linear(x, q.mean["0.weight"], q.mean["0.bias"])
-    close(model[1].running_mean, hidden.mean(0))
-    close(model[1].running_var, hidden.var(0))
-    found = ba.predict(model, q, x, likelihood=ba.Gaussian(), method="mean").mean
-    normal = (hidden - hidden.mean(0)) / (hidden.var(0) + model[1].eps).sqrt()
-    expected = (normal * q.mean["1.weight"] + q.mean["1.bias"]) @ q.mean["2.weight"].T + q.mean["2.bias"]
-    close(found, expected)
-
-
 class TestRefusals:
-    @pytest.mark.parametrize("rank", [1, -1, 2.0])
-    def test_rank(self, model, rank):
-        with pytest.raises(ValueError, match=rf"^rank must be 0 or a whole number of at least 2, got {rank}$"):
-            SWAG(model, rank=rank)
-
-    def test_nothing_to_collect(self, model):
+    def test_arguments(self, model):
+        for rank in (1, -1, 2.0):
+            with pytest.raises(ValueError, match=rf"^rank must be 0 or a whole number of at least 2, got {rank}$"):
+                SWAG(model, rank=rank)
+        for scale in (0.0, math.nan):
+            with pytest.raises(ValueError, match=f"^scale must be a positive, finite number, got {scale}$"):
+                SWAG(model).posterior(scale=scale)
         with pytest.raises(ValueError, match="^model must have a trainable parameter, got none$"):
             SWAG(model.requires_grad_(False))
 
@@ -208,11 +162,6 @@ class TestRefusals:
             swag.collect()
         with pytest.raises(RuntimeError, match=f"^collect must have been called at least twice, got {count} times$"):
             swag.posterior()
-
-    @pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
-    def test_scale(self, model, scale):
-        with pytest.raises(ValueError, match=f"^scale must be a positive, finite number, got {scale}$"):
-            SWAG(model).posterior(scale=scale)
 
     def test_weights_that_are_not_finite_change_nothing(self, model):
         swag = SWAG(model)

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import bayesadam as ba
 from default_tasks.task import Data, Part, Task, divide
+from public_data import load
 
 TEST, OUTSIDE = 5_000, 2_000
 """Test images and outside images of MNIST and Fashion-MNIST at most: 32 predictions of each are made."""
@@ -19,7 +20,7 @@ TEST, OUTSIDE = 5_000, 2_000
 @lru_cache(4)
 def idx(name: str, side: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Images ``(n, 1, side, side)`` in [0, 1] and labels, of the published training and test part."""
-    found = ba.data.load(name)
+    found = load(name)
     scale = 1.0 if found.x_train.max() <= 1 else 255.0
     x, x_test = (
         functional.adaptive_avg_pool2d(part.view(-1, 1, 28, 28).float() / scale, side)
@@ -67,7 +68,7 @@ def digits(seed: int, size: int | None) -> Data:
 
 def post(seed: int, size: int | None) -> Data:
     """USPS digits, 16 x 16 in [-1, 1]: the published test part, and a tenth of the training part to validate."""
-    found = ba.data.load("usps")
+    found = load("usps")
     x, x_test = found.x_train.view(-1, 1, 16, 16), found.x_test.view(-1, 1, 16, 16)
     validation, train = divide(len(x), seed, len(x) // 10, -1)
     clothes = 2.0 * idx("fashion-mnist", 16)[2] - 1.0

@@ -10,13 +10,14 @@ from torch import Generator, nn
 import bayesadam as ba
 from default_tasks.images import perceptron
 from default_tasks.task import Data, Task, divide
+from public_data import load
 
 
 def table(seed: int, size: int | None, *, name: str) -> Data:
     """Split ``seed``, standardised: a ninth of its training part validates. Outside rows are test rows, moved by three
     standard deviations of every feature, up or down.
     """
-    found = ba.data.load(name, split=seed, standardize=True)
+    found = load(name, split=seed, standardize=True)
     count = len(found.x_train)
     validation, train = divide(count, seed, count // 9, -1)
     train = train[:size]

@@ -10,6 +10,7 @@ from torch import Generator, Tensor, nn
 import bayesadam as ba
 from default_tasks.task import Data, Part, Task, divide
 from default_tasks.transformer import Transformer
+from public_data import load
 
 BLOCK = 1_024
 """Consecutive characters that go to the same part: training, validation or test."""
@@ -19,7 +20,7 @@ PARTS = 8
 @lru_cache(1)
 def book() -> tuple[Tensor, tuple[str, ...]]:
     """Codes of all characters, and the alphabet."""
-    found = ba.data.load("text/war-and-peace")
+    found = load("text/war-and-peace")
     return found.x_train, found.target_names
 
 

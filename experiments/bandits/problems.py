@@ -6,15 +6,16 @@ Rewards and contexts are those of Riquelme et al. 2018 ("Deep Bayesian Bandits S
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import bayesadam as ba
+from experiments.data import load
 
 Floats = NDArray[np.float64]
 Table = tuple[Floats, Floats, Floats]
@@ -46,12 +47,12 @@ WHEEL = (1.2, 1.0, 50.0)
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem for ``R`` runs of ``T`` rounds.
+    """A problem of ``T`` rounds.
 
     Attributes:
-        contexts: ``(R, T, d)`` in float32.
-        rewards: ``(R, T, A)``, in float32.
-        optimal: Rewards of the optimal policy, ``(R, T)`` in float64, by which the rewards of an agent are divided.
+        contexts: ``(T, d)`` in float32.
+        rewards: ``(T, A)``, in float32.
+        optimal: Rewards of the optimal policy, ``(T,)`` in float64, by which the rewards of an agent are divided.
     """
 
     contexts: Tensor
@@ -59,16 +60,18 @@ class Problem:
     optimal: Tensor
 
 
-def problem(name: str, rounds: int, seeds: Sequence[int]) -> Problem:
-    """Create a problem of the table, or the wheel with a delta of 0.95 for ``"wheel-0.95"``, with one run per seed."""
+def problem(name: str, rounds: int, seed: int) -> Problem:
+    """Create a problem of the table, or the wheel with a delta of 0.95 for ``"wheel-0.95"``."""
+    rng = np.random.default_rng([seed, 7])
     if name.startswith("wheel-"):
-        delta = float(name.removeprefix("wheel-"))
-        tables = [wheel(np.random.default_rng([seed, 7]), rounds, delta) for seed in seeds]
+        table = wheel(rng, rounds, float(name.removeprefix("wheel-")))
     else:
-        make = MAKERS[name]
-        tables = [make(np.random.default_rng([seed, 7]), rounds) for seed in seeds]
-    contexts, rewards, optimal = (np.stack(part) for part in zip(*tables, strict=True))
-    return Problem(torch.from_numpy(contexts).float(), torch.from_numpy(rewards).float(), torch.from_numpy(optimal))
+        table = MAKERS[name](rng, rounds)
+    contexts, rewards, optimal = map(torch.from_numpy, table)
+    return Problem(contexts.float(), rewards.float(), optimal)
+
+
+_load = cache(load)
 
 
 def mushroom(rng: np.random.Generator, rounds: int) -> Table:
@@ -78,7 +81,7 @@ def mushroom(rng: np.random.Generator, rounds: int) -> Table:
 
     The reward of the optimal policy is the expected one: 5 for an edible mushroom, and otherwise 0.
     """
-    data = ba.data.load("bandits/mushroom")
+    data = _load("bandits/mushroom")
     rows = rng.integers(len(data.x), size=rounds)
     edible = data.y[rows].numpy() == 1
     eaten = np.where(edible | (rng.random(rounds) < 0.5), 5.0, -35.0)
@@ -134,7 +137,7 @@ def wheel(rng: np.random.Generator, rounds: int, delta: float) -> Table:
 
 def _rows(name: str, rng: np.random.Generator, rounds: int) -> tuple[Floats, NDArray[np.int64]]:
     """Return the first rows of a data set in random order."""
-    data = ba.data.load(f"bandits/{name}")
+    data = _load(f"bandits/{name}")
     x, y = (data.x_train, data.y_train) if name == "statlog" else (data.x, data.y)
     rows = torch.from_numpy(rng.permutation(len(x))[:rounds])
     return x[rows].double().numpy(), y[rows].numpy()

@@ -1,12 +1,11 @@
-"""The training loop for both networks and all methods. A killed training is resumed from its checkpoint."""
+"""The text, the two networks, their training by all methods, and their scores."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,48 +15,148 @@ from torch.optim import Optimizer
 
 import bayesadam as ba
 from bayesadam.optim import PerturbedOptimizer
-from experiments.char_lm.evaluation import mean_loss
-from experiments.char_lm.networks import State, build, rows
-from experiments.char_lm.text import Text
-from experiments.experiment import Progress
-from experiments.files import replacing
+from experiments.data import load
+from experiments.framework import Context, save
 
-Annealing = Callable[[float], float]
-"""Function that returns the factor of the learning rate for the completed share of the training."""
-
-
-@dataclass
-class Curve:
-    """The records of a training, several per epoch.
-
-    Attributes:
-        epoch: Times of the records, in epochs.
-        train: Mean training loss per character since the last record, at the weights of the training steps.
-        test: Loss per character of the test part; with a posterior, it is that of the mean network.
-    """
-
-    epoch: list[float] = field(default_factory=list)
-    train: list[float] = field(default_factory=list)
-    test: list[float] = field(default_factory=list)
+State = tuple[Tensor, Tensor]
+Posterior = ba.DiagonalGaussian | None
+Place = tuple[slice | Tensor, slice]
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A network after training.
+class Text:
+    """A text in three contiguous parts.
 
     Attributes:
-        model: The network, whose weights are the point estimate or the posterior mean.
-        posterior: The posterior, or ``None`` if the method has none.
-        curve: The records.
-        diverged: The step, counted from 1, at which training ended because a loss or a gradient was not finite.
-        steps: Number of steps that were made.
+        alphabet: The characters that occur. The code of a character is its index in the alphabet.
+        train: Codes of the first part, ``(n,)``.
+        validation: Codes of the second part.
+        test: Codes of the last part.
     """
 
-    model: nn.Module
-    posterior: ba.DiagonalGaussian | None
-    curve: Curve
-    diverged: int | None
-    steps: int
+    alphabet: tuple[str, ...]
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+
+
+def load_text() -> Text:
+    """Load War and Peace, divided into 80%, 10% and 10%, as torch-rnn does."""
+    data = load("text/war-and-peace")
+    codes = torch.cat([data.x_train, data.y_train[-1:]])
+    size = int(0.1 * len(codes))
+    return Text(tuple(data.target_names), *torch.split(codes, [len(codes) - 2 * size, size, size]))
+
+
+class Rows:
+    """Characters and their successors as two matrices, of which every step takes a block.
+
+    The rows of a matrix, one after another, are the text. Its end is left out if it does not fill a block. An LSTM
+    reads ``batch_size`` streams side by side, each from beginning to end; a transformer, which has no memory, reads
+    windows of ``length`` characters in random order.
+
+    Attributes:
+        x: Codes, ``(rows, columns)``.
+        y: Codes of the successors, of the same shape.
+        steps: Number of blocks.
+    """
+
+    def __init__(self, codes: Tensor, config: Mapping[str, Any]) -> None:
+        self.batch_size, self.length = config["batch_size"], config["length"]
+        self.windows = config["network"] == "transformer"
+        self.steps = (len(codes) - 1) // (self.batch_size * self.length)
+        used = self.steps * self.batch_size * self.length
+        shape = (-1, self.length) if self.windows else (self.batch_size, -1)
+        self.x, self.y = codes[:used].view(shape), codes[1 : used + 1].view(shape)
+
+    def order(self, seed: int) -> Tensor | None:
+        """Return a permutation of the windows, or ``None`` for streams, whose order is fixed."""
+        return torch.randperm(len(self.x), generator=torch.Generator().manual_seed(seed)) if self.windows else None
+
+    def block(self, step: int, order: Tensor | None = None) -> Place:
+        """Return the rows and columns of a step, counted from 0, in the given order or in that of the text."""
+        if not self.windows:
+            return slice(None), slice(step * self.length, (step + 1) * self.length)
+        rows = slice(step * self.batch_size, (step + 1) * self.batch_size)
+        return (rows if order is None else order[rows]), slice(None)
+
+
+class LSTM(nn.Module):
+    """torch-rnn's language model, with its initialisation.
+
+    A cell has one bias (the second of PyTorch's two is frozen at 0), 1 for the forget gate and else 0; the other
+    weights of a layer are normal with variance ``1 / (inputs + hidden)``, embeddings standard normal.
+    """
+
+    def __init__(self, characters: int, *, embedding: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(characters, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
+        self.head = nn.Linear(hidden, characters)
+        for layer in range(layers):
+            scale = 1.0 / math.sqrt((embedding if layer == 0 else hidden) + hidden)
+            for name in ("weight_ih", "weight_hh"):
+                nn.init.normal_(getattr(self.lstm, f"{name}_l{layer}"), 0.0, scale)
+            bias, other = getattr(self.lstm, f"bias_ih_l{layer}"), getattr(self.lstm, f"bias_hh_l{layer}")
+            nn.init.zeros_(bias)
+            nn.init.ones_(bias[hidden : 2 * hidden])  # PyTorch's order is input, forget, cell, output
+            nn.init.zeros_(other).requires_grad_(False)
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
+        """Return logits ``(batch, length, characters)`` and the state after the last character."""
+        hidden, state = self.lstm(self.embedding(x), state)
+        return self.head(hidden), state
+
+
+class Block(nn.Module):
+    """Causal attention and a perceptron, each after a layer norm."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.inner, self.outer = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return hidden states for hidden states, both ``(batch, length, width)``."""
+        batch, length, width = x.shape
+        parts = self.attention(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.projection(seen.transpose(1, 2).reshape(batch, length, width))
+        x = x + self.outer(F.gelu(self.inner(self.norm2(x))))
+        return x
+
+
+class Transformer(nn.Module):
+    """A decoder with learned positions; linear weights and embeddings start normal with standard deviation 0.02."""
+
+    def __init__(self, characters: int, *, width: int, heads: int, layers: int, length: int) -> None:
+        super().__init__()
+        self.embedding, self.position = nn.Embedding(characters, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, characters)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                small = 0.02 / math.sqrt(2 * layers) if name.endswith(("projection.weight", "outer.weight")) else 0.02
+                nn.init.normal_(parameter, 0.0, small)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
+        """Return logits ``(batch, length, characters)``, without a state."""
+        hidden = self.embedding(x) + self.position.weight[: x.shape[1]]
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(self.norm(hidden)), None
+
+
+def build(config: Mapping[str, Any], characters: int) -> nn.Module:
+    """Create the network of a unit, initialised with its seed."""
+    torch.manual_seed(config["seed"])
+    network: type[nn.Module] = {"lstm": LSTM, "transformer": Transformer}[config["network"]]
+    return network(characters, **config["sizes"])
 
 
 def make_optimizer(model: nn.Module, config: Mapping[str, Any], characters: int, steps: int) -> Optimizer:
@@ -83,94 +182,83 @@ def make_optimizer(model: nn.Module, config: Mapping[str, Any], characters: int,
     if name == "adamw":
         return torch.optim.AdamW(parameters, **options)
     if name == "vadagrad":
-        return _vadagrad(model, characters, seed=config["seed"], **options)
+        s0 = options["s0"]
+        num_data, precision = {
+            "mean": (1.0, s0),
+            "data": (math.sqrt(characters), characters * s0),
+            "sum": (float(characters), s0),
+        }[options["unit"]]
+        settings = {"betas": (0.0, options["beta"]), "initial_precision": precision, "seed": config["seed"]}
+        return ba.VadaGrad(model.named_parameters(), options["lr"], num_data=num_data, **settings)
     options |= {"batch_size": config["batch_size"] * config["length"], "total_steps": steps, "seed": config["seed"]}
     ours: type[PerturbedOptimizer] = {"vadam": ba.Vadam, "ivon": ba.IVON}[name]
     return ours(ba.param_groups(model), num_data=characters, **options)
 
 
-def _vadagrad(
-    model: nn.Module, characters: int, *, lr: float, beta: float, s0: float, unit: str, seed: int
-) -> Optimizer:
-    """Create VadaGrad with ``s0`` in one of the units in ``UNITS``."""
-    num_data, precision = {
-        "mean": (1.0, s0),
-        "data": (math.sqrt(characters), characters * s0),
-        "sum": (float(characters), s0),
-    }[unit]
-    return ba.VadaGrad(
-        model.named_parameters(), lr, num_data=num_data, betas=(0.0, beta), initial_precision=precision, seed=seed
-    )
-
-
-def annealing(config: Mapping[str, Any]) -> Annealing | None:
-    """Return the schedule of the learning rate, or ``None`` if the optimiser has its own."""
+def annealing(config: Mapping[str, Any], done: float) -> float | None:
+    """Return the factor of the learning rate at the completed share of the training, or ``None`` if the optimiser has
+    its own schedule.
+    """
     if config["decay"] == "steps":
-        every = config["decay_every"] / config["published_epochs"]
-        return lambda done: 0.1 ** math.floor(done / every + 1e-9)
+        every: float = config["decay_every"] / config["published_epochs"]
+        return math.pow(0.1, math.floor(done / every + 1e-9))
     if config["method"] in ("vadam", "ivon"):
         return None
-    return lambda done: 0.01 + 0.99 * 0.5 * (1.0 + math.cos(math.pi * done))  # as in our own optimisers
+    return 0.01 + 0.99 * 0.5 * (1.0 + math.cos(math.pi * done))  # as in our own optimisers
 
 
-def train(config: Mapping[str, Any], text: Text, folder: Path, progress: Progress) -> Trained:
-    """Train one network, or resume its training.
+def train(config: Mapping[str, Any], text: Text, context: Context) -> tuple[nn.Module, Posterior, dict[str, Any]]:
+    """Train one network, or resume its training from the checkpoint, which is written with every record.
 
-    Args:
-        config: Config of the unit.
-        text: Text with the training and the test part.
-        folder: Folder for checkpoints, which are written with every record.
-        progress: Function that is called after every few steps.
+    Returns:
+        The network, whose weights are the point estimate or the posterior mean; the posterior, if the method has one;
+        and facts: ``steps``, the number of steps; ``diverged``, the step, counted from 1, at which the training ended
+        because a loss or a gradient was not finite; and ``curve``, records of the time in epochs, of the mean training
+        loss per character since the last record, and of the loss of the mean network per character of the test part.
     """
     model = build(config, len(text.alphabet))
-    data, test = rows(config, text.train), rows(config, text.test)
+    data, test = Rows(text.train, config), Rows(text.test, config)
     total = round(config["epochs"] * data.steps)
     optimizer = make_optimizer(model, config, len(text.train), total)
-    factor = annealing(config)
     rates = [group["lr"] for group in optimizer.param_groups]
-    checkpoint = folder / "training.pt"
-    curve, run, order = Curve(), _Run(), None
-    if checkpoint.is_file():
-        curve, run = _restore(checkpoint, model, optimizer)
+    path, begun, state, order = context.folder / "training.pt", 0, None, None
+    curve: dict[str, list[float]] = {"epoch": [], "train": [], "test": []}
+    if path.is_file():
+        saved = torch.load(path)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        curve, begun, state = saved["curve"], saved["step"], saved["state"]
     marks = {math.ceil(i * data.steps / config["records"]) for i in range(1, config["records"] + 1)}
-    for step in range(run.step, total):
+    losses: list[float] = []
+    for step in range(begun, total):
         epoch, place = divmod(step, data.steps)
         if place == 0:
-            run.state = None
+            state = None
+        factor = annealing(config, step / total)
         if factor is not None:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * factor(step / total)
-        if place == 0 or step == run.begun:
+                group["lr"] = rate * factor
+        if place == 0 or step == begun:
             order = data.order(config["seed"] * 1000 + epoch)
-        r, c = data.block(place, order)
+        block = data.block(place, order)
         try:
-            loss, run.state = _step(model, optimizer, data.x[r, c], data.y[r, c], run.state, config["clamp"])
+            loss, state = _step(model, optimizer, data.x[block], data.y[block], state, config["clamp"])
         except FloatingPointError:
             loss = math.nan
         if not math.isfinite(loss):
-            return Trained(model, None, curve, step + 1, step)
-        run.step, run.loss, run.count = step + 1, run.loss + loss, run.count + 1
+            return model, None, {"steps": step, "diverged": step + 1, "curve": curve}
+        losses.append(loss)
         if place + 1 in marks:
-            curve.epoch.append((step + 1) / data.steps)
-            curve.train.append(run.loss / run.count)
-            curve.test.append(mean_loss(model, test))
-            run.loss, run.count = 0.0, 0
-            _save(checkpoint, model, optimizer, curve, run)
+            curve["epoch"].append((step + 1) / data.steps)
+            curve["train"].append(sum(losses) / len(losses))
+            curve["test"].append(mean_loss(model, test))
+            losses = []
+            states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            save(path, {**states, "curve": curve, "step": step + 1, "state": state})
         if step % 20 == 0 or step + 1 == total:
-            progress(step + 1, total, f"epoch {epoch + 1}, loss {loss:.3f}")
+            context.progress(step + 1, total, f"epoch {epoch + 1}, loss {loss:.3f}")
     posterior = optimizer.posterior(model) if isinstance(optimizer, PerturbedOptimizer) else None
-    return Trained(model, posterior, curve, None, total)
-
-
-@dataclass
-class _Run:
-    """The state of a training between two steps, besides the network and the optimiser."""
-
-    step: int = 0
-    begun: int = 0
-    state: State | None = None
-    loss: float = 0.0
-    count: int = 0
+    return model, posterior, {"steps": total, "diverged": None, "curve": curve}
 
 
 def _step(
@@ -188,14 +276,89 @@ def _step(
     return loss.item(), None if state is None else (state[0].detach(), state[1].detach())
 
 
-def _save(path: Path, model: nn.Module, optimizer: Optimizer, curve: Curve, run: _Run) -> None:
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "curve": asdict(curve)}
-    with replacing(path) as temporary:
-        torch.save({**state, "step": run.step, "state": run.state}, temporary)
+def _logits(model: nn.Module, data: Rows) -> Iterator[tuple[Place, Tensor]]:
+    """Yield the logits of all blocks in the order of the text; the state is carried from one block to the next."""
+    state = None
+    for step in range(data.steps):
+        rows, columns = data.block(step)
+        logits, state = model(data.x[rows, columns], state)
+        yield (rows, columns), logits
 
 
-def _restore(path: Path, model: nn.Module, optimizer: Optimizer) -> tuple[Curve, _Run]:
-    saved = torch.load(path)
-    model.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
-    return Curve(**saved["curve"]), _Run(step=saved["step"], begun=saved["step"], state=saved["state"])
+@torch.no_grad()
+def mean_loss(model: nn.Module, data: Rows) -> float:
+    """Return the loss in nats per character with the current weights of the network."""
+    total = math.fsum(
+        float(F.cross_entropy(logits.flatten(0, 1), data.y[block].flatten(), reduction="sum"))
+        for block, logits in _logits(model, data)
+    )
+    return total / data.y.numel()
+
+
+@torch.no_grad()
+def scores(
+    model: nn.Module, posterior: Posterior, data: Rows, counts: Sequence[int] = (), passage: int = 0
+) -> dict[str, Any]:
+    """Return scores per character of the predictive distributions. Each sample reads the text with its own memory.
+
+    Args:
+        model: Network with the posterior mean or the point estimate as weights.
+        posterior: Posterior from which weights are sampled.
+        data: The text to predict.
+        counts: Numbers of samples, in ascending order; predictions are averaged over the first samples.
+        passage: Length of the piece of text, from the beginning, of which every character is kept.
+
+    Returns:
+        Entries such as ``"mean"`` and ``"samples-8"``, each with ``nll`` in nats, ``perplexity``, ``ece`` in 15 bins
+        and ``accuracy``; ``"passage"`` has the NLL and the entropy of every character for the mean network and for the
+        largest number of samples, and for the samples also the mutual information.
+    """
+    probs, _ = _probabilities(model, data)
+    target = data.y.flatten()
+    found: dict[str, Any] = {"mean": _scored(probs, target)}
+    shown = {"codes": target[:passage], **_characters("mean", probs[:passage], target[:passage])}
+    if posterior is not None and counts:
+        total, inner = torch.zeros_like(probs), torch.zeros(len(probs))
+        for number in range(counts[-1]):
+            with posterior.applied(model, sample=number):
+                probs, entropy = _probabilities(model, data)
+            total += probs
+            inner += entropy
+            if number + 1 in counts:
+                found[f"samples-{number + 1}"] = _scored(total / (number + 1), target)
+        average = total[:passage] / counts[-1]
+        shown |= _characters("samples", average, target[:passage])
+        shown["mutual_information"] = (_entropy(average) - inner[:passage] / counts[-1]).clamp(min=0.0)
+    if passage:
+        found["passage"] = shown
+    return found
+
+
+def _probabilities(model: nn.Module, data: Rows) -> tuple[Tensor, Tensor]:
+    """Return the probabilities in the order of the text, ``(n, characters)``, and their entropies, ``(n,)``."""
+    probs, entropy = torch.empty(0), torch.empty(data.y.shape)
+    for block, logits in _logits(model, data):
+        if not len(probs):
+            probs = torch.empty(*data.y.shape, logits.shape[-1])
+        probs[block] = logits.softmax(-1)
+        entropy[block] = _entropy(probs[block])
+    return probs.flatten(0, 1), entropy.flatten()
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    found: Tensor = torch.special.entr(probs)
+    return found.sum(-1)
+
+
+def _scored(probs: Tensor, target: Tensor) -> dict[str, float]:
+    nll = -float(probs.gather(1, target[:, None]).log().double().mean())
+    return {
+        "nll": nll,
+        "perplexity": math.exp(nll),
+        "ece": ba.metrics.expected_calibration_error(probs, target),
+        "accuracy": ba.metrics.accuracy(probs, target),
+    }
+
+
+def _characters(name: str, probs: Tensor, target: Tensor) -> dict[str, Tensor]:
+    return {f"{name}_nll": -probs.gather(1, target[:, None])[:, 0].log(), f"{name}_entropy": _entropy(probs)}

@@ -1,3 +1,179 @@
 """Bayer et al. 2015, Table 1: densities of regression targets on nine UCI data sets."""
 
-from experiments.fawn_uci.experiment import EXPERIMENT as EXPERIMENT
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.fawn import fit, scores
+from experiments.fawn_uci.gp import score
+from experiments.framework import Context, Report, Unit
+from experiments.plots import panels
+from experiments.tables import Number, frame, grid, published
+from experiments.uci import splits
+
+TITLE = "Fast adaptive weight noise on nine UCI data sets"
+SOURCE = "Bayer et al. 2015, Table 1"
+
+DATASETS = {
+    "boston": (10, 20_000, "Boston"),
+    "concrete": (10, 20_000, "Concrete"),
+    "energy": (10, 20_000, "Energy"),
+    "kin8nm": (10, 20_000, "Kin8Nm"),
+    "naval": (10, 40_000, "Naval"),
+    "power": (10, 20_000, "Power Plant"),
+    "protein": (5, 20_000, "Protein"),
+    "wine": (10, 20_000, "Wine"),
+    "yacht": (10, 20_000, "Yacht"),
+}
+"""Number of splits (protein has only five), number of iterations, and name in the paper."""
+SHORTER = ("vi", "bern", "bern-inputs")
+"""Methods with two fifths of the iterations, to save time."""
+METHODS: dict[str, dict[str, Any]] = {
+    "vi": {"weights": "gaussian", "objective": "vi"},
+    "ropd": {"weights": "gaussian", "objective": "ropd"},
+    "bern": {"weights": "bernoulli", "objective": "ropd"},
+    "bern-inputs": {"weights": "bernoulli", "objective": "ropd", "scales": "inputs", "drawn_std": 0.2},
+}
+"""The last method is FAWN-BERN with a scale per input unit instead of output unit, and the paper's initialisation."""
+PROTOCOL = {
+    "hidden": 50,
+    "batch_size": 128,
+    "lr": 0.01,
+    "initial_std": 0.05,
+    "noise_sd": 0.3,
+    "mc_samples": 1_000,
+    "seed": 0,
+}
+GP = ("boston", "concrete", "energy", "yacht")
+"""Data sets for which the paper has a Gaussian process."""
+LABELS = {
+    "ropd": ("FAWN-ROPD", "ROPD", "#D55E00"),
+    "vi": ("FAWN-VI", "VI", "#0072B2"),
+    "bern": ("FAWN-BERN", "BERN", "#009E73"),
+    "bern-inputs": ("FAWN-BERN, scales of inputs", "BERN\ninputs", "#56B4E9"),
+    "gp": ("GP", "GP", "#555555"),
+}
+"""Names in tables and in the figure, and colours."""
+FAWN = ("ropd", "vi", "bern", "bern-inputs")
+
+
+def units() -> list[Unit]:
+    """Return one unit per data set and method, with all splits at once."""
+    found = []
+    for dataset, (count, iterations, _) in DATASETS.items():
+        for method, own in METHODS.items():
+            steps = iterations * 2 // 5 if method in SHORTER else iterations
+            config = {"dataset": dataset, "method": method, **PROTOCOL, "iterations": steps, **own, "splits": count}
+            found.append(Unit(f"{method}-{dataset}", config))
+        if dataset in GP:
+            config = {"dataset": dataset, "method": "gp", "splits": count, "restarts": 3, "seed": 0}
+            found.append(Unit(f"gp-{dataset}", config))
+    return found
+
+
+def run(unit: Unit, context: Context) -> dict[str, Any]:
+    """Fit the models for all splits, and return their scores."""
+    config = unit.config
+    parts = splits(f"uci/{config['dataset']}", config["splits"])
+    if config["method"] == "gp":
+        own = []
+        for split, part in enumerate(parts):
+            context.progress(split, len(parts), f"split {split}")
+            own.append(context.memory.cache(score)(part, config["restarts"], config["seed"] + split))
+        return {"splits": own}
+    began = time.perf_counter()
+    found, curves = fit(parts, [config["seed"] + split for split in range(len(parts))], config, context.progress)
+    seconds = time.perf_counter() - began
+    return {
+        "splits": [scores(fitted, part, config) for fitted, part in zip(found, parts, strict=True)],
+        "training_loss": curves,
+        "seconds_per_network": seconds / len(parts),
+    }
+
+
+def report(results: Mapping[str, Any]) -> Report:
+    """Return our numbers beside those of the paper."""
+    numbers = published(Path(__file__).with_name("paper.csv"))
+    values: dict[tuple[str, str, str], list[float]] = {}
+    for key, result in results.items():
+        method, _, dataset = key.rpartition("-")
+        for metric in result["splits"][0].keys() - {"noise_sd"}:
+            values[dataset, method, metric] = [split[metric] for split in result["splits"]]
+        if method in FAWN:
+            values[dataset, method, "noise_sd"] = [split["noise_sd"][0] for split in result["splits"]]
+            values[dataset, method, "seconds"] = [result["seconds_per_network"]]
+
+    def theirs(dataset: str, name: str) -> Number | None:
+        return numbers.get((DATASETS[dataset][2], name.partition(",")[0], "test_NLL"))
+
+    def mean(dataset: str, method: str, metric: str, form: str) -> str | None:
+        found = values.get((dataset, method, metric))
+        return form.format(sum(found) / len(found)) if found else None
+
+    def less(dataset: str, method: str, metric: str, decimals: int | None) -> Number:
+        one, other = (values.get((dataset, method, name)) for name in (f"sampled_{metric}", metric))
+        return Number.less(one, other, decimals=decimals, sd=True) if one and other else Number(None)
+
+    tables = {}
+    for method, (name, _, _) in LABELS.items():
+        rows = []
+        for dataset in DATASETS:
+            own, paper = values.get((dataset, method, "nll")), theirs(dataset, name)
+            if own is not None and paper is not None:
+                gap, error = in_errors(Number.of(own), paper), Number(Number.of(own).error, None, 3)
+                reached = None if gap is None else "yes" if gap <= 1.0 else "no"
+                cells = [Number.of(own, decimals=3, sd=True), error, paper, Number(gap, None, 1), reached]
+                rows.append([dataset, *cells])
+        header = ["data", "ours ± sd", "standard error", "paper ± sd", "difference", "reached"]
+        tables[f"{name}: test NLL in nats per point"] = frame(header, rows)
+    copied = grid(DATASETS, {"VI": "VI", "PBP": "PBP"}, theirs)
+    tables["From the paper, which copied them: test NLL ± standard error"] = copied
+    names = {method: name for method, (name, _, _) in LABELS.items()}
+    tables["Test RMSE ± sd"] = grid(DATASETS, names, lambda d, m: Number.of(values.get((d, m, "rmse"), []), sd=True))
+    columns = {"noise_sd": "{:.4g}", "sd": "{:.4g}", "epistemic": "{:.0%}"}
+    rows = [[d, *(mean(d, m, name, form) for m in FAWN for name, form in columns.items())] for d in DATASETS]
+    header = [each for m in FAWN for each in (f"{names[m]}: noise sd", "predictive sd", "of the weights")]
+    tables["What the predictive variance is made of; means over the splits"] = frame(["data", *header], rows)
+    rows = [[d, *(less(d, m, *one) for m in FAWN for one in (("nll", 3), ("rmse", None)))] for d in DATASETS]
+    title = "A mixture over 1,000 samples of the first layer less propagated moments, ± sd over the splits"
+    tables[title] = frame(["data", *(each for m in FAWN for each in (f"{names[m]}: NLL", "RMSE"))], rows)
+    title = "Seconds of training per split, on one core that others also used"
+    tables[title] = grid(DATASETS, names, lambda d, m: mean(d, m, "seconds", "{:.1f}"))
+    return Report(tables, {"nll": _figure(values, theirs)})
+
+
+def in_errors(ours: Number, theirs: Number, count: int = 10) -> float | None:
+    """Return ours minus theirs in standard errors of their mean over ``count`` splits, if they give errors."""
+    if ours.mean is None or theirs.mean is None or not theirs.error:
+        return None
+    return (ours.mean - theirs.mean) / (theirs.error / math.sqrt(count))
+
+
+def _figure(values: Mapping[tuple[str, str, str], list[float]], theirs: Any) -> Figure:
+    """Plot a panel per data set: our means are filled, the paper's are open, and bars are one standard deviation."""
+    figure, axes = panels(3, 3, 9.9, 8.0, grid="y")
+    methods = ("vi", "ropd", "bern", "bern-inputs", "gp")
+    for axis, dataset in zip(axes.flat, DATASETS, strict=True):
+        for place, method in enumerate(methods):
+            name, _, colour = LABELS[method]
+            own = Number.of(values.get((dataset, method, "nll"), []), sd=True)
+            for number, shift, inside in ((own, -0.13, colour), (theirs(dataset, name), 0.13, "white")):
+                if number is not None and number.mean is not None:
+                    style = {"fmt": "o", "color": colour, "mfc": inside, "markersize": 6, "elinewidth": 1.2}
+                    axis.errorbar(place + shift, number.mean, yerr=number.error or 0.0, **style)
+        axis.axhline(theirs(dataset, "PBP").mean or np.nan, color="black", linewidth=0.8, linestyle=":", zorder=0)
+        axis.set_title(dataset, fontsize=10)
+        axis.set_xticks(range(len(methods)), [LABELS[method][1] for method in methods], fontsize=8)
+        axis.set_xlim(-0.6, len(methods) - 0.4)
+        axis.tick_params(axis="y", labelsize=8)
+        axis.set_ylabel("test NLL, nats" if axis in axes[:, 0] else "", fontsize=9)
+    bars = "Filled: ours; open: paper; bars: one standard deviation over splits."
+    figure.suptitle(f"{bars}\nDotted: PBP, from the paper. Lower is better.", fontsize=9)
+    return figure

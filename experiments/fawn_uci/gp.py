@@ -8,34 +8,31 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 from torch import Tensor
 
 import bayesadam as ba
-from experiments.experiment import Progress
-from experiments.uci_table1.protocol import Part
-
-START = {"length": 0.0, "smooth": 0.0, "linear": 0.0, "constant": 0.0, "noise": -2.0}
-"""Natural logarithms of the hyper-parameters of the first start: length scales and variances, in standardised units."""
-
-BOUNDS = {"length": (-4.0, 9.0), "smooth": (-9.0, 9.0), "linear": (-12.0, 7.0), "constant": (-12.0, 7.0)}
-NOISE_BOUNDS = (-14.0, 3.0)
+from experiments.uci import Part
 
 
 class Process:
-    """The data. Hyper-parameters are a vector: length scales of the inputs, then smooth, linear, constant, noise."""
+    """The data. Hyper-parameters are a vector of natural logarithms, in standardised units: length scales of the
+    inputs, and the variances smooth, linear, constant and noise.
+
+    Attributes:
+        start: The first start.
+        bounds: Lower and upper bounds.
+    """
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x.double(), y.double()
-        self.bounds = [BOUNDS["length"]] * x.shape[1] + [BOUNDS[n] for n in ("smooth", "linear", "constant")]
-        self.bounds.append(NOISE_BOUNDS)
-        lengths = [START["length"]] * x.shape[1]
-        self.start = np.array(lengths + [START[n] for n in ("smooth", "linear", "constant", "noise")])
+        self.start = np.array([0.0] * (x.shape[1] + 3) + [-2.0])
+        self.bounds = [(-4.0, 9.0)] * x.shape[1] + [(-9.0, 9.0), (-12.0, 7.0), (-12.0, 7.0), (-14.0, 3.0)]
 
     def kernel(self, theta: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Return the kernel matrix without the noise."""
@@ -67,7 +64,6 @@ class Process:
 
     def fit(self, start: NDArray[np.float64]) -> tuple[Tensor, float]:
         """Return the hyper-parameters that L-BFGS finds from a start, and their log marginal likelihood."""
-        from scipy.optimize import minimize
 
         def objective(values: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
             try:
@@ -89,30 +85,26 @@ class Process:
         return self.kernel(theta, self.x, self.x) + noise
 
 
-def gp(parts: Sequence[Part], config: Mapping[str, Any], progress: Progress) -> list[dict[str, Any]]:
-    """Return the scores of every split, with the hyper-parameters of the largest marginal likelihood."""
-    found = []
-    starts = 1 + config["restarts"]
-    for number, part in enumerate(parts):
-        began = time.perf_counter()
-        process, generator = Process(*part.train), np.random.default_rng(config["seed"] + number)
-        fits = []
-        for start in range(starts):
-            progress(starts * number + start, starts * len(parts), f"split {number}")
-            shift = generator.standard_normal(len(process.start)) if start else 0.0
-            fits.append(process.fit(process.start + shift))
-        theta, _ = max(fits, key=lambda fit: fit[1])
-        mean, variance = process.predict(theta, part.x)
-        noise = theta[-1].exp().expand(mean.shape)
-        prediction = ba.predictive.GaussianPredictive(mean, variance - noise, noise)
-        prediction = prediction.rescale(part.scaler.mean, part.scaler.std)
-        found.append(
-            {
-                "nll": ba.metrics.nll(prediction, part.y.double()),
-                "rmse": ba.metrics.rmse(prediction.mean, part.y.double()),
-                "log_marginal_likelihoods": [value for _, value in fits],
-                "hyperparameters": theta,
-                "seconds": time.perf_counter() - began,
-            }
-        )
-    return found
+def score(part: Part, restarts: int, seed: int) -> dict[str, Any]:
+    """Fit the hyper-parameters with the largest marginal likelihood of several starts, and return the test scores."""
+    began = time.perf_counter()
+    prediction, theta, fits = fit(part, restarts, seed)
+    return {
+        "nll": ba.metrics.nll(prediction, part.y.double()),
+        "rmse": ba.metrics.rmse(prediction.mean, part.y.double()),
+        "log_marginal_likelihoods": fits,
+        "hyperparameters": theta.tolist(),
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def fit(part: Part, restarts: int, seed: int) -> tuple[ba.predictive.GaussianPredictive, Tensor, list[float]]:
+    """Return predictions ``(m, 1)`` in original units, hyper-parameters, and the marginal likelihood of each start."""
+    process, generator = Process(*part.train), np.random.default_rng(seed)
+    starts = [process.start, *(process.start + generator.standard_normal(len(process.start)) for _ in range(restarts))]
+    fits = [process.fit(start) for start in starts]
+    theta, _ = max(fits, key=lambda fit: fit[1])
+    mean, variance = process.predict(theta, part.x)
+    noise = theta[-1].exp().expand(mean.shape)
+    prediction = ba.predictive.GaussianPredictive(mean, variance - noise, noise)
+    return prediction.rescale(part.scaler.mean, part.scaler.std), theta, [value for _, value in fits]

@@ -123,10 +123,8 @@ OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
 def optimizer_of(method: str, settings: Mapping[str, Any], weights: torch.nn.Parameter, seed: int) -> Optimizer:
     """Create the method's optimiser of an actor's weights; ``seed`` is the seed of their noise."""
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
-    if issubclass(OPTIMIZERS[method], ba.optim.PerturbedOptimizer):  # type: ignore[arg-type]
+    if not method.endswith("plain"):
         given |= {"num_data": 1, "seed": seed}
-        if method == "vadam":
-            given |= {"recipe": "paper"}
-    elif method == "adam-plain":
-        given |= {"fused": True}
+    if method in ("vadam", "adam-plain"):
+        given |= {"recipe": "paper"} if method == "vadam" else {"fused": True}
     return OPTIMIZERS[method]([weights], **given)

@@ -3,23 +3,132 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import bayesadam as ba
 from bayesadam import population
-from experiments.experiment import Progress
-from experiments.logistic_regression.matlab import MatlabVadam
-from experiments.logistic_regression.mf_exact import Array, Gaussian
-from experiments.logistic_regression.problem import Problem
+from bayesadam.optim import PerturbedOptimizer
+from experiments.framework import Context, Told, Unit
+from experiments.logistic_regression import (
+    Array,
+    Gaussian,
+    Problem,
+    halves,
+    log_loss,
+    mf_exact,
+    negative_elbo,
+    symmetric_kl,
+)
 
 STEPS = 1000
 """Number of steps between two reports of the progress. The number of iterations is rounded up to a multiple of it."""
+BIAS = 1e-5
+"""Prior precision of the bias."""
+
+
+def settings(
+    method: str, batch_size: int, iterations: int, lr: float, rate: float, decay: float | None = None
+) -> dict[str, Any]:
+    """Return the settings of a method, as JSON.
+
+    Args:
+        method: ``"vadam"``, ``"vadam-matlab"``, ``"vogn"``.
+        batch_size: Number of points per minibatch, which are drawn with replacement. If it is at least the number of
+            data points, every step uses all of them.
+        iterations: Number of steps.
+        lr: Initial learning rate.
+        rate: Initial value of ``1 - b2``.
+        decay: Exponent with which both rates are divided by ``1 + t^decay`` (Khan et al. 2018, eq. 104); they are
+            constant for ``None``.
+    """
+    found = {"method": method, "batch_size": batch_size, "iterations": iterations, "lr": lr, "rate": rate}
+    return {**found, "momentum": 0.9, "decay": decay}
+
+
+VON: dict[str, Any] = {
+    "method": "von",
+    "iterations": 20_000,
+    "lr": 0.05,
+    "rate": 0.05,
+    "half_life": 1000,
+    "averaged": 0.2,
+}
+"""Settings of VON with exact Hessians on full batches. Both rates are divided by ``1 + t / half_life``, and the results
+are averaged over the last share ``averaged`` of the steps.
+"""
+
+
+class MatlabVadamRule:
+    """Vadam as ``my_methods.m`` of the authors' code, which produced the published Fig. 2, has it::
+
+        m     <- b1 m + (1 - b1) (g + lt mu)                  m_hat = m / (1 - b1^t)
+        s     <- b2 s + (1 - b2) g^2                          s_hat = s / (1 - b2^t)
+        mu    <- mu - lr m_hat / (sqrt(s_hat / N) + lt)
+        1 / sigma^2 = N (s_hat + lt)
+
+    It differs from Khan et al. 2018, Fig. 1, in three things:
+
+    * The mean's step divides by ``sqrt(s / N)``, not by ``sqrt(s)``: the code takes the root of its ``S = N s``,
+      although its gradient is the sum over the data.
+    * The noise and the posterior take the bias-corrected ``s_hat``.
+    * The correction is ``1 - b2^t`` with the *current* ``b2``, even if ``b2`` is scheduled: under the decay of
+      eq. 104 the correction is too large, on USPS by 17% after all 120,312 steps.
+
+    ``s`` starts at ``1 / N`` (the code's ``S = I``), so ``initial_precision`` is not used. There is no temperature.
+    """
+
+    state: tuple[str, ...] = ("exp_avg", "exp_avg_sq", "corrected")
+    power = 2
+    needs_noise = False
+    options = ()
+
+    def init(self, mean: Tensor, hp: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return the initial state: momentum 0 and curvature ``1 / N``."""
+        start = torch.ones_like(mean) / hp["num_data"]
+        return {"exp_avg": torch.zeros_like(mean), "exp_avg_sq": start, "corrected": start.clone()}
+
+    def precision(self, state: Mapping[str, Tensor], hp: Mapping[str, Any]) -> Tensor:
+        """Return the precision ``N (s_hat + lt)``."""
+        return torch.mul(state["corrected"], hp["num_data"]).add_(hp["prior_precision"])
+
+    def curvature(
+        self, grad: Tensor, eps: Tensor | None, state: Mapping[str, Tensor], hp: Mapping[str, Any]
+    ) -> Tensor | None:
+        """Return the gradient's magnitude, ``g^2``."""
+        return grad.square()
+
+    def update_(
+        self,
+        mean: Tensor,
+        state: Mapping[str, Tensor],
+        grad: Tensor,
+        curvature: Tensor | None,
+        hp: Mapping[str, Any],
+    ) -> None:
+        """Make one step, as described in the class."""
+        assert curvature is not None
+        average, running, corrected = (state[name] for name in self.state)
+        (b1, b2), step, num_data = hp["betas"], hp["step"], hp["num_data"]
+        damping = hp["prior_precision"] / num_data
+        average.lerp_(grad.add_(mean * damping), 1.0 - b1)
+        running.lerp_(curvature, 1.0 - b2)
+        torch.div(running, 1.0 - b2**step, out=corrected)
+        scale = torch.div(corrected, num_data, out=curvature).sqrt_().add_(damping)
+        mean.addcdiv_(average, scale, value=-hp["lr"] / (1.0 - b1**step))
+
+
+class MatlabVadam(PerturbedOptimizer):
+    """The optimiser with this rule, which is only for the experiments."""
+
+    rule = MatlabVadamRule()
+
 
 METHODS: dict[str, Any] = {"vadam": "vadam", "vadam-matlab": MatlabVadam, "vogn": "vogn", "von": "von"}
 """The engine's name or rule of each method."""
@@ -32,94 +141,76 @@ def fit(
     *,
     start: float = 0.0,
     checkpoint: Path | None = None,
-    progress: Progress | None = None,
+    progress: Told | None = None,
 ) -> list[Gaussian]:
     """Return the posteriors at the end of a method's training, in float64.
 
     Args:
         problems: Problems of equal size, one per member, which all have the prior of the first.
-        config: Settings from :func:`.protocol.settings`, or :data:`.protocol.VON`, possibly with changes.
+        config: Settings from :func:`settings`, or :data:`VON`, possibly with changes.
         seeds: Seeds of the noise and of the minibatches, one per member.
         start: Initial value of all means. It must be 0 if the prior differs between the weights.
         checkpoint: Folder for checkpoints. Methods whose steps are averaged do not use it.
         progress: Function that is called regularly with the progress.
     """
-    first = problems[0]
-    shared = {
-        "likelihood": ba.Bernoulli(),
-        "method": METHODS[config["method"]],
-        "seed": list(seeds),
-        "chunk": len(problems),
-        "progress": False,
-        **_prior(first),
-    }
-    models = [_model(first, start) for _ in problems]
+    first, told = problems[0], progress or (lambda *_: None)
     data = _tensors(problems)
-    told = progress or (lambda *_: None)
+    size = first.x.shape[1] - first.bias, 1
+    models = [nn.Linear(*size, bias=first.bias).double() for _ in problems]  # the bias replaces the column of ones
+    for model in models:
+        for parameter in model.parameters():
+            nn.init.constant_(parameter, start)
+    decay: Callable[[int], float] | None = None
     if config["method"] == "von":
-        return _von(models, data, shared, config, told)
-    steps = min(STEPS, config["iterations"])
-    epochs = math.ceil(config["iterations"] / steps)
-    decay = None if config["decay"] is None else ba.optim.polynomial_decay(config["decay"])
-    nets = population.train(
-        models,
-        data,
-        epochs=epochs,
-        steps_per_epoch=steps,
-        batch_size=config["batch_size"],
-        replacement=True,
-        lr=config["lr"],
-        betas=(config["momentum"], 1.0 - config["rate"]),
-        lr_decay=decay,
-        beta_decay=decay,
-        checkpoint=checkpoint,
-        on_epoch=lambda epoch, members, nets: told(epoch + 1, epochs),
-        **shared,
-    )
-    means, variances = _rows(nets.mean), _rows(nets.variance)
-    return [Gaussian(m, np.sqrt(v)) for m, v in zip(means, variances, strict=True)]
-
-
-def _von(
-    models: list[nn.Module], data: Any, shared: dict[str, Any], config: Mapping[str, Any], told: Progress
-) -> list[Gaussian]:
-    """Run VON on full batches, and average the mean and the precision from the running Hessian over the last steps."""
-    epochs = config["iterations"]
-    begin = epochs - math.ceil(config["averaged"] * epochs)
+        epochs, momentum = config["iterations"], 0.0
+        own: dict[str, Any] = {"batch_size": max(len(x) for x, _ in data), "options": {"hessian": "exact"}}
+        decay = partial(harmonic, float(config["half_life"]))
+    else:
+        steps, momentum = min(STEPS, config["iterations"]), config["momentum"]
+        epochs = math.ceil(config["iterations"] / steps)
+        own = {
+            "steps_per_epoch": steps,
+            "batch_size": config["batch_size"],
+            "replacement": True,
+            "checkpoint": checkpoint,
+        }
+        if config["decay"] is not None:
+            decay = ba.optim.polynomial_decay(config["decay"])
+    begin = epochs - math.ceil(config.get("averaged", 0.0) * epochs)
     totals: dict[str, Any] = {"mean": 0.0, "precision": 0.0}
 
-    def average(epoch: int, members: list[int], nets: population.Population) -> None:
+    def keep(epoch: int, members: list[int], nets: population.Population) -> None:
         if epoch >= begin:
             totals["mean"] += _rows(nets.mean)
             totals["precision"] += 1.0 / _rows(nets.variance)
         told(epoch + 1, epochs)
 
-    def decay(step: int) -> float:
-        return 1.0 / (1.0 + step / float(config["half_life"]))
-
-    population.train(
+    nets = population.train(
         models,
         data,
+        likelihood=ba.Bernoulli(),
+        method=METHODS[config["method"]],
         epochs=epochs,
-        batch_size=max(len(x) for x, _ in data),
-        options={"hessian": "exact"},
         lr=config["lr"],
-        betas=(0.0, 1.0 - config["rate"]),
+        betas=(momentum, 1.0 - config["rate"]),
         lr_decay=decay,
         beta_decay=decay,
-        on_epoch=average,
-        **shared,
+        seed=list(seeds),
+        chunk=len(problems),
+        progress=False,
+        on_epoch=keep,
+        **own,
+        **_prior(first),
     )
+    if begin == epochs:
+        return [Gaussian(m, np.sqrt(v)) for m, v in zip(_rows(nets.mean), _rows(nets.variance), strict=True)]
     count = epochs - begin
     return [Gaussian(m / count, (p / count) ** -0.5) for m, p in zip(*totals.values(), strict=True)]
 
 
-def _model(problem: Problem, start: float) -> nn.Module:
-    """Create a linear layer, whose bias replaces the column of ones."""
-    model = nn.Linear(problem.x.shape[1] - problem.bias, 1, bias=problem.bias).double()
-    for parameter in model.parameters():
-        nn.init.constant_(parameter, start)
-    return model
+def harmonic(half_life: float, step: int) -> float:
+    """Return the factor of both rates of VON."""
+    return 1.0 / (1.0 + step / half_life)
 
 
 def _prior(problem: Problem) -> dict[str, Any]:
@@ -137,15 +228,53 @@ def _prior(problem: Problem) -> dict[str, Any]:
     return {"prior": prior, "initial_precision": 1.0 + largest}
 
 
-def _tensors(problems: Sequence[Problem]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _tensors(problems: Sequence[Problem]) -> list[tuple[Tensor, Tensor]]:
     """Return inputs without the column of ones, and targets ``(N, 1)``, once for problems that are the same object."""
-    found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    found: dict[int, tuple[Tensor, Tensor]] = {}
     for problem in problems:
         pair = torch.from_numpy(problem.x[:, int(problem.bias) :].copy()), torch.from_numpy(problem.y).unsqueeze(1)
         found.setdefault(id(problem), pair)
     return [found[id(problem)] for problem in problems]
 
 
-def _rows(tensors: Mapping[str, torch.Tensor]) -> Array:
+def _rows(tensors: Mapping[str, Tensor]) -> Array:
     """Return the weights as rows, ``(P, D)``, with the bias first."""
     return torch.cat([tensors[name].flatten(1) for name in ("bias", "weight") if name in tensors], dim=1).numpy()
+
+
+def units_of(dataset: str, prior: float, splits: Sequence[int], methods: Mapping[str, Mapping[str, Any]]) -> list[Unit]:
+    """Return one unit per method, which fits all splits, or all seeds, at once.
+
+    Args:
+        dataset: Name of the data set.
+        prior: Prior precision of the weights.
+        splits: Number of the split that each run uses. The seed of a run is its index. A method may have its own
+            splits.
+        methods: Settings of every method but MF-Exact by the unit's key.
+    """
+    shared = {"dataset": dataset, "prior": prior, "bias_prior": BIAS, "splits": list(splits)}
+    every: dict[str, Mapping[str, Any]] = {"mf-exact": {"method": "mf-exact"}, **methods}
+    return [Unit(key, {**shared, **method}) for key, method in every.items()]
+
+
+def compare(unit: Unit, context: Context) -> dict[str, Any]:
+    """Fit all runs of a method, and return their scores in comparison with MF-Exact."""
+    config = unit.config
+    known = {s: halves(config["dataset"], s, config["prior"], config["bias_prior"]) for s in config["splits"]}
+    found = {split: mf_exact(problem.x, problem.y, problem.prior) for split, problem in known.items()}
+    problems, optima = [known[split] for split in config["splits"]], [found[split] for split in config["splits"]]
+    posteriors = optima
+    if config["method"] != "mf-exact":
+        seeds = range(len(problems))
+        posteriors = fit(problems, config, seeds, checkpoint=context.folder, progress=context.progress)
+    return {"runs": [_scores(*run) for run in zip(posteriors, problems, optima, strict=True)]}
+
+
+def _scores(q: Gaussian, problem: Problem, optimum: Gaussian) -> dict[str, float]:
+    """Return scores in nats; the negative evidence lower bound and the log-loss are per data point."""
+    found = {
+        "negative_elbo": negative_elbo(q, problem.x, problem.y, problem.prior) / len(problem.y),
+        "log_loss": log_loss(q, problem.x_test, problem.y_test),
+        "symmetric_kl": symmetric_kl(q, optimum),
+    }
+    return {name: float(f"{value:.6g}") for name, value in found.items()}

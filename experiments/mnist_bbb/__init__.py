@@ -1,3 +1,214 @@
 """Blundell et al. 2015, Table 1: MNIST, and predictions for images that are not digits."""
 
-from experiments.mnist_bbb.experiment import EXPERIMENT as EXPERIMENT
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from experiments.data import load
+from experiments.framework import Context, Report, Unit
+from experiments.mnist import predictive, scores, train
+from experiments.plots import panels
+from experiments.tables import Number, frame, published
+
+TITLE = "MNIST: errors, calibration, and images that are no digits"
+SOURCE = "Blundell et al. 2015, Table 1, with the weight-perturbed optimisers beside it"
+
+PROTOCOL = {
+    "epochs": 20,
+    "batch_size": 128,
+    "hidden": 400,
+    "train": 60_000,
+    "held_out": 10_000,
+    "split": 0,
+    "validation_samples": 16,
+    "mc_samples": 32,
+}
+SETTING = ("method", "options", "dropout", "predict")
+BINS = 40
+METHODS = {
+    "adam": ("Adam", "SGD", 2),
+    "dropout": ("MC dropout", "SGD dropout", 2),
+    "vadam": ("Vadam", "", 2),
+    "vadam-tempered": ("Vadam, temperature 0.01", "", 2),
+    "ivon": ("IVON", "", 2),
+    "bbb-gaussian": ("BBB, Gaussian prior", "BBB Gaussian prior", 1),
+    "bbb-mixture": ("BBB, scale mixture", "BBB scale mixture prior", 1),
+}
+"""Label, name in the paper, and number of seeds of the final runs."""
+METRICS = {"error": ("test error (%)", 2), "nll": ("NLL (nats)", 4), "ece": ("ECE", 4), "auroc": ("OOD AUROC", 3)}
+BLUE, GREY = "#0072B2", "0.45"
+
+Candidate = dict[str, Any]
+
+
+def _adam(lr: float) -> Candidate:
+    return {"method": "adam", "predict": "mean", "options": {"lr": lr}}
+
+
+def _dropout(rate: float, lr: float) -> Candidate:
+    return {"method": "adam", "predict": "monte_carlo", "dropout": rate, "options": {"lr": lr}}
+
+
+def _vadam(lr: float, prior_precision: float, temperature: float) -> Candidate:
+    options = {"lr": lr, "betas": [0.9, 0.999], "prior_precision": prior_precision, "temperature": temperature}
+    return {"method": "vadam", "predict": "monte_carlo", "options": options}
+
+
+def _ivon(lr: float, prior_precision: float) -> Candidate:
+    options = {"lr": lr, "betas": [0.9, 0.99995], "prior_precision": prior_precision, "initial_precision": 5000.0}
+    return {"method": "ivon", "predict": "monte_carlo", "options": options}
+
+
+def _bbb(lr: float, initial_std: float, *prior: Any) -> Candidate:
+    options = {"lr": lr, "initial_std": initial_std, "prior": list(prior)}
+    return {"method": "bbb", "predict": "monte_carlo", "options": options}
+
+
+CANDIDATES: Mapping[str, Sequence[Candidate]] = {
+    "adam": [_adam(0.0003), _adam(0.001), _adam(0.003)],
+    "dropout": [_dropout(0.2, 0.001), _dropout(0.2, 0.003), _dropout(0.5, 0.001)],
+    "vadam": [_vadam(0.001, 1.0, 1.0), _vadam(0.003, 1.0, 1.0), _vadam(0.003, 10.0, 1.0)],
+    "vadam-tempered": [_vadam(0.001, 1.0, 0.01), _vadam(0.003, 1.0, 0.01), _vadam(0.003, 10.0, 0.01)],
+    "ivon": [_ivon(0.5, 3.0), _ivon(1.0, 3.0), _ivon(1.0, 10.0)],
+    "bbb-gaussian": [_bbb(0.001, 0.02, "Gaussian", 100.0)],
+    "bbb-mixture": [_bbb(0.003, 0.02, "ScaleMixture", 0.5, 0.37, 0.0025)],
+}
+"""Candidate settings by method. A method with a single candidate needs no search."""
+
+
+def units() -> list[Unit]:
+    """Return every candidate on one validation split, and then each method's best candidate with several seeds."""
+    found = []
+    for name, candidates in CANDIDATES.items():
+        searched = candidates if len(candidates) > 1 else ()
+        for number, candidate in enumerate(searched):
+            config = {**PROTOCOL, "seed": 0, "part": "search", **candidate}
+            found.append(Unit(f"search-{name}-{number}", config))
+        own = {} if searched else candidates[0]
+        for seed in range(METHODS[name][2]):
+            found.append(Unit(f"final-{name}-{seed}", {**PROTOCOL, "seed": seed, "part": "final", **own}, phase=1))
+    return found
+
+
+def run(unit: Unit, context: Context) -> dict[str, Any]:
+    """Train one network, and return its scores.
+
+    A candidate is trained on one part of the training digits, and scored on the other. The best one is trained on all
+    of them, and scored on the test digits and on the test images of Fashion-MNIST: the average over samples, if weights
+    or units are random, and the mean network.
+    """
+    config, digits = dict(unit.config), load("mnist")
+    x, y = digits.x_train[: config["train"]], digits.y_train[: config["train"]]
+    if config["part"] == "search":
+        order = torch.randperm(len(digits.x_train), generator=torch.Generator().manual_seed(config["split"]))
+        inner, outer = torch.split(order[: config["train"]], config["train"] - config["held_out"])
+        trained = train(config, digits.x_train[inner], digits.y_train[inner], context)
+        options = {"method": config["predict"], "mc_samples": config["validation_samples"]}
+        own = predictive(trained, digits.x_train[outer], **options)
+        return {"setting": _setting(config), "validation": scores(own, digits.y_train[outer])}
+    name = unit.key.removeprefix("final-").rpartition("-")[0]
+    best = None
+    if "method" not in config:
+        best = best_candidate(context.results, name)
+        config |= context.results[best]["setting"]
+    trained = train(config, x, y, context)
+    result: dict[str, Any] = {"chosen": best, "setting": _setting(config)}
+    for method in dict.fromkeys((config["predict"], "mean")):
+        own, other = (
+            predictive(trained, images, method=method, mc_samples=config["mc_samples"])
+            for images in (digits.x_test, load("fashion-mnist").x_test)
+        )
+        counts = {name: torch.histc(p.entropy, BINS, 0.0, math.log(10.0)) for name, p in (("in", own), ("out", other))}
+        result[method] = {**scores(own, digits.y_test, other), "entropy": counts}
+    return result
+
+
+def best_candidate(results: Mapping[str, Any], name: str) -> str:
+    """Return the key of a method's candidate with the lowest NLL; the results of all are needed."""
+    keys = [f"search-{name}-{number}" for number in range(len(CANDIDATES[name]))]
+    return min(keys, key=lambda key: float(results[key]["validation"]["nll"]))
+
+
+def _setting(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: config[name] for name in SETTING if name in config}
+
+
+def report(results: Mapping[str, Any]) -> Report:
+    """Return tables and a figure with the errors of the paper beside ours."""
+    numbers = published(Path(__file__).with_name("paper.csv"))
+    paper = {
+        name: numbers.get(("mnist units=400", theirs, "test_error_pct")) for name, (_, theirs, _) in METHODS.items()
+    }
+    finals: dict[str, list[Mapping[str, Any]]] = {name: [] for name in METHODS}
+    for key, result in results.items():
+        if key.startswith("final-"):
+            finals[key.removeprefix("final-").rpartition("-")[0]].append(result)
+    rows, alone, tried = [], [], []
+    for name, runs in finals.items():
+        label = METHODS[name][0]
+        row: list[Any] = [
+            label,
+            *(_number([_main(run)[m] for run in runs], digits) for m, (_, digits) in METRICS.items()),
+        ]
+        row.insert(2, Number(theirs.mean, None, 2) if (theirs := paper[name]) else None)
+        rows.append(row)
+        if "monte_carlo" in runs[0]:
+            own = [_number([run["mean"][m] for run in runs], digits) for m, (_, digits) in METRICS.items()]
+            both = [run["monte_carlo"]["auroc_mutual_information"] for run in runs]
+            alone.append([label, *own, _number(both, 3)])
+        for number in range(len(CANDIDATES[name]) if f"search-{name}-0" in results else 0):
+            found = results[key := f"search-{name}-{number}"]
+            settings = found["setting"]["options"] | {k: v for k, v in found["setting"].items() if k == "dropout"}
+            shown = ", ".join(f"{k}={v}" for k, v in settings.items())
+            shown = f"**{shown}**" if key == best_candidate(results, name) else shown
+            digits = {"error": 2, "nll": 4, "ece": 4}
+            tried.append([label, shown, *(Number(found["validation"][m], None, n) for m, n in digits.items())])
+    header = ["method", "test error, %", "published, 600 epochs", "NLL, nats", "ECE", "OOD AUROC"]
+    mutual = "OOD AUROC by mutual information, with samples"
+    tables = {
+        "The predictive of each method at its one setting: mean and standard error over seeds": frame(header, rows),
+        "The mean network alone, without sampling": frame([header[0], header[1], *header[3:], mutual], alone),
+        "All candidates on the validation split; the best NLL, in bold, is the setting above": frame(
+            ["method", "setting", "error, %", "NLL, nats", "ECE"], tried
+        ),
+    }
+    return Report(tables, {"scores": _figure(finals, paper)})
+
+
+def _number(values: Sequence[float], decimals: int) -> Number:
+    return Number.of(values, decimals=decimals)
+
+
+def _main(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the scores of the method's main predictions: averages over samples, or those of the mean network."""
+    found: Mapping[str, Any] = run.get("monte_carlo") or run["mean"]
+    return found
+
+
+def _figure(finals: Mapping[str, Sequence[Mapping[str, Any]]], paper: Mapping[str, Number | None]) -> Figure:
+    """Plot runs as dots, their means as lines, and published errors as diamonds."""
+    figure, axes = panels(1, len(METRICS), 11, 0.42 * len(finals) + 1.6, grid="x", sharey=True)
+    for axis, (metric, (label, _)) in zip(axes[0], METRICS.items(), strict=True):
+        for place, (name, runs) in enumerate(finals.items()):
+            values = [_main(run)[metric] for run in runs]
+            axis.plot(values, [place] * len(values), "o", color=BLUE, markersize=5, alpha=0.6, mew=0)
+            axis.plot([sum(values) / len(values)] * 2, [place - 0.25, place + 0.25], color=BLUE, lw=2)
+            if metric == "error" and (theirs := paper[name]):
+                axis.plot(theirs.mean, place, "D", color=GREY, mfc="white", markersize=6)
+        axis.set(xlabel=label, xscale="log" if metric in ("nll", "ece") else "linear")
+        axis.margins(x=0.12)
+    axes[0, 0].set_yticks(range(len(finals)), [METHODS[name][0] for name in finals])
+    axes[0, 0].invert_yaxis()
+    legend = [
+        Line2D([], [], color=BLUE, marker="o", linestyle="", label="ours, one dot per seed, line at the mean"),
+        Line2D([], [], color=GREY, marker="D", mfc="white", linestyle="", label="published (not verified)"),
+    ]
+    figure.legend(handles=legend, loc="outside upper right", ncols=2, frameon=False, fontsize=9)
+    return figure

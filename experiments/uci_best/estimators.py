@@ -19,7 +19,9 @@ from bayesadam import population
 from bayesadam.optim import half_cosine
 from bayesadam.predictive import GaussianPredictive
 from bayesadam.predictive.result import Predictive
-from experiments.uci_table1.protocol import Part
+from experiments.data import load
+from experiments.fawn_uci.gp import fit
+from experiments.uci import Part
 
 Array = NDArray[Any]
 LEVELS = torch.arange(0.005, 1.0, 0.01, dtype=torch.float64)
@@ -27,7 +29,7 @@ LEVELS = torch.arange(0.005, 1.0, 0.01, dtype=torch.float64)
 
 def score(estimator: str, dataset: str, split: int, settings: Mapping[str, Any]) -> dict[str, float]:
     """Fit an estimator to a training split, and return its scores on the test rows."""
-    data = ba.data.load(f"uci/{dataset}", split=split)
+    data = load(f"uci/{dataset}", split=split)
     parts = [part.double().numpy() for part in (data.x_train, data.y_train[:, 0], data.x_test)]
     began, cpu = time.perf_counter(), time.process_time()
     pred: Any = FITS[estimator](*parts, split, settings)
@@ -99,18 +101,8 @@ def deep_ensemble(x: Array, y: Array, new: Array, seed: int, settings: Mapping[s
 
 def gaussian_process(x: Array, y: Array, new: Array, seed: int, settings: Mapping[str, Any]) -> Predictive:
     """Fit a Gaussian process by marginal likelihood, with the best of several starts."""
-    from experiments.fawn_uci.gp import Process
-
-    part = _standardised(x, y, new)
-    process, generator = Process(*part.train), np.random.default_rng(seed)
-    starts = [process.start] + [
-        process.start + generator.standard_normal(len(process.start)) for _ in range(settings["restarts"])
-    ]
-    theta = max((process.fit(start) for start in starts), key=lambda fit: fit[1])[0]
-    mean, variance = process.predict(theta, part.x)
-    noise = theta[-1].exp().expand(mean.shape)
-    pred = GaussianPredictive(mean[:, 0], (variance - noise)[:, 0], noise[:, 0])
-    return pred.rescale(part.scaler.mean[0], part.scaler.std[0])
+    found = fit(_standardised(x, y, new), settings["restarts"], seed)[0]
+    return GaussianPredictive(found.mean[:, 0], found.epistemic[:, 0], found.aleatoric[:, 0])
 
 
 def ngboost(x: Array, y: Array, new: Array, seed: int, settings: Mapping[str, Any]) -> Predictive:

@@ -5,9 +5,25 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from bayesadam import bayes_by_backprop as bayes_by_backprop
+from bayesadam import calibration as calibration
+from bayesadam import curvature as curvature
+from bayesadam import distance as distance
+from bayesadam import functional as functional
+from bayesadam import likelihoods as likelihoods
+from bayesadam import metrics as metrics
+from bayesadam import moments as moments
+from bayesadam import noise as noise
+from bayesadam import objectives as objectives
+from bayesadam import optim as optim
+from bayesadam import population as population
+from bayesadam import posterior as posterior
+from bayesadam import posthoc as posthoc
+from bayesadam import predictive as predictive
+from bayesadam import priors as priors
+from bayesadam import pruning as pruning
 from bayesadam.anchored import anchored_ensemble
 from bayesadam.bayes_by_backprop import variational
-from bayesadam.black_box import minimize
 from bayesadam.calibration import calibrate, tune_posterior
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.dropout import MCDropout
@@ -47,52 +63,14 @@ from bayesadam.pruning import pruning_curve
 from bayesadam.swag import SWAG
 
 if TYPE_CHECKING:
-    from bayesadam import active as active
-    from bayesadam import bandits as bandits
-    from bayesadam import bayes_by_backprop as bayes_by_backprop
-    from bayesadam import black_box as black_box
-    from bayesadam import calibration as calibration
-    from bayesadam import conformal as conformal
-    from bayesadam import curvature as curvature
-    from bayesadam import data as data
-    from bayesadam import distance as distance
-    from bayesadam import functional as functional
     from bayesadam import integrations as integrations
-    from bayesadam import likelihoods as likelihoods
-    from bayesadam import metrics as metrics
-    from bayesadam import moments as moments
-    from bayesadam import noise as noise
-    from bayesadam import objectives as objectives
-    from bayesadam import optim as optim
     from bayesadam import plots as plots
-    from bayesadam import population as population
-    from bayesadam import posterior as posterior
-    from bayesadam import posthoc as posthoc
-    from bayesadam import predictive as predictive
-    from bayesadam import priors as priors
-    from bayesadam import pruning as pruning
     from bayesadam import sklearn as sklearn
-    from bayesadam import tuning as tuning
 
 __version__ = "0.1.0"
 
-MODULES = (
-    *("active", "bandits", "bayes_by_backprop", "black_box", "calibration", "conformal", "curvature", "data"),
-    *(
-        "distance",
-        "functional",
-        "integrations",
-        "likelihoods",
-        "metrics",
-        "moments",
-        "noise",
-        "objectives",
-        "optim",
-        "plots",
-    ),
-    *("population", "posterior", "posthoc", "predictive", "priors", "pruning", "sklearn", "tuning"),
-)
-"""Public modules, each of which is imported at its first use: ``ba.population`` needs no import of its own."""
+_OPTIONAL = ("integrations", "plots", "sklearn")
+"""Modules that need further packages; each is imported at its first use."""
 
 __all__ = [
     "BayesAdam",
@@ -131,7 +109,6 @@ __all__ = [
     "laplace",
     "load_posterior",
     "merge",
-    "minimize",
     "param_groups",
     "predict",
     "pruning_curve",
@@ -144,10 +121,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in MODULES:
+    if name in _OPTIONAL:
         return importlib.import_module(f"bayesadam.{name}")
     raise AttributeError(f"module 'bayesadam' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *MODULES, "__version__"})
+    return sorted({*globals(), *_OPTIONAL})

@@ -95,20 +95,6 @@ def test_flipout_has_weights_with_signs_of_the_shared_sample(layer):
     assert both.unique().numel() == 2
 
 
-@pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
-def test_outputs_have_the_mean_and_variance_on_average(estimator):
-    net = made(LAYERS["linear"][0], estimator)
-    x = torch.randn(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-    mean, variance = moments(net, x)
-    copies = 200 if estimator == "local" else 1
-    draws = 20 if estimator == "local" else 700
-    with torch.no_grad():
-        out = torch.cat([net(x.repeat(copies, 1)).view(copies, 2, 3) for _ in range(draws)]) - mean
-    count = len(out)
-    assert (out.mean(0).abs() / (variance / count).sqrt()).max() < 3.5
-    assert (out.square().mean(0) / variance - 1).abs().max() < 3.5 * math.sqrt(2 / count)
-
-
 @pytest.mark.parametrize(("estimator", "independent"), [("shared", False), ("local", True), ("flipout", True)])
 def test_data_points_are_independent(estimator, independent):
     net = made(LAYERS["linear"][0], estimator)
@@ -137,12 +123,9 @@ def test_signs_are_fair_bits_of_their_own():
     assert not torch.equal(signs(7, 3, 1, 40, 33, like), signs(2**40 + 7, 3, 1, 40, 33, like))
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", ["linear of sequences", "conv1d", "transposed"])
 @pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
-@pytest.mark.parametrize(
-    ("dtype", "std", "tolerance"),
-    [(torch.bfloat16, 0.05, 0.02), (torch.float16, 0.05, 2e-3), (torch.float16, 3e-4, 2e-3)],
-)
+@pytest.mark.parametrize(("dtype", "std", "tolerance"), [(torch.bfloat16, 0.05, 0.02), (torch.float16, 3e-4, 2e-3)])
 def test_low_precision_is_rounding_only(layer, estimator, dtype, std, tolerance):
     """With means of 0 nothing hides the spread; the square of 3e-4 is no number of float16."""
     make, shape = LAYERS[layer]
@@ -169,7 +152,7 @@ def test_gradients_are_unbiased(estimator):
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     net = variational(model, initial_std=0.4, estimator=estimator)
     variables = [*net.model.parameters(), *net.rho.parameters()]
-    copies, passes = (1, 400) if estimator == "shared" else (20, 100)
+    copies, passes = (1, 300) if estimator == "shared" else (20, 60)
 
     theta = [
         (1 + rho.exp()).log() * torch.randn(40_000, *p.shape, generator=generator, dtype=torch.float64) + p
@@ -186,24 +169,6 @@ def test_gradients_are_unbiased(estimator):
     z = (stacked.mean(0) - torch.cat([g.flatten() for g in expected])) / stacked.std(0) * math.sqrt(passes)
     assert z.abs().max() < BOUND
     assert z.square().mean() < 2.0
-
-
-@pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
-def test_without_spread_all_are_the_deterministic_network(layer, estimator):
-    make, shape = LAYERS[layer]
-    net = made(make, estimator)
-    for rho in net.rho.parameters():
-        rho.data.fill_(-math.inf)
-    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-    x = (x * (x.flatten()[0] > -9)).requires_grad_()
-    out = net(x)
-    torch.testing.assert_close(out, net.model(x), rtol=1e-13, atol=1e-13)
-    out.square().sum().backward()
-    for parameter, plain in zip(net.model.parameters(), make().parameters(), strict=True):
-        assert parameter.grad.isfinite().all()
-        assert parameter.grad.shape == plain.shape
-    assert all(rho.grad is None or (rho.grad == 0).all() for rho in net.rho.parameters())
 
 
 def test_inputs_of_zeros_have_finite_gradients():
@@ -284,20 +249,21 @@ class EmbeddingAndHead(nn.Module):
         return self.head(self.embedding(x))
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_local_refuses_a_weight_that_is_used_twice(tied):
-    net = variational(Twice(tied), estimator="local")
-    message = "parameter 'one.weight' must be used in one way in a forward pass with estimator='local'.*select"
+@pytest.mark.parametrize(
+    ("estimator", "model", "name"),
+    [
+        ("local", lambda: Twice(), "one.weight"),
+        ("local", lambda: Twice(tied=True), "one.weight"),
+        ("local", BiasOfAnother, "one.bias"),
+        ("flipout", BiasOfAnother, "one.bias"),
+    ],
+)
+def test_a_parameter_that_is_used_twice_is_refused(estimator, model, name):
+    net = variational(model(), estimator=estimator)
+    message = f"parameter {name!r} must be used in one way in a forward pass with estimator={estimator!r}.*select"
     with pytest.raises(RuntimeError, match=message):
         net(torch.randn(2, 3))
     assert net.eval()(torch.randn(2, 3)).shape == (2, 3)
-
-
-@pytest.mark.parametrize("estimator", ["local", "flipout"])
-def test_a_bias_that_is_used_twice_is_refused(estimator):
-    net = variational(BiasOfAnother(), estimator=estimator)
-    with pytest.raises(RuntimeError, match=f"parameter 'one.bias' must be used in one way .*{estimator!r}"):
-        net(torch.randn(2, 3))
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -1,54 +1,112 @@
-"""Where benchmarks write: a run of one's own must not change the numbers that the documentation is compared with."""
+"""Benchmarks: each that can be made small runs once, and where all of them write.
 
+A run of one's own must not change the numbers that the documentation is compared with.
+"""
+
+import dataclasses
 import json
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
 
+import bayesadam as ba
+import continual
+import defaults
+import ensembles
+import pruning
+from default_runs.training import train, untouched
+from tiny_task import TINY
+
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in {"record", "history"})
-COMMITTED = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if "\ndef main(" in path.read_text())
+COMMITTED = ROOT / "benchmarks" / "results"
 
 
-@pytest.fixture(scope="module")
-def record():
-    return runpy.run_path(str(ROOT / "benchmarks" / "record.py"))
+@pytest.fixture
+def run(monkeypatch, tmp_path, capsys):
+    """Runs a benchmark with arguments; gives what it printed and its report."""
+
+    def run(script, *arguments):
+        monkeypatch.setattr(sys, "argv", [f"{script}.py", "--output", str(tmp_path), *arguments])
+        runpy.run_path(str(ROOT / "benchmarks" / f"{script}.py"), run_name="__main__")
+        return capsys.readouterr().out, json.loads((tmp_path / f"{script}.json").read_text())
+
+    return run
 
 
-def test_results_go_to_a_folder_that_git_ignores(record):
-    folder = record["arguments"]().parse_args([]).output
-    assert folder == ROOT / "runs" / "benchmarks"
+def test_results_go_to_a_folder_that_git_ignores_unless_another_is_named(tmp_path):
+    record = runpy.run_path(str(ROOT / "benchmarks" / "record.py"))
+    parser = record["arguments"]("What it measures.")
+    assert parser.parse_args([]).output == ROOT / "runs" / "benchmarks"
     assert "/runs/" in (ROOT / ".gitignore").read_text().splitlines()
-
-
-def test_committed_results_are_written_on_request(record, tmp_path):
-    options = record["arguments"]("What it measures.").parse_args(["--output", str(tmp_path / "results")])
-    record["save"](options.output / "one.json", {"seconds": 1.5})
+    record["save"](parser.parse_args(["--output", str(tmp_path / "results")]).output / "one.json", {"seconds": 1.5})
     assert json.loads((tmp_path / "results" / "one.json").read_text()) == {"seconds": 1.5}
-    assert [path.name for path in (tmp_path / "results").iterdir()] == ["one.json"]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_every_benchmark_writes_where_it_is_told(script):
-    source = script.read_text()
-    assert re.findall(r"\bsave\(([^,]+),", source) == [f'options.output / "{script.stem}.json"']
-    assert re.search(r"\barguments\(__doc__\)", source)
-    assert '"results" /' not in source
-    assert '/ "results"' not in source
-
-
-def test_the_history_has_the_committed_results():
-    """After a new measurement, run ``python benchmarks/history.py`` and commit what it writes."""
-    history = runpy.run_path(str(ROOT / "benchmarks" / "history.py"))
-    latest = {row["benchmark"]: row for row in history["read"]()}  # in the order of their dates
-    assert set(latest) == set(history["TITLES"])
-    for name, row in latest.items():
-        report = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
-        assert row["date"] == report["date"], name
-        assert row["values"] == history["headlines"](name, report)
+def test_a_script_and_its_committed_result(script):
+    """Scripts write where they are told; results say when they were made, with which versions, and on what."""
+    assert re.findall(r"\bsave\(([^,]+),", script.read_text()) == [f'options.output / "{script.stem}.json"']
+    report = json.loads((COMMITTED / script.with_suffix(".json").name).read_text())
+    assert {"date", "versions", "cpu", "threads"} < report.keys()
 
 
 def test_every_committed_result_has_its_benchmark():
-    assert {path.stem for path in COMMITTED} == {path.stem for path in SCRIPTS}
+    assert {path.stem for path in COMMITTED.glob("*.json")} == {path.stem for path in SCRIPTS}
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        ("curvature", ["--cases", "mlp", "--contenders", "squares"]),
+        ("optimizer_step", ["--cases", "1e4 in 16", "--contenders", "Vadam blocks"]),
+    ],
+)
+def test_scripts_that_measure_seconds(run, script, arguments):
+    _, report = run(script, *arguments)
+    assert list(report["cases"]) == [arguments[1]]
+
+
+@pytest.mark.parametrize("script", [defaults, ensembles])
+def test_what_is_finished_is_not_done_again(script, monkeypatch, tmp_path, capsys):
+    tasks = defaults.ALL if script is defaults else ensembles.TASKS
+    monkeypatch.setitem(tasks, "tiny", dataclasses.replace(TINY, epochs=2))
+    more = ["--optimizer", "adam", "ivon", "--workers", "1"] if script is defaults else ["--size", "30"]
+    given = ["--task", "tiny", "--seeds", "2", "--output", str(tmp_path), *more]
+    monkeypatch.setattr(sys, "argv", [script.__name__, *given])
+    path = tmp_path / f"{script.__name__}.json"
+    script.main()
+    report = json.loads(path.read_text())
+    if script is defaults:
+        assert {*report["tasks"]["tiny"]["ivon"]["worse"]} == {"nll", "accuracy", "ece", "auroc"}
+    else:
+        assert list(report["units"]) == [f"tiny 30/{method}/{seed}" for method in ("adam", "ivon") for seed in (0, 1)]
+
+    def refused(*_):
+        raise AssertionError("a finished unit is done again")
+
+    monkeypatch.setattr(script, "unit", refused)
+    script.main()
+    again = json.loads(path.read_text())
+    assert {**again, "date": "", "load_averages": 0} == {**report, "date": "", "load_averages": 0}
+    assert script is ensembles or "4 units, 4 of them finished before" in capsys.readouterr().out
+
+
+def test_pruning_compares_two_rankings_of_the_same_weights():
+    found = pruning.measure(TINY, "ivon", 0)
+    assert list(found) == ["ivon magnitude", "ivon signal_to_noise"]
+    data = TINY.load(0)
+    trained = train(TINY, data, untouched("ivon"), 0)
+    q = trained.posterior().prune(pruning.LEVELS[0])
+    probs = ba.predict(trained.model, q, data.test[0], likelihood=trained.likelihood, method="mean").probs
+    assert found["ivon signal_to_noise"][0] == pytest.approx(ba.metrics.accuracy(probs, data.test[1]))
+
+
+def test_tasks_come_one_after_another_and_adam_forgets():
+    parts = continual.stages(0, 10)
+    assert [sorted(set(data.train[1].tolist())) for data in parts] == [[2 * k, 2 * k + 1] for k in range(5)]
+    found = continual.measure("classes", "adam", 0, 5)
+    assert 0.15 < found < 0.5  # little more than the last of five tasks; all at once it is .97

@@ -33,8 +33,10 @@ def one_line(problem, kind, **options):
 KINDS = ["badam", "badam, with data", "diagonal", "kron", "full", "last_layer"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("problem", ["classes", "regression"])
+@pytest.mark.parametrize(
+    ("problem", "kind"),
+    [*(("classes", kind) for kind in KINDS), ("regression", "badam, with data"), ("regression", "kron")],
+)
 def test_defaults_do_no_harm(kind, problem, request):
     problem = request.getfixturevalue(problem)
     q = one_line(problem, kind)
@@ -46,7 +48,7 @@ def test_defaults_do_no_harm(kind, problem, request):
         assert found < network(problem, data) + (0.01 if data is problem.train else 0.0)
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("kind", ["badam, with data", "kron", "last_layer"])
 def test_the_width_is_the_largest_that_does_no_harm(kind, classes):
     q = one_line(classes, kind)
     with warnings.catch_warnings():
@@ -63,19 +65,6 @@ def test_the_width_is_the_largest_that_does_no_harm(kind, classes):
         torch.testing.assert_close(q.variance[name], factor**2 * variance, rtol=1e-6, atol=0.0)
 
 
-def test_of_held_out_rows_the_width_is_about_the_best(classes):
-    """With rows that gain by a width, the least score is that of a width, and none that is much worse is taken."""
-    q = one_line(classes, "badam", data=classes.held_out, likelihood=classes.likelihood)
-    on_training_rows = one_line(classes, "badam, with data").hyperparameters["scaled"]
-    assert q.hyperparameters.get("scaled", 1.0) > 2 * on_training_rows
-    table = ba.tune_posterior(
-        one_line(classes, "badam", prior_precision=1.0), classes.model, classes.held_out, likelihood=classes.likelihood,
-        scale=[2.0 ** (-k / 2) for k in range(12)], temperature=[1.0], mc_samples=safe.SAMPLES,
-    ).table  # fmt: skip
-    best = min(row["score"] for row in table)
-    assert nll(classes.model, q, classes.held_out, classes.likelihood, mc_samples=safe.SAMPLES) < best + 0.01
-
-
 def test_a_posterior_that_is_right_stays_as_it_is():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(200, 3, generator=generator).double()
@@ -89,16 +78,7 @@ def test_a_posterior_that_is_right_stays_as_it_is():
     torch.testing.assert_close(q.covariance, precision.inverse(), rtol=1e-5, atol=0.0)
 
 
-def test_the_marginal_likelihood_is_warned_of_as_well(classes):
-    with pytest.warns(
-        UserWarning,
-        match=r"^the posterior is too wide: the loss on the data given is \d\.\d+ nats with it and 0",
-    ):
-        q = one_line(classes, "full", prior_precision="marginal_likelihood")
-    assert "scaled" not in q.hyperparameters
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["badam", "badam, with data", "diagonal", "last_layer"])
 def test_what_is_given_means_what_it_did(kind, classes):
     """And of a posterior that is narrow enough nothing is said: warnings are errors here."""
     q = one_line(classes, kind, prior_precision=1e5)
@@ -109,31 +89,17 @@ def test_what_is_given_means_what_it_did(kind, classes):
         torch.testing.assert_close(1 / q.variance["0.weight"], 80 * v.sqrt() + 1e5)
 
 
-def test_it_is_saved_and_loaded(classes, tmp_path):
-    q = one_line(classes, "last_layer")
-    q.save(tmp_path / "q")
-    r = ba.load_posterior(tmp_path / "q")
-    assert r.hyperparameters == q.hyperparameters
-    assert torch.equal(r.random.scale_tril, q.random.scale_tril)
-
-
 class TestLoaders:
-    def loader(self, problem):
-        return DataLoader(TensorDataset(*problem.train), batch_size=7)
-
-    @pytest.mark.parametrize("kind", ["diagonal", "last_layer"])
-    def test_laplace(self, classes, kind):
-        model, likelihood = classes.model, classes.likelihood
+    @pytest.mark.parametrize("kind", ["badam, with data", "last_layer"])
+    def test_a_loader_and_an_iterator(self, classes, kind):
         q = one_line(classes, kind)
-        r = ba.laplace(model, self.loader(classes), likelihood=likelihood, structure=kind)
-        assert r.hyperparameters["scaled"] == q.hyperparameters["scaled"]
-        once = ba.laplace(model, iter(list(self.loader(classes))), likelihood=likelihood, structure=kind)
-        assert once.hyperparameters == r.hyperparameters
-
-    def test_badam(self, classes):
-        q = one_line(classes, "badam, with data")
-        for data in (self.loader(classes), iter(list(self.loader(classes)))):
-            assert one_line(classes, "badam, with data", data=data).hyperparameters == q.hyperparameters
+        loader = DataLoader(TensorDataset(*classes.train), batch_size=7)
+        for data in (loader, iter(list(loader))):
+            if kind == "last_layer":
+                r = ba.laplace(classes.model, data, likelihood=classes.likelihood, structure=kind)
+            else:
+                r = one_line(classes, kind, data=data)
+            assert r.hyperparameters == q.hyperparameters
 
     def test_rows_are_remembered_up_to_a_number(self):
         x = torch.arange(20.0).view(-1, 1)
@@ -154,7 +120,7 @@ class TestLoaders:
         assert asked == [0, 1]
 
 
-@pytest.mark.parametrize(("rows", "count"), [(20, 20), (20, 100), (21, 20), (20, 7), (512, 1)])
+@pytest.mark.parametrize(("rows", "count"), [(20, 100), (21, 20), (512, 1)])
 def test_rows_of_a_pair_are_taken_evenly(rows, count):
     x, shared = torch.arange(float(rows)).view(-1, 1), torch.zeros(rows + 1)
     (inputs, same), target = evenly(([x, shared], x[:, 0]), count)
@@ -205,9 +171,7 @@ def test_refusals(classes):
         ba.badam(adam, model, num_data=80, data=data)
     with pytest.raises(ValueError, match="^data must have at least one batch, got none$"):
         ba.badam(adam, model, num_data=80, data=(data[0][:0], data[1][:0]), likelihood=classes.likelihood)
-    with pytest.raises(
-        ValueError, match="^prior_precision must be a finite number of at least 0, or 'safe', got 'sure'$"
-    ):
+    with pytest.raises(ValueError, match="^prior_precision must be a finite number of at least 0, or 'safe', got"):
         ba.badam(adam, model, num_data=80, prior_precision="sure")
     message = "^prior_precision must be a positive, finite number, 'marginal_likelihood' or 'safe', got 'sure'$"
     with pytest.raises(ValueError, match=message):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bayesadam.calibration.search import least, least_within
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.floats(-3, 3), st.integers(0, 30))
 def test_the_bracket_shrinks_by_the_golden_ratio(place, steps):
     found, value = least(lambda x: abs(math.log(x) - place), math.exp(-3), math.exp(3), steps)
@@ -30,7 +30,7 @@ def test_at_an_edge():
     assert least(lambda x: 0.0, 0.5, 2.0, 40)[0] == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("power", [-19, -8, -1, 0, 2, 7, 19])
+@pytest.mark.parametrize("power", [-19, 0, 7])
 def test_the_bracket_moves_to_the_minimum(power):
     found, _ = least_within(lambda x: abs(math.log10(x) - power), (1e-2, 1e2), (1e-20, 1e20), 30)
     assert math.log10(found) == pytest.approx(power, abs=1e-4)

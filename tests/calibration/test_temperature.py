@@ -52,32 +52,7 @@ def test_it_works_with_a_posterior_and_every_method(classes, posterior):
     assert max(temperatures[:3]) < temperatures[3]  # some of it is in the width
 
 
-def test_other_distributions_over_networks(classes):
-    model, _, _, held_out, _, likelihood = classes
-    network = nn.Sequential(*model, nn.Dropout(0.0))
-    network[3] = nn.Dropout(0.3)
-    found = ba.calibrate(network, held_out, likelihood=likelihood, posterior=ba.MCDropout(network), mc_samples=8)
-    assert found.temperature.item() > 1.0
-
-
-def test_noise_of_regression(regression):
-    model, _, _, held_out, _, likelihood = regression
-    found = ba.calibrate(model, held_out, likelihood=likelihood)
-    with torch.no_grad():
-        residual = (model(held_out[0]) - held_out[1]).square().mean()
-    assert 1.0 / found.noise_precision.item() == pytest.approx(residual.item(), rel=2e-3)
-    assert likelihood.noise_precision.item() == pytest.approx(25.0)
-
-
-def test_a_variance_far_off_is_found(regression):
-    model, _, _, held_out, _, _ = regression
-    found = [
-        ba.calibrate(model, held_out, likelihood=ba.Gaussian(p)).noise_precision.item() for p in (0.01, 4.0, 400.0)
-    ]
-    assert found == pytest.approx([found[0]] * 3, rel=4e-3)
-
-
-@pytest.mark.parametrize("size", [5e4, 1e8, 2e-3, 1e-6])
+@pytest.mark.parametrize("size", [0.5, 1e8, 1e-6])
 def test_noise_of_any_scale(regression, size):
     """The best variance of Gaussian noise is the mean of the squared residuals."""
     model, _, _, (x, _), _, _ = regression
@@ -114,27 +89,6 @@ def test_an_end_of_the_range_is_warned_of(classes, regression):
     assert found.noise_precision.item() == pytest.approx(4.0)
 
 
-def test_the_model_stays_as_it_was(classes):
-    model, _, _, held_out, _, likelihood = classes
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    model.train()
-    ba.calibrate(model, held_out, likelihood=likelihood)
-    assert model.training
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert all(p.grad is None or p.requires_grad for p in model.parameters())
-    model.eval()
-
-
-def test_a_network_without_trainable_weights(classes):
-    model, _, _, held_out, _, likelihood = classes
-    expected = ba.calibrate(model, held_out, likelihood=likelihood).temperature
-    frozen = nn.Sequential(model).requires_grad_(False)
-    try:
-        assert torch.equal(ba.calibrate(frozen, held_out, likelihood=likelihood).temperature, expected)
-    finally:
-        model.requires_grad_(True)
-
-
 def test_a_loader_and_outputs_in_a_box(classes):
     model, _, _, held_out, _, likelihood = classes
 
@@ -152,35 +106,16 @@ def test_a_loader_and_outputs_in_a_box(classes):
     torch.testing.assert_close(found.temperature, expected, rtol=1e-3, atol=0.0)
 
 
-def test_labels_of_two_classes(classes):
-    model, _, _, (x, y), _, _ = classes
-    labels = torch.nn.functional.one_hot(y, 3).float()
-    found = ba.calibrate(model, (x, labels), likelihood=ba.Bernoulli())
-    with torch.no_grad():
-        z = model(x).double()
-    scores = [
-        nn.functional.binary_cross_entropy_with_logits(z / (t * found.temperature), labels.double()).item()
-        for t in (0.98, 1.0, 1.02)
-    ]
-    assert min(scores) == scores[1]
-
-
 class TestRowsThatTheNetworkWasTrainedOn:
     def test_in_both(self, classes):
         model, _, train, held_out, _, likelihood = classes
         mixed = torch.cat([held_out[0], train[0][:7]]), torch.cat([held_out[1], train[1][:7]])
-        with pytest.warns(
-            UserWarning, match=r"^held_out has 7 rows \(of 307 different ones\) that are in train as well"
-        ):
+        with pytest.warns(UserWarning, match=r"^held_out has 7 rows \(of 307 different ones\) that are in train as"):
             ba.calibrate(model, mixed, likelihood=likelihood, train=train)
         loader = DataLoader(TensorDataset(*train), batch_size=9)
         with pytest.warns(UserWarning, match="^held_out has 7 rows "):
             ba.calibrate(model, mixed, likelihood=likelihood, train=loader)
-
-    def test_in_one_only(self, classes):
-        """Nothing is said: warnings are errors here."""
-        model, _, train, held_out, _, likelihood = classes
-        ba.calibrate(model, held_out, likelihood=likelihood, train=train)
+        ba.calibrate(model, held_out, likelihood=likelihood, train=train)  # a warning would be an error
 
     def test_that_ask_for_surer_predictions(self, classes):
         """Of a network that was stopped on its way: its logits are a third of what they should be."""
@@ -196,46 +131,20 @@ class TestRowsThatTheNetworkWasTrainedOn:
         model, _, _, (x, _), _, likelihood = classes
         with torch.no_grad():
             right = model(x).argmax(1)
-        with pytest.warns(
-            UserWarning, match="^held_out must determine a temperature, got rows for which every lower one is be"
-        ):
+        with pytest.warns(UserWarning, match="^held_out must determine a temperature, got rows for which every lower"):
             found = ba.calibrate(model, (x, right), likelihood=likelihood)
         assert found.temperature == 1.0
 
-    def test_rows_of_several_tensors(self, classes):
-        """All tensors that have rows make a row: the same inputs with another shift are others."""
-        model, _, _, (x, y), _, likelihood = classes
-
-        class Shifted(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.model = model
-
-            def forward(self, x, shift):
-                return self.model(x + shift)
-
-        first, second = ((x, torch.zeros(len(x), 1)), y), ((x, torch.arange(len(x)).float().view(-1, 1) / 1e9), y)
-        ba.calibrate(Shifted(), second, likelihood=likelihood, train=((x, 1 + second[0][1]), y))
-        with pytest.warns(UserWarning, match="^held_out has 1 rows "):
-            ba.calibrate(Shifted(), second, likelihood=likelihood, train=first)
-
 
 def test_refusals(classes):
-    model, _, _, held_out, _, likelihood = classes
-    with pytest.raises(MissingCapabilityError, match="^likelihood must define tempered, got Poisson$"):
-        ba.calibrate(model, held_out, likelihood=Poisson())
-    with pytest.raises(ValueError, match="^likelihood must be a bayesadam.likelihoods.Likelihood, got None$"):
-        ba.calibrate(model, held_out, likelihood=None)
-    with pytest.raises(ValueError, match="^data must have at least one batch, got none$"):
-        ba.calibrate(model, [], likelihood=likelihood)
-    with pytest.raises(ValueError, match="^data must give pairs of inputs and a tensor of targets, got tuple of "):
-        ba.calibrate(model, [held_out[:1]], likelihood=likelihood)
-    with pytest.raises(ValueError, match="^method must be one of "):
-        ba.calibrate(model, held_out, likelihood=likelihood, posterior=ba.MCDropout, method="magic")
-
-
-def test_predictions_that_are_not_finite(classes):
     model, _, _, (x, y), _, likelihood = classes
-    broken = torch.cat([x[:1] * math.nan, x[1:]])
-    with pytest.raises(ValueError, match="^the predictions of held_out must be finite, got inf or nan$"):
-        ba.calibrate(model, (broken, y), likelihood=likelihood)
+    for data, options, error, message in (
+        ((x, y), {"likelihood": Poisson()}, MissingCapabilityError, "^likelihood must define tempered, got Poisson$"),
+        ((x, y), {"likelihood": None}, ValueError, "^likelihood must be a bayesadam.likelihoods.Likelihood, got None$"),
+        ([], {}, ValueError, "^data must have at least one batch, got none$"),
+        ([x[:1]], {}, ValueError, "^data must give pairs of inputs and a tensor of targets, got Tensor$"),
+        ((x, y), {"posterior": ba.MCDropout, "method": "magic"}, ValueError, "^method must be one of "),
+        ((x * math.nan, y), {}, ValueError, "^the predictions of held_out must be finite, got inf or nan$"),
+    ):
+        with pytest.raises(error, match=message):
+            ba.calibrate(model, data, **{"likelihood": likelihood, **options})

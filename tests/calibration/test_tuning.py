@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
 from bayesadam.calibration import tuning
@@ -18,7 +17,7 @@ def nll(model, q, data, likelihood, **options):
 
 
 @pytest.mark.filterwarnings("ignore:method='monte_carlo' puts samples")
-@pytest.mark.parametrize("method", ["auto", "monte_carlo", "linearized", "moments"])
+@pytest.mark.parametrize("method", ["monte_carlo", "linearized", "moments"])
 def test_table_is_what_predict_says(classes, posterior, method):
     model, _, _, held_out, _, likelihood = classes
     options = {"method": method, "mc_samples": 7, "seed": 3}
@@ -54,42 +53,28 @@ def test_search_finds_the_best_of_both(classes, posterior, method):
     assert len(found.table) == len(tuning.SCALES) + tuning.STEPS + 2
 
 
-def test_it_is_better_than_the_network_and_than_its_temperature(classes, posterior):
-    model, _, _, held_out, test, likelihood = classes
+def test_the_network_and_its_temperature_are_told_beside_it(classes, posterior):
+    model, _, _, held_out, _, likelihood = classes
     found = ba.tune_posterior(posterior, model, held_out, likelihood=likelihood, method="linearized")
     network = ba.DiagonalGaussian.point_mass(model)
     assert found.before == pytest.approx(nll(model, network, held_out, likelihood, method="mean"), rel=1e-5)
     calibrated = ba.calibrate(model, held_out, likelihood=likelihood)
     assert found.calibrated == pytest.approx(nll(model, network, held_out, calibrated, method="mean"), rel=1e-5)
     assert found.score < found.calibrated - 0.003 < found.before - 0.1
-    scores = [
-        nll(model, q, test, by, method=method)
-        for q, by, method in (
-            (found.posterior, found.likelihood, "linearized"),
-            (network, calibrated, "mean"),
-            (network, likelihood, "mean"),
-        )
-    ]
-    assert max(scores[:2]) < scores[2] - 0.1
-    assert scores[0] < scores[1] + 0.01
 
 
-@pytest.mark.parametrize("kind", ["dense", "partial", "low rank", "mixture", "bernoulli"])
+@pytest.mark.parametrize("kind", ["dense", "mixture", "bernoulli"])
 def test_every_kind_of_posterior(classes, kind):
     model, _, train, held_out, _, likelihood = classes
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    if kind in ("dense", "partial"):
-        structure = "full" if kind == "dense" else "last_layer"
-        q = ba.posthoc.LaplaceApproximation(model, train, likelihood=likelihood, structure=structure).posterior(1.0)
-    elif kind == "low rank":
-        factors = {name: 0.1 * torch.randn(2, *p.shape) for name, p in weights.items()}
-        q = ba.LowRankGaussian(weights, {name: torch.full_like(p, 0.01) for name, p in weights.items()}, factors)
+    if kind == "dense":
+        q = ba.posthoc.LaplaceApproximation(model, train, likelihood=likelihood, structure="full").posterior(1.0)
     elif kind == "bernoulli":
         q = ba.posterior.BernoulliPosterior({n: torch.full_like(p, 0.9) for n, p in weights.items()}, weights)
     else:
         variance = {name: torch.full_like(p, 0.1) for name, p in weights.items()}
         q = ba.Mixture([ba.DiagonalGaussian(weights, variance)] * 2)
-    found = ba.tune_posterior(q, model, held_out, likelihood=likelihood, mc_samples=16)
+    found = ba.tune_posterior(q, model, held_out, likelihood=likelihood, mc_samples=8)
     assert type(found.posterior) is type(q)
     assert found.score <= min(row["score"] for row in found.table)
     assert found.score < found.before
@@ -98,8 +83,9 @@ def test_every_kind_of_posterior(classes, kind):
 
 def test_a_function_that_makes_posteriors(classes):
     model, adam, train, held_out, _, likelihood = classes
+    held_out = held_out[0][:80], held_out[1][:80]
     make = partial(ba.badam, adam, model, num_data=len(train[0]))
-    found = ba.tune_posterior(make, model, held_out, likelihood=likelihood, mc_samples=8)
+    found = ba.tune_posterior(make, model, held_out, likelihood=likelihood, mc_samples=2)
     assert {row["prior_precision"] for row in found.table} == set(tuning.FEW_PRECISIONS)
     assert found.chosen == {"prior_precision": found.posterior.hyperparameters["prior_precision"]}
     grids = {"num_data": [10, 1000], "prior_precision": [1.0, 100.0]}
@@ -172,121 +158,20 @@ def test_message_and_edges(classes, posterior):
     assert "warning" not in found.message
 
 
-def test_noise_of_another_scale(regression):
-    model, _, train, (x, y), _, likelihood = regression
-    q = ba.posthoc.LaplaceApproximation(model, train, likelihood=likelihood).posterior(1.0)
-    rows = (x, 1e6 * y)
-    found = ba.tune_posterior(q, model, rows, likelihood=likelihood, scale=[1e-3], mc_samples=4)
-    calibrated = ba.calibrate(model, rows, likelihood=likelihood)
-    assert found.calibrated == pytest.approx(nll(model, q, rows, calibrated, method="mean"), rel=1e-6)
-    assert found.likelihood.noise_precision.item() == pytest.approx(calibrated.noise_precision.item(), rel=4e-3)
-    assert found.edges == ()
-
-
-def test_a_loader_that_shuffles(classes, posterior):
-    model, _, _, held_out, _, likelihood = classes
-    loader = DataLoader(TensorDataset(*held_out), batch_size=70, shuffle=True)
-    options = {"likelihood": likelihood, "scale": [0.1, 0.5], "mc_samples": 8, "method": "monte_carlo"}
-    first = ba.tune_posterior(posterior, model, loader, **options)
-    second = ba.tune_posterior(posterior, model, held_out, **options)
-    for a, b in zip(first.table, second.table, strict=True):
-        assert a == pytest.approx(b, rel=1e-3)
-
-
-def test_batch_norm_statistics_of_every_sample(classes):
-    """The posterior's predictions have them, and the network itself has its own."""
-    _, _, train, held_out, _, likelihood = classes
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(3, 20), torch.nn.BatchNorm1d(20), torch.nn.ReLU(), torch.nn.Linear(20, 3)
-    )
-    model(train[0])
-    weights = {name: p.detach() for name, p in model.named_parameters()}
-    q = ba.DiagonalGaussian(weights, {name: torch.full_like(p, 0.1) for name, p in weights.items()})
-    options = {"batch_norm": train[0], "mc_samples": 8}
-    found = ba.tune_posterior(q, model, held_out, likelihood=likelihood, scale=[1.0], temperature=[1.0], **options)
-    assert found.score == pytest.approx(nll(model, q, held_out, likelihood, **options), rel=1e-6)
-    assert abs(found.score - nll(model, q, held_out, likelihood, mc_samples=8)) > 1e-3
-    assert found.before == pytest.approx(nll(model, q, held_out, likelihood, method="mean"), rel=1e-6)
-
-
-class TestRowsThatTheNetworkWasTrainedOn:
-    def test_in_both(self, classes, posterior):
-        model, _, train, held_out, _, likelihood = classes
-        mixed = torch.cat([held_out[0], train[0][:7]]), torch.cat([held_out[1], train[1][:7]])
-        options = {"likelihood": likelihood, "train": train, "scale": [0.1], "mc_samples": 4}
-        with pytest.warns(UserWarning, match="^held_out has 7 rows .* the best width and temperature are too small$"):
-            ba.tune_posterior(posterior, model, mixed, **options)
-        ba.tune_posterior(posterior, model, held_out, **options)
-
-    def test_that_are_all_right_leave_the_temperature_alone(self, classes, posterior):
-        model, _, _, (x, _), _, likelihood = classes
-        with torch.no_grad():
-            right = model(x).argmax(1)
-        with pytest.warns(
-            UserWarning, match="^held_out must determine a temperature, got rows for which every lower one is be"
-        ):
-            found = ba.tune_posterior(posterior, model, (x, right), likelihood=likelihood, mc_samples=4)
-        assert {row["temperature"] for row in found.table} == {1.0}
-        assert found.before == found.calibrated
-        assert found.edges == ("scale",)
-        assert found.scale < 0.011
-
-    def test_that_ask_for_surer_predictions_and_no_width(self, classes, posterior):
-        """A network whose logits are too small: with its labels, no width is better; with others, some is."""
-        model, _, _, (x, y), _, likelihood = classes
-        small = torch.nn.Sequential(*model[:2], torch.nn.Linear(40, 3))
-        with torch.no_grad():
-            for name, parameter in small[2].named_parameters():
-                parameter.copy_(dict(model[2].named_parameters())[name] / 3)
-            noisy = torch.where(torch.rand(len(x)) < 0.05, y, model(x).argmax(1))
-        q = ba.DiagonalGaussian(
-            {name: p.detach() for name, p in small.named_parameters()},
-            {name: 0.01 * value for name, value in posterior.variance.items()},
-        )
-        with pytest.warns(
-            UserWarning, match=r"^held_out favours more confident predictions, at the temperature 0\.\d+, and no"
-        ):
-            found = ba.tune_posterior(q, small, (x, noisy), likelihood=likelihood, mc_samples=16)
-        assert found.temperature < 0.9
-        assert found.calibrated - found.score < 2 / len(x)
-
-
-class TestRefusals:
-    def refused(self, message, problem, posterior, error=ValueError, data=None, **options):
-        model, _, _, held_out, _, likelihood = problem
+def test_refusals(classes, posterior):
+    dropout = ba.MCDropout(torch.nn.Sequential(classes.model, torch.nn.Dropout(0.1)))
+    bad = (classes.held_out[0] * math.nan, classes.held_out[1])
+    for q, error, options, message in (
+        (posterior, ValueError, {"scale": []}, r"^scale must have at least one candidate, got \[\]$"),
+        (posterior, ValueError, {"scale": [-1.0]}, "^factor must be a finite number of at least 0, got -1.0$"),
+        (posterior, ValueError, {"candidates": {"num_data": [1]}}, "^candidates must be given for a function that"),
+        (lambda: 0, ValueError, {"candidates": {"num_data": []}}, "^num_data must have at least one candidate"),
+        (dropout, TypeError, {}, "^posterior must be one over weights, or a function that makes one, got MCDropout"),
+        (posterior, ValueError, {"data": []}, "^data must have at least one batch, got none$"),
+        (posterior, ValueError, {"method": "magic"}, "^method must be one of "),
+        (posterior, ValueError, {"likelihood": "categorical"}, "^likelihood must be a "),
+        (posterior, RuntimeError, {"data": bad, "scale": [0.1, 1.0], "temperature": [1.0]}, "^at least one candidate"),
+    ):
+        arguments = {"likelihood": classes.likelihood, "data": classes.held_out, **options}
         with pytest.raises(error, match=message):
-            ba.tune_posterior(
-                posterior, model, held_out if data is None else data, **{"likelihood": likelihood, **options}
-            )
-
-    def test_candidates(self, classes, posterior):
-        for name in ("scale", "temperature"):
-            self.refused(rf"^{name} must have at least one candidate, got \[\]$", classes, posterior, **{name: []})
-        self.refused(
-            r"^candidates must be given for a function that makes posteriors only, got \{'num_data': \[1\]\}$",
-            classes, posterior, candidates={"num_data": [1]},
-        )  # fmt: skip
-        self.refused(
-            r"^num_data must have at least one candidate, got \[\]$", classes, lambda: 0, candidates={"num_data": []}
-        )
-        self.refused("^factor must be a finite number of at least 0, got -1.0$", classes, posterior, scale=[-1.0])
-
-    def test_posterior(self, classes):
-        model = torch.nn.Sequential(classes.model, torch.nn.Dropout(0.1))
-        self.refused(
-            "^posterior must be one over weights, or a function that makes one, got MCDropout .calibrate finds",
-            classes, ba.MCDropout(model), TypeError,
-        )  # fmt: skip
-
-    def test_data_and_options(self, classes, posterior):
-        self.refused("^data must have at least one batch, got none$", classes, posterior, data=[])
-        self.refused("^method must be one of ", classes, posterior, method="magic")
-        self.refused("^likelihood must be a ", classes, posterior, likelihood="categorical")
-
-    def test_no_finite_score(self, classes, posterior):
-        x, y = classes.held_out
-        self.refused(
-            "^at least one candidate must have a finite score, got none of 2$",
-            classes, posterior, RuntimeError, (x * math.nan, y), scale=[0.1, 1.0], temperature=[1.0],
-        )  # fmt: skip
+            ba.tune_posterior(q, classes.model, arguments.pop("data"), **arguments)

@@ -40,9 +40,10 @@ def labels_table(rows=120, seed=0, labels=("no", "yes", "maybe")):
 
 
 @pytest.fixture(autouse=True)
-def short_report(monkeypatch):
-    """Pages take a second: those of the runs in ``made`` are real, and tests of their own look at all they can show."""
+def short_fits(monkeypatch):
+    """Pages and other models take a second: those of the runs in ``made`` are real, and have tests of their own."""
     monkeypatch.setattr("bayesadam.runs.fitting.write_report", lambda path, data: path.write_text(json.dumps(data)))
+    monkeypatch.setattr("bayesadam.runs.fitting.baselines", lambda *data, **options: {})
 
 
 @pytest.fixture

@@ -133,10 +133,16 @@ def test_the_work_is_bounded(table, monkeypatch):
     assert len(found["importance"]) == 2  # of three inputs those that go with the mean
 
 
-def test_pruning_takes_a_few_of_many_members():
+@pytest.mark.parametrize(
+    ("method", "parts"),
+    [("laplace", ["signal_to_noise"]), ("badam", ["signal_to_noise", "pruning"]), ("ensemble", [])],
+)
+def test_weights_are_pruned_only_where_they_are_independent(method, parts):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(60, 3))
     y = x[:, 0] + 0.1 * generator.normal(size=60)
-    model = BayesianMLPRegressor(members=6, epochs=2, random_state=0, target_transform="none").fit(x, y)
+    options = {"members": 2, "epochs": 2, "random_state": 0, "target_transform": "none"}
+    model = BayesianMLPRegressor(method, **options).fit(x, y)
     found = weights(model, x.astype(np.float32), y, Target("y", "regression", "as it is given"))
-    assert np.isfinite(found["pruning"]["nll"]).all()
+    assert list(found) == parts
+    assert np.isfinite(found.get("pruning", {"nll": 0.0})["nll"]).all()

@@ -217,7 +217,7 @@ def test_fitted_at_the_second_attempt_at_the_latest(make, command, tmp_path):
     while code and attempts < 2:
         code, stdout, stderr = command(*arguments)
         told, attempts = told + stdout + stderr * bool(code), attempts + 1
-        arguments = shlex.split(stderr.partition(": this command would work: bayesadam ")[2]) if code else arguments
+        arguments = shlex.split(stderr.partition(": try bayesadam ")[2]) if code else arguments
     assert (code, attempts) == (0, messy.attempts), told
     for piece in messy.said:
         assert piece in told

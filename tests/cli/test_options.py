@@ -1,22 +1,22 @@
-"""Options in place of the parameters that messages of the library name."""
+"""Options in place of the parameters that messages of the library name, and the list of methods."""
 
+import shlex
 from pathlib import Path
 
 import pytest
 
-from bayesadam.commands.options import fit_command, parse_hidden, with_options
-from bayesadam.runs import RunError, Settings, Watcher
+from bayesadam import commands
+from bayesadam.commands.methods import ADVICE
+from bayesadam.commands.options import fit_command, with_options
+from bayesadam.runs import Settings
+from bayesadam.sklearn import METHODS
 
 
 @pytest.mark.parametrize(
     ("message", "shown"),
     [
-        ("`held_out` must be in (0, 0.5], got 0.9", "--held-out must be in (0, 0.5], got 0.9"),
         ("`keep` must not be a column of `drop`, got 'a'", "--keep must not be a column of --drop, got 'a'"),
-        (
-            "'1/1/21' is a guess (if the day comes first: `day_first`)",
-            "'1/1/21' is a guess (if the day comes first: --day-first)",
-        ),
+        ("'1/1/21' is a guess (if the day comes first: `day_first`)", None),
         (
             "column '`keep`' and column \"`it's`\" are the user's",
             "column '`keep`' and column \"`it's`\" are the user's",
@@ -25,24 +25,37 @@ from bayesadam.runs import RunError, Settings, Watcher
     ],
 )
 def test_in_messages(message, shown):
-    assert with_options(message) == shown
+    assert with_options(message) == (shown or message.replace("`day_first`", "--day-first"))
 
 
-def test_command():
-    settings = Settings("my table.csv", "y", hidden=(100, 50), drop=("a", "it's"), day_first=True, held_out=0.2)
-    assert fit_command(settings, Path("out")) == (
-        "bayesadam fit 'my table.csv' --target y --hidden 100,50 --held-out 0.2 --drop a --drop 'it'\"'\"'s' "
-        "--day-first --out out"
-    )
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "vadam", "hidden": (100, 50), "members": 3, "epochs": 7, "seed": 5, "noise": "0.25"},
+        {"time_budget": 2.5, "group": "a b", "drop": ("x", "it's"), "missing": ("-", "?"), "day_first": True},
+        {"time": "day", "delimiter": "\t", "decimal": ",", "held_out": 0.25, "task": "classification", "hidden": ()},
+    ],
+)
+def test_settings_survive_the_config_and_the_command(tmp_path, monkeypatch, options):
+    settings = Settings("/data/my table.csv", "the target", **options)
+    settings.save(tmp_path / "config.json")
+    assert Settings.load(tmp_path / "config.json") == settings
+
+    given = {}
+    monkeypatch.setattr(commands.fit, "fit_table", lambda options, out, config, **rest: given.update(options, out=out))
+    words = shlex.split(fit_command(settings, Path("my run")))
+    assert words[:3] == ["bayesadam", "fit", "/data/my table.csv"]
+    with pytest.raises(SystemExit) as stopped:
+        commands.app(words[1:])
+    assert stopped.value.code == 0
+    assert str(given.pop("out")) == "my run"
+    if "hidden" in given:
+        given["hidden"] = tuple(int(units) for units in given["hidden"].split(",") if units)
+    assert Settings(**given) == settings
 
 
-def test_hidden():
-    assert (parse_hidden("100,50"), parse_hidden(" ")) == ((100, 50), ())
-    with pytest.raises(RunError, match=r"^`hidden` must be positive whole numbers, such as 50 or 100,50, got '5;6'$"):
-        parse_hidden("5;6")
-
-
-def test_callers_in_python_see_parameters_and_a_call():
-    settings = Settings("t.csv", "y")
-    assert Watcher().words("`keep` it") == "`keep` it"
-    assert Watcher().command(settings, Path("out")).startswith("bayesadam.runs.fit(Settings(data='t.csv', target='y', ")
+def test_every_method_is_listed(fitted):
+    out = fitted("methods")
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("│") and line[2] != " "] == list(METHODS)
+    assert set(ADVICE) == set(METHODS)
+    assert ADVICE["laplace"][0] in out

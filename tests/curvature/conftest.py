@@ -33,15 +33,23 @@ def targets(model, x, seed=1):
     return torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.dtype)
 
 
+def started(model, **options):
+    squares = PerExampleSquares(model, **options)
+    squares.start()
+    return squares
+
+
+def read(model, squares):
+    return {name: squares.mean_squares(p) for name, p in model.named_parameters() if p.requires_grad}
+
+
 def collected(model, x, t, reduction="mean"):
     """The same by hooks: squares and gradients by name."""
-    squares = PerExampleSquares(model, reduction=reduction)
-    squares.start()
+    squares = started(model, reduction=reduction)
     model.zero_grad()
     squares.backward(by_example(reduction)(model(x), t))
     squares.stop()
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    return {n: squares.mean_squares(p) for n, p in named.items()}, {n: p.grad for n, p in named.items()}
+    return read(model, squares), {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
 
 
 def plain_gradients(model, x, t, reduction="mean"):

@@ -2,23 +2,14 @@
 
 import copy
 import io
-import pickle
 
 import pytest
 import torch
 from torch import nn
 
 from bayesadam.curvature import PerExampleSquares
-from curvature.conftest import assert_near, by_example, squares_of_examples, targets
+from curvature.conftest import assert_near, by_example, read, squares_of_examples, started, targets
 from curvature.models import mlp, tokens, transformer
-
-
-def by_deepcopy(value):
-    return copy.deepcopy(value)
-
-
-def by_pickle(value):
-    return pickle.loads(pickle.dumps(value))
 
 
 def by_torch_save(value):
@@ -28,14 +19,13 @@ def by_torch_save(value):
     return torch.load(buffer, weights_only=False)
 
 
-COPIES = [by_deepcopy, by_pickle, by_torch_save]
+COPIES = [copy.deepcopy, by_torch_save]
 
 
 def used(make=transformer):
     model, x = make().double(), tokens()
     t = targets(model, x)
-    squares = PerExampleSquares(model)
-    squares.start()
+    squares = started(model)
     by_example("mean")(model(x), t).backward()
     return model, squares, x, t
 
@@ -48,7 +38,7 @@ def test_a_copy_of_the_model_has_hooks_that_do_nothing(copied):
     other.zero_grad()
     by_example("mean")(other(x), t).backward()
     assert squares.num_examples == 6
-    assert_near({name: squares.mean_squares(p) for name, p in model.named_parameters()}, before, 0.0)
+    assert_near(read(model, squares), before, 0.0)
     torch.testing.assert_close([p.grad for p in other.parameters()], [p.grad for p in model.parameters()])
     with pytest.raises(ValueError, match="parameter must be of the model"):
         squares.mean_squares(other.head.weight)
@@ -66,7 +56,7 @@ def test_a_copy_of_both_belongs_together(copied, model_first):
     assert other_squares.num_examples == 0
     other.zero_grad()
     by_example("mean")(other(x), t).backward()
-    found = {name: other_squares.mean_squares(p) for name, p in other.named_parameters()}
+    found = read(other, other_squares)
     assert_near(found, squares_of_examples(model, x, t), 1e-12)
     assert squares.num_examples == other_squares.num_examples == 6
 
@@ -110,8 +100,7 @@ def test_state_dicts_and_other_hooks_are_untouched():
 
 def test_models_that_change_between_starts():
     model = nn.Sequential(nn.Linear(5, 4), nn.Tanh())
-    squares = PerExampleSquares(model)
-    squares.start()
+    squares = started(model)
     model(torch.ones(2, 5)).sum().backward()
     model.append(nn.Linear(4, 3))
     model[0] = nn.Linear(5, 4, bias=False)

@@ -10,10 +10,8 @@ from bayesadam.curvature import PerExampleSquares
 from bayesadam.curvature.fallback import Replay
 from bayesadam.curvature.totals import chunks
 from bayesadam.curvature.units import units_of
-from curvature.conftest import check
+from curvature.conftest import check, started
 from curvature.models import convnet, inputs, mlp, tokens, transformer
-
-DTYPES = [torch.float32, torch.float64]
 
 
 def closed(model):
@@ -22,37 +20,26 @@ def closed(model):
     return model
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_mlp(dtype, reduction):
-    check(closed(mlp()), inputs(6, 5), dtype, reduction)
+NETWORKS = [
+    (mlp(), inputs(6, 5), torch.float32, "mean"),
+    (mlp(), inputs(1, 5), torch.float64, "sum"),
+    (convnet(), inputs(6, 2, 8, 8), torch.float32, "sum"),
+    (convnet(), inputs(6, 2, 8, 8), torch.float64, "mean"),
+    *((transformer(rows=rows), tokens(), torch.float32, "mean") for rows in ("flat", "row", "all")),
+    (transformer(rows="row"), tokens(1), torch.float64, "sum"),
+]
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_convnet(dtype, reduction):
-    check(closed(convnet()), inputs(6, 2, 8, 8), dtype, reduction)
+@pytest.mark.parametrize(("model", "x", "dtype", "reduction"), NETWORKS)
+def test_networks(model, x, dtype, reduction):
+    check(closed(model), x, dtype, reduction)
 
 
-@pytest.mark.parametrize("rows", ["flat", "row", "all"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_transformer(dtype, rows):
-    check(closed(transformer(rows=rows)), tokens(), dtype)
-
-
-def test_one_example():
-    check(closed(transformer(rows="row")), tokens(1))
-    check(closed(mlp()), inputs(1, 5))
-
-
-@pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 3), (4, 2, 3), (1, 3), (4, 0)])
+@pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 2, 3), (1, 3)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_linear(shape, bias):
     torch.manual_seed(0)
-    model = nn.Sequential(closed(nn.Linear(3, 5, bias=bias)), nn.Tanh())
-    if 0 in shape:
-        return
-    check(model, inputs(*shape, 3))
+    check(nn.Sequential(closed(nn.Linear(3, 5, bias=bias)), nn.Tanh()), inputs(*shape, 3))
 
 
 def test_wide_linear_goes_through_several_chunks_and_one_by_one():
@@ -114,8 +101,8 @@ def test_convolutions_of_different_padding_share_buffers():
     check(closed(nn.Sequential(*layers, *layers[:0], nn.Tanh(), nn.Conv2d(2, 2, 1))), inputs(4, 2, 6, 6))
 
 
-@pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 7), (4, 2, 3)])
-@pytest.mark.parametrize("padding", [None, 0, 2])
+@pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 2, 3)])
+@pytest.mark.parametrize("padding", [None, 2])
 @pytest.mark.parametrize("by_frequency", [False, True])
 def test_embedding(shape, padding, by_frequency):
     torch.manual_seed(0)
@@ -124,8 +111,7 @@ def test_embedding(shape, padding, by_frequency):
     if not by_frequency:
         check(nn.Sequential(layer, nn.Tanh()), x)
         return
-    squares = PerExampleSquares(layer, reduction="sum")
-    squares.start()
+    squares = started(layer, reduction="sum")
     layer(x).pow(2).sum().backward()
     counts = torch.bincount(x.flatten(), minlength=3)
     expected = torch.zeros(3, 2)
@@ -171,15 +157,6 @@ def scrambled(layer):
 def test_normalisation(layer, shape):
     torch.manual_seed(0)
     check(nn.Sequential(nn.Identity(), closed(scrambled(layer)), nn.Tanh()), inputs(*shape))
-
-
-def test_positions_are_summed_before_squaring():
-    """By hand: the gradient of one example at both positions is 1, so the square is 4, and not 2."""
-    layer = nn.Linear(1, 1, bias=False)
-    squares = PerExampleSquares(layer)
-    squares.start()
-    layer(torch.ones(1, 2, 1)).sum().backward()
-    assert squares.mean_squares(layer.weight).item() == 4.0
 
 
 def test_subclass_with_another_forward_has_no_closed_form():

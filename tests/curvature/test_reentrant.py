@@ -39,28 +39,20 @@ def posterior(model):
 
 
 REFUSED = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
-LAST = {"structure": "last_layer", "prior_precision": 1.0}
 
 
 @REFUSED
 @pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("whole", [False, True])
-def test_linearised_predictions_refuse_it(whole, requires_grad):
-    model = Checkpointed(reentrant=True, whole=whole)
-    x, _ = data(requires_grad=requires_grad)
-    with pytest.raises(RuntimeError, match="must be the non-reentrant one .* got a .* with use_reentrant=True"):
-        ba.predict(model, posterior(model), x, likelihood=LIKELIHOOD, method="linearized")
-
-
-@REFUSED
-@pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("curvature", ["ggn", "empirical_fisher"])
-@pytest.mark.parametrize("structure", ["diagonal", "full"])
-def test_laplace_refuses_it(structure, curvature, requires_grad):
-    model = Checkpointed(reentrant=True)
-    pair = data(requires_grad=requires_grad)
-    with pytest.raises(RuntimeError, match="use_reentrant=True"):
-        ba.laplace(model, pair, likelihood=LIKELIHOOD, structure=structure, curvature=curvature, prior_precision=1.0)
+def test_it_is_refused(requires_grad):
+    model, pair = Checkpointed(reentrant=True), data(requires_grad=requires_grad)
+    message = "must be the non-reentrant one .* got a .* with use_reentrant=True"
+    for structure, curvature in (("diagonal", "ggn"), ("full", "empirical_fisher")):
+        options = {"structure": structure, "curvature": curvature, "prior_precision": 1.0}
+        with pytest.raises(RuntimeError, match=message):
+            ba.laplace(model, pair, likelihood=LIKELIHOOD, **options)
+    for checkpointed in (model, Checkpointed(reentrant=True, whole=True)):
+        with pytest.raises(RuntimeError, match=message):
+            ba.predict(checkpointed, posterior(model), pair[0], likelihood=LIKELIHOOD, method="linearized")
 
 
 def test_the_other_kind_changes_nothing():
@@ -84,24 +76,13 @@ def test_the_other_kind_changes_nothing():
 @REFUSED
 def test_where_no_derivative_of_a_hidden_weight_is_wanted_it_is_fine():
     """The last layer alone is random, and what is before it may be checkpointed in any way."""
-    found, expected = (
-        ba.laplace(
-            Checkpointed(reentrant=reentrant),
-            data(),
-            likelihood=LIKELIHOOD,
-            structure="last_layer",
-            prior_precision=1.0,
-        )
-        for reentrant in (True, False)
-    )
+    options = {"likelihood": LIKELIHOOD, "structure": "last_layer", "prior_precision": 1.0}
+    found, expected = (ba.laplace(Checkpointed(reentrant=r), data(), **options) for r in (True, False))
     torch.testing.assert_close(found.variance, expected.variance)
     model = Checkpointed(reentrant=True)
-    q = ba.posterior.PartialGaussian(
-        ba.DiagonalGaussian(
-            {name: p.detach().clone() for name, p in model.named_parameters() if name.startswith("output")},
-            {name: torch.full_like(p, 0.01) for name, p in model.named_parameters() if name.startswith("output")},
-        ),
-        {name: p.detach().clone() for name, p in model.named_parameters() if name.startswith("hidden")},
-    )
+    whole, last = posterior(model), ("output.weight", "output.bias")
+    random = ba.DiagonalGaussian(*({name: part[name] for name in last} for part in (whole.mean, whole.variance)))
+    fixed = {name: value for name, value in whole.mean.items() if name not in last}
+    q = ba.posterior.PartialGaussian(random, fixed)
     x, _ = data()
     assert ba.predict(model, q, x, likelihood=LIKELIHOOD, method="linearized").epistemic.min() > 0

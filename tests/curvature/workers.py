@@ -7,7 +7,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from bayesadam.curvature import PerExampleSquares
-from curvature.conftest import assert_near, by_example, squares_of_examples, targets
+from curvature.conftest import assert_near, by_example, read, squares_of_examples, targets
 from curvature.models import TorchAttention, convnet, inputs, mlp, tokens, transformer
 
 SIZES = (2, 4)
@@ -40,7 +40,7 @@ def data_parallel(rank, folder):
         squares.start(lambda grads=grads, model=model: grads.append([p.grad.clone() for p in model.parameters()]))
         squares.backward(by_example("mean")(parallel(x.split(SIZES)[rank]), t.split(SIZES)[rank]))
         assert squares.num_examples == SIZES[rank]
-        found = {name: squares.mean_squares(p) for name, p in model.named_parameters()}
+        found = read(model, squares)
         assert_near(found, expected, 1e-12)
         torch.testing.assert_close(grads, [[p.grad for p in model.parameters()]])
 
@@ -76,7 +76,7 @@ def sharded(rank, folder):
             model.zero_grad()
             squares.backward(by_example("mean")(model(x.split(SIZES)[rank]), t.split(SIZES)[rank]))
             squares.stop()
-            found = {name: squares.mean_squares(p) for name, p in model.named_parameters()}
+            found = read(model, squares)
             assert_near(found, expected, 1e-12)
     with pytest.raises(ValueError, match=r"got a sharded parameter of shape \(3, 6\)"):
         PerExampleSquares(mlp()).mean_squares(fully_shard(mlp(), mesh=mesh)[4].weight)

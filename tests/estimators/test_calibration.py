@@ -28,22 +28,9 @@ def penalised(point, residual, epistemic, aleatoric, weight, pattern=0.0, center
     return fit + 0.25 * known * ((np.array(point[:2]) - np.array(center)) ** 2).sum()
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.1, 10.0])
-def test_scales_that_data_were_made_with(scale):
-    generator = np.random.default_rng(0)
-    epistemic, aleatoric = generator.gamma(1.0, 1.0, 20_000), np.full(20_000, 0.3)
-    residual = scale * generator.standard_normal(20_000) * np.sqrt(2.5 * epistemic + 0.7 * aleatoric)
-    found = variance_scales(residual, epistemic, aleatoric, np.ones(20_000))
-    assert found.epistemic == pytest.approx(2.5 * scale**2, rel=0.06)
-    assert found.aleatoric == pytest.approx(0.7 * scale**2, rel=0.1)
-    assert found.strength == 0.0
-    assert found.error < 0.1
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_scales_are_the_maximum(seed):
+@pytest.mark.parametrize(("seed", "rows"), [(0, 8), (1, 60), (2, 300), (3, 2_000)])
+def test_scales_are_the_maximum(seed, rows):
     generator = np.random.default_rng(seed)
-    rows = (8, 60, 60, 300, 300, 2_000)[seed]
     epistemic, aleatoric, weight = generator.gamma(1.0, 1.0, (3, rows))
     pattern = generator.standard_normal(rows)
     residual = generator.standard_normal(rows) * np.sqrt(0.5 * epistemic + 2.0 * aleatoric * np.exp(0.6 * pattern))
@@ -74,15 +61,6 @@ def test_known_noise_keeps_its_scale():
 class TestTwoPartsThatRowsDoNotTellApart:
     """Their sum is known, and how it is shared is the prior's; no factor runs off to 0 or to infinity."""
 
-    def test_in_proportion(self):
-        residual = np.random.default_rng(0).standard_normal(400)
-        found = variance_scales(residual, np.full(400, 0.2), np.full(400, 0.4), np.ones(400))
-        total = 0.2 * found.epistemic + 0.4 * found.aleatoric
-        assert total == pytest.approx((residual**2).mean(), rel=0.02)
-        assert 0.5 < found.epistemic < 3.0
-        assert 0.5 < found.aleatoric < 3.0
-        assert found.error > 0.5
-
     def test_far_rows_tell_them_apart(self):
         """They differ where a tenth of the rows is far from the others."""
         generator = np.random.default_rng(1)
@@ -94,14 +72,6 @@ class TestTwoPartsThatRowsDoNotTellApart:
         assert found.epistemic == pytest.approx(0.25, rel=0.4)
         assert found.error < 0.25 < 0.8 < few.error
 
-    def test_of_heavy_tails_rows_say_less(self):
-        generator = np.random.default_rng(2)
-        epistemic, aleatoric = generator.gamma(1.0, 1.0, 500), np.full(500, 0.5)
-        deviation = np.sqrt(epistemic + aleatoric)
-        normal = variance_scales(generator.standard_normal(500) * deviation, epistemic, aleatoric, np.ones(500))
-        heavy = variance_scales(generator.standard_t(3, 500) * deviation / 3**0.5, epistemic, aleatoric, np.ones(500))
-        assert heavy.error > 1.4 * normal.error
-
     def test_no_error_left(self):
         """Of residuals that are all 0 the factors are what the prior and the bounds leave."""
         few = variance_scales(np.zeros(5), np.ones(5), np.ones(5), np.ones(5))
@@ -109,21 +79,6 @@ class TestTwoPartsThatRowsDoNotTellApart:
         assert 0.1 < few.epistemic < 1.0
         assert many.epistemic == pytest.approx(1e-3)
         assert 0.0 < many.aleatoric < 1e-3
-
-    def test_a_variance_that_is_zero(self):
-        residual = np.tile([1.0, -2.0, 2.0, 1.0], 100)
-        found = variance_scales(residual, np.zeros(400), np.full(400, 0.5), np.ones(400))
-        assert found.epistemic == pytest.approx(1.0)
-        assert 0.5 * found.aleatoric == pytest.approx(2.5, rel=0.02)
-        assert found.error == pytest.approx(1.0)
-
-
-def test_temperature_that_data_were_made_with():
-    generator = torch.Generator().manual_seed(0)
-    logits = 3.0 * torch.randn(1, 40_000, 4, generator=generator, dtype=torch.float64)
-    labels = torch.multinomial((logits[0] / 2.5).softmax(-1), 1, generator=generator)[:, 0]
-    found = temperature(logits.log_softmax(-1), labels, torch.ones(40_000, dtype=torch.float64))
-    assert found == pytest.approx(2.5, rel=0.03)
 
 
 def test_tempered_is_normalised_and_keeps_the_order():
@@ -135,7 +90,7 @@ def test_tempered_is_normalised_and_keeps_the_order():
     assert tempered(log_probs, 1.0) is log_probs
 
 
-@pytest.mark.parametrize("factor", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("factor", [0.1, 4.0])
 def test_output_scale_that_counts_were_drawn_with(factor):
     generator = torch.Generator().manual_seed(0)
     count, members, std = 800, 2, 0.5
@@ -156,16 +111,6 @@ def test_output_scale_that_counts_were_drawn_with(factor):
     assert same == pytest.approx(found, rel=1e-3)  # only the ratios of weights matter
 
 
-def test_an_earlier_output_scale_counts_as_so_many_rows():
-    targets, places = torch.ones(1, 1, dtype=torch.float64), [torch.zeros(1, dtype=torch.int64)]
-    outputs = [torch.linspace(-1.0, 1.0, 9, dtype=torch.float64)[:, None, None]]
-    poisson, weight = ba.likelihoods.Poisson(), torch.ones(1, dtype=torch.float64)
-    found = output_scale(outputs, places, poisson, targets, weight, 0.4)
-    assert found.epistemic == pytest.approx(0.4, rel=0.05)
-    assert found.error == pytest.approx((0.5 * KNOWN) ** -0.5, rel=0.05)
-    assert output_scale(outputs, places, poisson, targets, weight).error == pytest.approx(1.0, rel=0.2)
-
-
 def test_scaled_outputs():
     outputs = torch.randn(20, 3, 2, dtype=torch.float64)
     found = scaled(outputs, 0.25)
@@ -174,23 +119,10 @@ def test_scaled_outputs():
     assert scaled(outputs, 1.0) is outputs
 
 
-def test_effective_rows():
-    assert effective_rows(np.full(7, 3.0)) == pytest.approx(7.0)
-    assert effective_rows(np.array([1.0, 1.0, 1e-9])) == pytest.approx(2.0)
-
-
 def test_noise_that_was_learned_before_counts_as_so_many_rows():
     learned, before = ba.Gaussian(8.0, learned=True), ba.Gaussian(2.0)
     settle_(learned, before, 3.0 * KNOWN)
     assert learned.noise_precision.item() == pytest.approx(2.0**0.25 * 8.0**0.75)
-
-
-@pytest.mark.parametrize("residual", [0.0, 0.5, 3.0])
-def test_a_row_hardly_moves_scales_that_are_known(residual):
-    before = np.array([0.4, 1.3])
-    found = variance_scales(np.array([residual]), np.array([0.1]), np.array([0.5]), np.ones(1), before)
-    np.testing.assert_allclose(found[:2], before, rtol=0.3)
-    assert (np.array(found[:2]) > before).all() == (residual == 3.0)
 
 
 def test_known_scales_are_a_normal_prior_of_their_logarithms():
@@ -198,7 +130,6 @@ def test_known_scales_are_a_normal_prior_of_their_logarithms():
     epistemic, aleatoric, weight = generator.gamma(1.0, 1.0, (3, 60))
     residual = generator.standard_normal(60) * np.sqrt(0.5 * epistemic + 2.0 * aleatoric)
     before = np.array([1.5, 0.5])
-
     found = variance_scales(residual, epistemic, aleatoric, weight, before)
     data = (residual, epistemic, aleatoric, weight)
     best = minimize(
@@ -208,30 +139,6 @@ def test_known_scales_are_a_normal_prior_of_their_logarithms():
         tol=1e-10,
     )
     np.testing.assert_allclose(np.log(found[:2]), best.x, atol=1e-4)
-
-
-def test_many_rows_find_a_scale_that_was_0():
-    generator = np.random.default_rng(0)
-    epistemic, aleatoric = generator.gamma(1.0, 1.0, 20_000), np.full(20_000, 0.3)
-    residual = generator.standard_normal(20_000) * np.sqrt(2.5 * epistemic + 0.7 * aleatoric)
-    found = variance_scales(residual, epistemic, aleatoric, np.ones(20_000), np.array([1e-9, 3.0]))
-    assert found.epistemic == pytest.approx(2.5, rel=0.1)
-    assert found.aleatoric == pytest.approx(0.7, rel=0.2)
-
-
-def test_a_temperature_that_is_known():
-    generator = torch.Generator().manual_seed(0)
-    logits = 3.0 * torch.randn(1, 40_000, 4, generator=generator, dtype=torch.float64)
-    labels = torch.multinomial((logits[0] / 2.5).softmax(-1), 1, generator=generator)[:, 0]
-    log_probs = logits.log_softmax(-1)
-    for rows in range(0, 40, 2):
-        few = slice(rows, rows + 2)
-        found = temperature(log_probs[:, few], labels[few], torch.ones(2, dtype=torch.float64), 2.5)
-        assert found == pytest.approx(2.5, rel=0.2)
-        assert found == pytest.approx(
-            temperature(log_probs[:, few], labels[few], torch.full((2,), 9.0, dtype=torch.float64), 2.5)
-        )
-    assert temperature(log_probs, labels, torch.ones(40_000, dtype=torch.float64), 0.5) == pytest.approx(2.5, rel=0.03)
 
 
 def test_how_strongly_an_earlier_temperature_holds():
@@ -278,16 +185,6 @@ def test_weights_of_a_pool():
     )
     assert loss([share, *weights]) <= best.fun + 1e-4
     assert weights[1] > 0.3
-
-
-def test_a_pool_with_what_knows_nothing():
-    generator = torch.Generator().manual_seed(3)
-    log_probs = 2.0 * torch.randn(1, 20_000, 3, generator=generator, dtype=torch.float64)
-    labels = torch.multinomial(log_probs[0].softmax(-1), 1, generator=generator)[:, 0]
-    others = torch.randn(2, 20_000, 3, generator=generator, dtype=torch.float64).log_softmax(-1)
-    share, weights = pool(log_probs.log_softmax(-1), others, labels, torch.ones(20_000, dtype=torch.float64))
-    assert share == pytest.approx(1.0, abs=0.05)
-    assert weights == pytest.approx([0.0, 0.0], abs=0.05)
 
 
 def test_a_temperature_beside_other_models():

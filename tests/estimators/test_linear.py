@@ -4,7 +4,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
 
-from bayesadam.sklearn.linear import FEWEST, FOLDS, PIECES, STRENGTHS, LinearPart, logistic_parts
+from bayesadam.sklearn.linear import FEWEST, FOLDS, PIECES, STRENGTHS, logistic_parts
 from bayesadam.sklearn.plan import plan
 
 
@@ -30,7 +30,7 @@ def density(log_probs, labels):
 
 def test_log_probs_by_their_definition(parts, counts):
     part, _ = parts[1]
-    for row in 3.0 * counts[0][:5]:
+    for row in 3.0 * counts[0][:5]:  # also beyond the pieces, where they are constant
         logits = part.intercept.copy()
         for piece, column in enumerate(part.column):
             place = (row[column] - part.low[piece]) / (part.high[piece] - part.low[piece])
@@ -65,32 +65,6 @@ def test_rows_left_out_are_predicted_by_the_others(parts, counts):
     np.testing.assert_allclose(found, best, atol=1e-3)
 
 
-def test_skewed_inputs_need_pieces(parts, counts):
-    labels = counts[1]
-    (_, linear), (_, additive) = parts
-    assert density(additive, labels) > density(linear, labels) + 0.1
-
-
-def test_they_do_not_extrapolate(parts, counts):
-    ends = counts[0].max(0)[None]
-    for part, _ in parts:
-        np.testing.assert_array_equal(part.log_probs(100.0 * ends), part.log_probs(ends))
-
-
-def test_weights_of_rows(counts):
-    x, labels, divided = counts
-    weight = np.where(labels == 2, 1e-3, 1.0)
-    for part, _ in logistic_parts(x, labels, 3, weight, divided):
-        assert np.exp(part.log_probs(x))[:, 2].mean() < 0.05
-
-
-def test_where_all_members_leave_out_the_same_rows(counts):
-    x, labels, _ = counts
-    divided = plan(300, 1, np.arange(300), 0)
-    for _, found in logistic_parts(x, labels, 3, np.ones(300), divided):
-        np.testing.assert_array_equal(np.isfinite(found).all(1), divided.left_out[0])
-
-
 def test_a_class_that_a_fold_does_not_have(counts):
     x, labels, divided = counts
     rare = np.where(labels == 2, 0, labels)
@@ -108,19 +82,3 @@ def test_where_there_are_none(counts):
     alone = (np.arange(300) == 7).astype(int)
     assert logistic_parts(x, alone, 2, np.ones(300), divided) == []
     assert logistic_parts(np.zeros((300, 2)), labels, 3, np.ones(300), divided) == []
-
-
-def test_too_many_features_for_pieces():
-    generator = np.random.default_rng(0)
-    x = generator.standard_normal((120, 400))
-    labels = generator.integers(12, size=120)
-    found = logistic_parts(x, labels, 12, np.ones(120), plan(120, 4, np.arange(120), 0))
-    assert [len(part.column) for part, _ in found] == [400]
-
-
-def test_record(parts, counts):
-    for part, _ in parts:
-        read = LinearPart.read(part.record(), 2, 3)
-        np.testing.assert_array_equal(read.log_probs(counts[0]), part.log_probs(counts[0]))
-    with pytest.raises(ValueError, match="intercept of the linear part must be finite numbers in order"):
-        LinearPart.read({**part.record(), "intercept": [0.0, float("nan"), 0.0]}, 2, 3)

@@ -1,10 +1,9 @@
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from bayesadam.sklearn.noise import LeftOut, NoisePattern, calibrated, check_noise
+from bayesadam.sklearn.noise import LeftOut, calibrated
 
 
 def rows(count, deviation, seed=0, columns=3, weight=None, fold=None):
@@ -53,57 +52,13 @@ class TestNoiseThatDependsOnTheInputs:
         assert pattern.strength * pattern.low <= far[0] < far[1] <= pattern.strength * pattern.high
         assert far[2] <= pattern.strength * pattern.high
 
-    def test_is_relative_to_the_mean_of_the_rows(self, found):
-        known = rows(800, growing)
-        assert found[1].log_factor(known.inputs, known.mean).mean() == pytest.approx(0.0, abs=0.1)
-
-    def test_is_written_and_read_exactly(self, found):
-        pattern, new = found[1], rows(50, growing, seed=2)
-        read = NoisePattern.read(json.loads(json.dumps(pattern.record())), 3)
-        np.testing.assert_array_equal(read.hidden, pattern.hidden)
-        np.testing.assert_array_equal(read.log_factor(new.inputs, new.mean), pattern.log_factor(new.inputs, new.mean))
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            {"linear": [0.0, 1.0]},
-            {"bias": [[0.0]]},
-            {"out": []},
-            {"center": float("nan")},
-            {"low": 1.0, "high": -1.0},
-            {"strength": 1.5},
-            {"strength": None},
-            {"units": 3},
-        ],
-    )
-    def test_a_record_that_is_no_pattern(self, found, change):
-        with pytest.raises((ValueError, TypeError)):
-            NoisePattern.read({**found[1].record(), **change}, 3)
-
-    def test_by_the_predicted_mean_alone(self):
-        data = rows(800, constant, columns=1)
-        mean = np.random.default_rng(7).standard_normal(800)
-        data = replace(data, mean=mean, residual=data.residual * np.exp(0.8 * mean))
-        pattern = calibrated(data, "auto")[1]
-        low, high = pattern.log_factor(np.zeros((2, 1)), np.array([-1.0, 1.0]))
-        assert high - low == pytest.approx(3.2, rel=0.35)
-
-    def test_rows_of_little_weight(self):
-        """Their noise falls where that of the others grows, which changes next to nothing."""
-        data = rows(800, growing)
-        junk = rows(800, lambda inputs: growing(-inputs), seed=3)
-        both = LeftOut(**{name: np.concatenate([value, vars(junk)[name]]) for name, value in vars(data).items()})
-        pattern = calibrated(replace(both, weight=np.repeat([1.0, 1e-6], 800)), "auto")[1]
-        low, high = pattern.log_factor(np.array([[-1.5, 0, 0], [1.5, 0, 0]]), np.tanh([-1.5, 1.5]))
-        assert high - low == pytest.approx(4.2, rel=0.3)
-
 
 class TestConstantNoise:
     def test_is_left_as_it_is(self):
         """More than a standard error of gain is rare where there is nothing to gain, and then it is small."""
-        found = [calibrated(rows(300, constant, seed), "auto") for seed in range(12)]
+        found = [calibrated(rows(300, constant, seed), "auto") for seed in range(8)]
         patterns = [pattern for _, pattern in found if pattern is not None]
-        assert len(patterns) <= 5  # each has a probability below 0.16
+        assert len(patterns) <= 4  # each has a probability below 0.16
         new = rows(200, constant, seed=99)
         for pattern in patterns:
             assert pattern.log_factor(new.inputs, new.mean).std() < 0.5
@@ -116,11 +71,6 @@ class TestConstantNoise:
         assert pattern is None
         assert scales.strength == 0.0
         assert calibrated(known, "input")[1] is not None
-
-    def test_of_a_few_rows(self):
-        assert calibrated(rows(19, growing), "input")[1] is None
-
-    def test_known(self):
         scales, pattern = calibrated(rows(400, constant), 0.5)
         assert pattern is None
         assert scales.aleatoric == 1.0
@@ -147,16 +97,3 @@ def test_a_pattern_that_is_known_is_kept():
     after, kept = calibrated(louder, "auto", before, pattern)
     assert kept is pattern
     assert after.aleatoric == pytest.approx(4.0 * scales.aleatoric, rel=0.25)
-
-
-@pytest.mark.parametrize("value", ["yes", None, True, 0.0, -1.0, np.inf, np.nan, [1.0]])
-def test_noise_is_a_word_or_a_positive_number(value):
-    with pytest.raises(ValueError, match=r"^noise must be one of \('auto', 'constant', 'input'\) or a positive"):
-        check_noise(value, "gaussian")
-
-
-@pytest.mark.parametrize("value", ["constant", "input", 0.5])
-def test_a_likelihood_says_itself_what_the_noise_is(value):
-    check_noise("auto", "poisson")
-    with pytest.raises(ValueError, match=f"^noise must be 'auto' with likelihood='poisson', got {value!r}$"):
-        check_noise(value, "poisson")

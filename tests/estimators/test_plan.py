@@ -17,11 +17,6 @@ def test_two_partitions_cover_every_row_twice(rows, members):
     assert not np.array_equal(divided.left_out[0], divided.left_out[first])
 
 
-@pytest.mark.parametrize("members", [2, 3])
-def test_few_members_cover_every_row_once(members):
-    assert (plan(30, members, np.arange(30), 0).left_out.sum(0) == 1).all()
-
-
 def test_groups_stay_together():
     groups = np.repeat(np.arange(12), 5)
     for members in (1, 3, 8):

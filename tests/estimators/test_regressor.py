@@ -1,25 +1,18 @@
 import copy
-import math
 import pickle
 import warnings
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 import bayesadam as ba
-from bayesadam import population
-from bayesadam.scaling import column_scales, input_scales
+from bayesadam.scaling import column_scales
 from bayesadam.sklearn import METHODS, BayesianMLPRegressor, load_estimator
-from bayesadam.sklearn.training import Training
 
-QUICK = {"members": 4, "hidden": (20,), "epochs": 300, "lr": 0.03, "random_state": 0}
+QUICK = {"members": 4, "hidden": (20,), "epochs": 200, "lr": 0.03, "random_state": 0}
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +29,6 @@ def test_it_knows_the_curve_and_its_noise(fitted):
     assert np.mean((y - mean) ** 2 / std**2) == pytest.approx(1.0, abs=0.35)
     interval = fitted.predict_interval(x, 0.9)
     assert np.mean((interval[:, 0] <= y) & (y <= interval[:, 1])) == pytest.approx(0.9, abs=0.06)
-
-
-def test_far_away_it_knows_less(fitted):
-    pred = fitted.predictive(np.array([[0.0, 0.0], [12.0, -12.0]]))
-    assert pred.epistemic[1] > 5.0 * pred.epistemic[0]
 
 
 def test_the_predictive_is_a_gaussian_in_the_targets_units(fitted, curve):
@@ -79,7 +67,7 @@ def test_calibration_is_by_rows_that_members_have_not_seen(curve):
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_learns(method, curve):
     x, y = curve
-    epochs = 500 if method in ("vadam", "vprop", "ivon", "vogn", "von", "bbb") else 200
+    epochs = 400 if method in ("vadam", "vprop", "ivon", "vogn", "von", "bbb") else 150
     model = BayesianMLPRegressor(method, **{**QUICK, "epochs": epochs, "mc_samples": 4}).fit(x[:120], y[:120])
     assert model.score(x[120:], y[120:]) > (0.65 if "fawn" in method else 0.8)
     _, std = model.predict(x, return_std=True)
@@ -90,26 +78,6 @@ def test_every_method_learns(method, curve):
         assert (model.predictive(x).epistemic > 0).all()
     same = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(same.predict(x), model.predict(x))
-
-
-def test_random_state(curve):
-    first, second = (BayesianMLPRegressor(**{**QUICK, "epochs": 20}).fit(*curve).predict(curve[0]) for _ in range(2))
-    np.testing.assert_array_equal(first, second)
-    other = BayesianMLPRegressor(**{**QUICK, "epochs": 20, "random_state": 1}).fit(*curve).predict(curve[0])
-    assert not np.array_equal(first, other)
-
-
-def test_several_targets(curve):
-    x, y = curve
-    both = np.stack([y, -0.001 * y], 1)
-    model = BayesianMLPRegressor(**QUICK).fit(x, both)
-    mean, std = model.predict(x, return_std=True)
-    assert mean.shape == std.shape == (160, 2)
-    assert model.score(x, both) > 0.95
-    assert model.predict_interval(x).shape == (160, 2, 2)
-    assert model.sample_y(x, 3).shape == (160, 2, 3)
-    assert model.calibration_["aleatoric"].shape == (2,)
-    np.testing.assert_allclose(std[:, 1].mean(), 0.001 * std[:, 0].mean(), rtol=0.3)
 
 
 class TestNoise:
@@ -129,13 +97,6 @@ class TestNoise:
         _, std = model.predict([[-1.0], [1.0]], return_std=True)
         assert std[0] == pytest.approx(0.1, rel=0.5)
         assert std[1] == pytest.approx(0.8, rel=0.3)
-
-    def test_of_each_target(self, loud):
-        model = BayesianMLPRegressor(**QUICK).fit(*loud)
-        assert model.noise_[0] == "input"
-        aleatoric = model.predictive([[-1.0], [1.0]]).aleatoric
-        assert aleatoric[1, 0] > 10.0 * aleatoric[0, 0]
-        assert aleatoric[:, 1].sqrt().tolist() == pytest.approx([0.4, 0.4], rel=0.3)
 
     def test_does_not_touch_the_mean(self, loud):
         x, y = loud[0], loud[1][:, 0]
@@ -157,14 +118,6 @@ class TestNoise:
         for member in model._likelihoods:
             np.testing.assert_allclose(member.noise_precision, (model._y_std / 400.0) ** 2, rtol=1e-5)
 
-    def test_that_is_known_in_any_unit(self, loud):
-        x, y = loud[0], loud[1][:, 1]
-        options = {**QUICK, "epochs": 20}
-        ours = BayesianMLPRegressor(noise=4e-26, **options).fit(x, 1e-25 * y).predict(x, return_std=True)
-        same = BayesianMLPRegressor(noise=0.4, **options).fit(x, y).predict(x, return_std=True)
-        for ours_part, same_part in zip(ours, same, strict=True):
-            np.testing.assert_allclose(1e25 * ours_part, same_part, rtol=1e-3, atol=1e-3)
-
     def test_of_what_is_learned_later(self, loud):
         """The pattern stays, and its scale goes on learning."""
         x, y = loud[0], loud[1][:, 0]
@@ -175,13 +128,9 @@ class TestNoise:
         assert model._patterns[0] is pattern is not None
         assert model.predictive(x).aleatoric.mean() > 2.0 * before
 
-    def test_needs_the_calibration(self, curve):
-        with pytest.raises(ValueError, match="^calibrate must be True with noise='input', got False$"):
-            BayesianMLPRegressor(noise="input", calibrate=False).fit(*curve)
 
-
-@pytest.mark.parametrize("method", ["laplace", "anchored", "ensemble", "vadam", "fawn-ropd"])
 @pytest.mark.parametrize("calibrate", [True, False])
+@pytest.mark.parametrize("method", ["laplace", "ensemble", "fawn-ropd"])
 def test_uncertainty_grows_without_bound_away_from_the_data(method, calibrate, curve):
     model = BayesianMLPRegressor(method, **{**QUICK, "epochs": 60, "mc_samples": 4}, calibrate=calibrate).fit(*curve)
     for direction in ([1.0, 0.0], [0.6, -0.8]):
@@ -191,7 +140,7 @@ def test_uncertainty_grows_without_bound_away_from_the_data(method, calibrate, c
         assert std[4] == pytest.approx(3.0 * std[3], rel=0.2)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["laplace", "vadam", "fawn-vi"])
 def test_double_precision_as_default(method, curve, tmp_path):
     """The networks are in single precision all the same."""
     options = {**QUICK, "epochs": 5, "hidden": (4,), "mc_samples": 2}
@@ -216,16 +165,13 @@ def test_weights_of_rows(curve):
     model = BayesianMLPRegressor(**{**QUICK, "hidden": ()}).fit(x, shifted, sample_weight=low.astype(float))
     reference = BayesianMLPRegressor(**{**QUICK, "hidden": ()}).fit(x[low], shifted[low])
     np.testing.assert_allclose(model.predict(x), reference.predict(x))
-    few = BayesianMLPRegressor(**QUICK).fit(x, shifted, sample_weight=np.where(low, 1.0, 1e-3))
-    many = BayesianMLPRegressor(**QUICK).fit(x, shifted, sample_weight=np.where(low, 1.0, 1e3))
-    assert np.abs((few.predict(x) - shifted)[low]).mean() < np.abs((many.predict(x) - shifted)[low]).mean()
 
 
 def test_rows_of_little_weight_neither_stop_the_training_nor_set_the_scales(curve):
     x, y = curve
     junk = np.random.default_rng(4).normal(9_000.0, 3_000.0, len(x))
     both, weight = np.concatenate([y, junk]), np.repeat([1.0, 1e-6], len(x))
-    options = {**QUICK, "members": 6, "epochs": 1_000}
+    options = {**QUICK, "members": 6}
     good = BayesianMLPRegressor(**options).fit(x, y)
     model = BayesianMLPRegressor(**options).fit(np.concatenate([x, x + 50.0]), both, weight)
     np.testing.assert_allclose(model._x_mean, x.mean(0), atol=1e-3)
@@ -249,44 +195,6 @@ def test_scales_and_errors_of_weighted_rows_are_those_of_repeated_rows(curve, fi
     assert fitted._held_out_error(center, targets, torch.from_numpy(times).double()) == pytest.approx(expected)
 
 
-def test_squared_gradients_have_no_weights(curve):
-    with pytest.raises(ValueError, match="sample_weight must be None for a method of squared gradients"):
-        BayesianMLPRegressor("vogn", **QUICK).fit(*curve, sample_weight=np.ones(160))
-
-
-def test_conformal_intervals_cover_though_the_model_is_wrong(curve):
-    x, y = curve
-    model = BayesianMLPRegressor("ensemble", **{**QUICK, "calibrate": False, "epochs": 30}).fit(x, y)
-    generator = np.random.default_rng(8)
-    covered = []
-    for _ in range(100):
-        new = generator.uniform(-3.0, 3.0, (119, 2))
-        target = 5_000.0 + 1_000.0 * (np.sin(new[:, 0]) + 0.3 * new[:, 1] + 0.3 * generator.standard_cauchy(119))
-        model.conformalize(new[:99], target[:99])
-        ends = np.stack([model.predict_interval(new[99:], 0.8, method=m) for m in ("split", "adaptive")])
-        covered.append(((ends[..., 0] <= target[99:]) & (target[99:] <= ends[..., 1])).mean(1))
-    np.testing.assert_allclose(np.mean(covered, axis=0), 0.8, atol=0.035)  # the standard error is 0.01
-    with pytest.raises(ValueError, match="coverage must be at most"):
-        model.predict_interval(x, 0.999, method="split")
-
-
-def test_conformal_needs_held_out_rows(fitted, curve):
-    for method in ("split", "adaptive"):
-        with pytest.raises(ValueError, match=r"method must be 'bayes' or 'cross' before conformalize\(X, y\)"):
-            fitted.predict_interval(curve[0], method=method)
-    with pytest.raises(ValueError, match=r"method must be one of \('bayes', 'split', .*, got 'jackknife'"):
-        fitted.predict_interval(curve[0], method="jackknife")
-    with pytest.raises(ValueError, match=r"coverage must be in \(0, 1\), got 1.0"):
-        fitted.predict_interval(curve[0], 1.0)
-
-
-def test_conformal_scores_are_finite(fitted, curve):
-    for wrong in (np.nan, np.inf):
-        with pytest.raises(ValueError, match="Input y contains"):
-            fitted.conformalize(curve[0][:3], [1.0, wrong, 2.0])
-    assert not hasattr(fitted, "conformal_scores_")
-
-
 def test_draws(fitted):
     x = np.zeros((2, 2))
     draws = fitted.sample_y(x, 20_000, random_state=3)
@@ -299,23 +207,22 @@ def test_draws(fitted):
 def test_partial_fit_continues_from_the_posterior(curve):
     x, y = curve
     left = x[:, 0] < 0
-    model = BayesianMLPRegressor("vadam", **{**QUICK, "epochs": 600})
+    model = BayesianMLPRegressor("vadam", **QUICK)
     model.partial_fit(x[left], y[left])
     before = np.abs(model.predict(x[~left]) - y[~left]).mean()
     model.partial_fit(x[~left], y[~left])
     assert np.abs(model.predict(x[~left]) - y[~left]).mean() < 0.5 * before
-    fresh = BayesianMLPRegressor("vadam", **{**QUICK, "epochs": 600}).fit(x[~left], y[~left])
+    fresh = BayesianMLPRegressor("vadam", **QUICK).fit(x[~left], y[~left])
     error, forgetful = (np.abs(m.predict(x[left]) - y[left]).mean() for m in (model, fresh))
     assert error < 0.7 * forgetful
     assert not hasattr(BayesianMLPRegressor("laplace"), "partial_fit")
 
 
-@pytest.mark.parametrize("early_stopping", [True, False])
-def test_a_few_rows_leave_the_noise_and_the_calibration_about_as_they_were(early_stopping):
+def test_a_few_rows_leave_the_noise_and_the_calibration_about_as_they_were():
     generator = np.random.default_rng(0)
     x = generator.standard_normal((1_000, 3))
     y = x[:, 0] + np.sin(x[:, 1]) + 0.5 * generator.standard_normal(1_000)
-    options = {**QUICK, "members": 6, "epochs": 300, "early_stopping": early_stopping}
+    options = {**QUICK, "members": 6}
     model = BayesianMLPRegressor("vadam", **options).fit(x[:300], y[:300])
 
     def covered(m):
@@ -323,11 +230,10 @@ def test_a_few_rows_leave_the_noise_and_the_calibration_about_as_they_were(early
         return np.mean((low <= y[400:]) & (y[400:] <= high))
 
     before = covered(model)
-    for first in range(300, 330, 15):
-        for count in (2, 3):
-            new = slice(first, first + count)
-            after = copy.deepcopy(model).partial_fit(x[new], y[new])
-            assert covered(after) == pytest.approx(before, abs=0.03)
+    for first, count in ((300, 2), (315, 3)):
+        new = slice(first, first + count)
+        after = copy.deepcopy(model).partial_fit(x[new], y[new])
+        assert covered(after) == pytest.approx(before, abs=0.03)
     louder = y + 3.0 * generator.standard_normal(1_000)
     model.partial_fit(x[:300], louder[:300])
     low, high = model.predict_interval(x[400:]).T
@@ -336,26 +242,14 @@ def test_a_few_rows_leave_the_noise_and_the_calibration_about_as_they_were(early
 
 
 def test_groups(curve):
-    x, y = curve
+    x, _ = curve
     copies, groups = np.repeat(x, 8, axis=0), np.repeat(np.arange(len(x)), 8)
     product = 200.0 * x[:, 0] * x[:, 1]  # for which the regressions beside the networks are of no use
     noisy = np.repeat(product + 500.0 * np.random.default_rng(9).standard_normal(len(x)), 8)
-    options = {**QUICK, "hidden": (60,), "epochs": 600, "early_stopping": False}
+    options = {**QUICK, "hidden": (60,), "epochs": 400, "early_stopping": False}
     honest = BayesianMLPRegressor(**options).fit(copies, noisy, groups=groups)
     fooled = BayesianMLPRegressor(**options).fit(copies, noisy)
     assert honest.predict(x, return_std=True)[1].mean() > 1.2 * fooled.predict(x, return_std=True)[1].mean()
-    for weight in (None, np.arange(160.0)):
-        model = BayesianMLPRegressor(**QUICK)
-        with pytest.raises(ValueError, match=r"groups must be of shape \(160,\), got \(2,\)"):
-            model.fit(x, y, weight, groups=[1, 2])
-        assert not hasattr(model, "_x_mean")
-    for wrong, message in (
-        ([None] + ["a"] * 159, "groups must have no missing values, got None"),
-        ([math.nan] + [1.0] * 159, r"groups must have no missing values, got np.float64\(nan\)"),
-        (np.array([1] + ["a"] * 159, dtype=object), "groups must be all texts or all numbers, got both"),
-    ):
-        with pytest.raises(ValueError, match=f"^{message}$"):
-            BayesianMLPRegressor(**QUICK).fit(x, y, groups=wrong)
 
 
 def test_counts_are_calibrated(tmp_path):
@@ -386,13 +280,13 @@ def test_a_single_group_leaves_nothing_out(curve):
     assert (model.predict(x, return_std=True)[1] > 0).all()
 
 
-@pytest.mark.parametrize("method", ["laplace", "badam", "vadam", "fawn-vi"])
+@pytest.mark.parametrize("method", ["laplace", "vadam"])
 def test_predictions_are_finite_or_refused_far_away(method, curve):
     model = BayesianMLPRegressor(method, **{**QUICK, "epochs": 20}, activation="relu").fit(*curve)
     mean, std = model.predict(np.full((1, 2), 1e14), return_std=True)
     assert np.isfinite(mean).all()
     assert np.isfinite(std).all()
-    for far in (1e16, 1e20, -1e37):
+    for far in (1e16, -1e37):
         with pytest.raises(ValueError, match=r"^X must be near the training inputs, got .* in row 0, column 0$"):
             model.predict(np.full((1, 2), far))
 
@@ -402,18 +296,6 @@ def test_targets_of_tiny_spread(curve):
     mean, std = BayesianMLPRegressor(**QUICK).fit(x, 1e6 + 1e-10 * y / np.abs(y).max()).predict(x, return_std=True)
     assert mean == pytest.approx(1e6, rel=1e-9)
     assert np.isfinite(std).all()
-
-
-def test_frames_pipelines_and_searches(curve):
-    x, y = curve
-    frame = pd.DataFrame(x, columns=["north", "east"])
-    model = BayesianMLPRegressor(**{**QUICK, "epochs": 30}).fit(frame, pd.Series(y))
-    assert model.feature_names_in_.tolist() == ["north", "east"]
-    with pytest.raises(ValueError, match="feature names should match"):
-        model.predict(frame.rename(columns={"east": "west"}))
-    pipe = make_pipeline(StandardScaler(), BayesianMLPRegressor(**{**QUICK, "epochs": 30}))
-    search = GridSearchCV(pipe, {"bayesianmlpregressor__hidden": [(5,), (20,)]}, cv=2).fit(frame, y)
-    assert np.isfinite(search.best_score_)
 
 
 def test_status_after_every_epoch(curve):
@@ -430,42 +312,26 @@ def test_status_after_every_epoch(curve):
 
 def test_an_interrupted_fit_keeps_what_it_has(curve):
     def stop(status):
-        if status.epoch == 200:
+        if status.epoch == 150:
             raise KeyboardInterrupt
 
     model = BayesianMLPRegressor(**QUICK)
     with pytest.warns(UserWarning, match="training was interrupted"):
         model.fit(*curve, on_epoch=stop)
     assert model.interrupted_
-    assert 100 < model.epochs_ <= 200
+    assert 50 < model.epochs_ <= 150
     assert model.score(*curve) > 0.9
     assert not BayesianMLPRegressor(**{**QUICK, "epochs": 5}).fit(*curve).interrupted_
 
 
-def test_checkpoints_resume_to_the_same_end(curve, tmp_path, fitted, monkeypatch):
-    monkeypatch.setattr("bayesadam.population.checkpoint.SECONDS", 0.0)
-
-    def stop(status):
-        if status.epoch == 120:
-            raise KeyboardInterrupt
-
-    with pytest.warns(UserWarning, match="training was interrupted"):
-        BayesianMLPRegressor(**QUICK).fit(*curve, checkpoint=tmp_path, on_epoch=stop)
-    seen = []
-    model = BayesianMLPRegressor(**QUICK).fit(*curve, checkpoint=tmp_path, on_epoch=seen.append)
-    assert seen[0].epoch > 100
-    np.testing.assert_allclose(model.predict(curve[0]), fitted.predict(curve[0]), rtol=1e-5)
-
-
-@pytest.mark.parametrize("epoch", [20, 60])
-def test_what_was_best_before_an_interruption_is_still_known(epoch, curve, tmp_path, monkeypatch):
+def test_what_was_best_before_an_interruption_is_still_known(curve, tmp_path, monkeypatch):
     monkeypatch.setattr("bayesadam.population.checkpoint.SECONDS", 0.0)
     x = curve[0]
     noisy = x[:, 0] + 3.0 * np.random.default_rng(3).standard_normal(len(x))
     options = {"members": 4, "hidden": (60,), "epochs": 200, "lr": 0.03, "random_state": 0}
 
     def stop(status):
-        if status.epoch == epoch:
+        if status.epoch == 60:
             raise KeyboardInterrupt
 
     whole = BayesianMLPRegressor(**options).fit(x, noisy)
@@ -479,30 +345,8 @@ def test_what_was_best_before_an_interruption_is_still_known(epoch, curve, tmp_p
         np.testing.assert_array_equal(model.history_["loss"], whole.history_["loss"])
 
 
-def test_members_with_more_minibatches_keep_their_places(curve):
-    x, y = (np.concatenate([part, part])[:301] for part in curve)
-    options = {"members": 3, "hidden": (5,), "epochs": 2, "batch_size": 100, "lr": 1e-12, "random_state": 0}
-    order = []
-    whole = Training._after_epoch
-
-    def watch(self, epoch, members, nets):
-        order.append(members)
-        whole(self, epoch, members, nets)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Training, "_after_epoch", watch)
-        model = BayesianMLPRegressor("ensemble", **options).fit(x, y)
-    assert order[0] != [0, 1, 2]
-    seed = int(np.random.RandomState(0).randint(2**31 - 1))
-    first = population.initialize(lambda: model._network(2), seeds=range(seed, seed + 3))
-    for network, q in zip(first, model.posterior_.components, strict=True):
-        for name, value in network.named_parameters():
-            torch.testing.assert_close(q.mean[name], value.detach(), atol=1e-6, rtol=0.0)
-
-
-@pytest.mark.parametrize("method", ["laplace", "vadam"])
-def test_a_time_budget_is_kept(method, curve):
-    model = BayesianMLPRegressor(method, members=4, epochs=10_000_000, time_budget=1.0, random_state=0)
+def test_a_time_budget_is_kept(curve):
+    model = BayesianMLPRegressor("vadam", members=4, epochs=10_000_000, time_budget=0.5, random_state=0)
     seen = []
     model.fit(*curve, on_epoch=seen.append)
     assert seen[-1].seconds < 3.0
@@ -515,43 +359,16 @@ def test_early_stopping_by_rows_left_out(curve):
     x, _ = curve
     generator = np.random.default_rng(3)
     noisy = x[:, 0] + 3.0 * generator.standard_normal(len(x))
-    options = {"members": 6, "hidden": (60,), "epochs": 1_000, "random_state": 0, "calibrate": False}
+    options = {"members": 6, "hidden": (60,), "epochs": 600, "random_state": 0, "calibrate": False}
     model = BayesianMLPRegressor(**options).fit(x, noisy)
-    assert model.epochs_ < 500
+    assert model.epochs_ < 400
     assert np.isfinite(model.history_["loss"][:, model.epochs_ - 1]).all()
     assert np.isnan(model.history_["loss"][:, -1]).all()  # it was not trained to the end
     whole = BayesianMLPRegressor(**{**options, "early_stopping": False}).fit(x, noisy)
-    assert whole.epochs_ == 1_000
+    assert whole.epochs_ == 600
     new = np.random.default_rng(4).uniform(-3.0, 3.0, (1_000, 2))
     error, overfitted = (np.mean((m.predict(new) - new[:, 0]) ** 2) for m in (model, whole))
     assert error < 0.6 * overfitted
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"method": "magic"}, "method must be one of"),
-        ({"hidden": 50}, "hidden must be a tuple of whole numbers of at least 1, got 50"),
-        ({"hidden": (5, 0)}, "hidden must be"),
-        ({"activation": "step"}, "activation must be one of"),
-        ({"members": 0}, "members must be None or a whole number of at least 1, got 0"),
-        ({"epochs": 1.5}, "epochs must be None or"),
-        ({"batch_size": True}, "batch_size must be None or"),
-        ({"lr": 0.0}, "lr must be a positive, finite number, got 0.0"),
-        ({"prior_precision": np.inf}, "prior_precision must be"),
-        ({"time_budget": -1.0}, "time_budget must be"),
-        ({"early_stopping": 5}, "early_stopping must be True or False, got 5"),
-        ({"calibrate": "yes"}, "calibrate must be True or False, got 'yes'"),
-        ({"mc_samples": 0}, "mc_samples must be a whole number of at least 1, got 0"),
-        ({"noise": "yes"}, "noise must be one of"),
-        ({"device": "abacus"}, "device must be one that PyTorch can use, got 'abacus'"),
-    ],
-)
-def test_options_out_of_range(options, message, curve):
-    model = BayesianMLPRegressor(**options)
-    with pytest.raises(ValueError, match=message):
-        model.fit(*curve)
-    assert not hasattr(model, "n_features_in_")
 
 
 def test_no_warnings_on_odd_tables():
@@ -565,32 +382,6 @@ def test_no_warnings_on_odd_tables():
         np.testing.assert_allclose(mean, 3.0, atol=0.5)
         assert np.isfinite(std).all()
         BayesianMLPRegressor(members=1, epochs=5).fit(x[:2], [1.0, 2.0]).predict(x)
-
-
-def test_columns_in_one_unit_have_one_scale():
-    pixels = np.array([[0, 0, 0, 0], [16, 2, 16, 0], [4, 0, 8, 0], [0, 0, 16, 0]], dtype=float)
-    mean, std = input_scales(pixels, None)
-    assert mean.tolist() == pixels.mean(0).tolist()
-    root = np.sqrt(pixels[:, :3].var(0).mean())
-    assert np.allclose(std, [root, root, root, 1.0])
-    assert np.allclose(input_scales(10 * pixels - 3, None)[1][:3], 10 * root)
-    weight = np.array([1.0, 2.0, 1.0, 3.0])
-    repeated = input_scales(np.repeat(pixels, [1, 2, 1, 3], axis=0), None)
-    assert all(np.allclose(ours, theirs) for ours, theirs in zip(input_scales(pixels, weight), repeated, strict=True))
-
-
-@pytest.mark.parametrize(
-    "table",
-    [
-        [[0, 0, 0], [16, 2, 3], [4, 0, 1]],  # less than half have the largest value
-        [[0, 1, 0], [16, 16, 16], [4, 9, 1]],  # another least value
-        [[0.0], [1.0], [0.5]],
-    ],
-)
-def test_columns_of_several_units_have_their_own(table):
-    values = np.array(table, dtype=float)
-    for ours, theirs in zip(input_scales(values, None), column_scales(values, None), strict=True):
-        assert ours.tolist() == theirs.tolist()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """All members at once, against :func:`bayesadam.predict` member by member."""
 
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +11,8 @@ from bayesadam.posterior import DenseGaussian, Mixture
 from bayesadam.posterior.kronecker import KroneckerGaussian
 from bayesadam.posterior.low_rank import LowRankGaussian
 from bayesadam.posterior.partial import PartialGaussian
-from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor, load_estimator, stack
+from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor, stack
 from bayesadam.sklearn.stack import stacked_predictions
-
-OLD = Path(__file__).parents[1] / "files" / "tables" / "laplace"
-"""``BayesianMLPRegressor(hidden=(3,), members=2, epochs=40)``, saved when members kept all covariances."""
 
 
 @pytest.fixture(autouse=True)
@@ -56,14 +52,10 @@ def test_all_at_once_is_member_by_member(kind, method, curve, blobs):
     assert_all_at_once(fit(kind, method, data), data[0], possible="fawn" not in method)
 
 
-@pytest.mark.parametrize("activation", ["relu", "silu", "gelu"])
-def test_other_activations_and_depths(activation, curve):
-    for hidden in ((), (7,), (4, 3, 2)):
-        assert_all_at_once(fit(BayesianMLPRegressor, "laplace", curve, hidden, activation=activation), curve[0])
-
-
-def test_several_targets_noise_by_the_network_and_other_likelihoods(curve):
+def test_other_networks_targets_and_likelihoods(curve):
     x, y = curve
+    for hidden, activation in (((), "relu"), ((7,), "silu"), ((4, 3, 2), "gelu")):
+        assert_all_at_once(fit(BayesianMLPRegressor, "laplace", curve, hidden, activation=activation), x)
     both = np.stack([y, 2.0 * y + x[:, 0]], 1)
     assert_all_at_once(fit(BayesianMLPRegressor, "laplace", (x, both), likelihood=ba.HeteroscedasticGaussian()), x)
     assert_all_at_once(fit(BayesianMLPRegressor, "laplace", (x, both), hidden=(40,)), x)
@@ -87,26 +79,17 @@ def test_kinds_of_laplace_posteriors(kind, hidden, expected, curve, blobs):
     assert_all_at_once(model, data[0])
 
 
-def test_rows_in_parts(curve, monkeypatch):
-    """Rows that do not fit together are evaluated one after another, with the same result."""
-    for method in ("laplace", "vadam"):
-        model = fit(BayesianMLPRegressor, method, curve, hidden=(40,))
-        whole = model.predict(curve[0], return_std=True)
-        with monkeypatch.context() as patch:
-            patch.setattr(stack, "AT_ONCE", 1)
-            parts = model.predict(curve[0], return_std=True)
-        np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-5)
-
-
-def test_what_is_too_large_is_evaluated_member_by_member(curve, monkeypatch):
-    for method in ("laplace", "vadam"):
-        model = fit(BayesianMLPRegressor, method, curve)
-        before = model.predict(curve[0], return_std=True)
-        stack._STACKS.clear()
-        monkeypatch.setattr(stack, "LARGEST", 10)
-        assert_all_at_once(model, curve[0], possible=False)
-        np.testing.assert_allclose(model.predict(curve[0], return_std=True), before, rtol=1e-4, atol=1e-5)
-        monkeypatch.undo()
+@pytest.mark.parametrize("method", ["laplace", "vadam"])
+def test_rows_that_do_not_fit_together(method, curve, monkeypatch):
+    """They are evaluated one after another, and very large posteriors member by member, with the same result."""
+    model = fit(BayesianMLPRegressor, method, curve, hidden=(40,))
+    whole = model.predict(curve[0], return_std=True)
+    monkeypatch.setattr(stack, "AT_ONCE", 1)
+    np.testing.assert_allclose(model.predict(curve[0], return_std=True), whole, rtol=1e-4, atol=1e-5)
+    stack._STACKS.clear()
+    monkeypatch.setattr(stack, "LARGEST", 10)
+    assert_all_at_once(model, curve[0], possible=False)
+    np.testing.assert_allclose(model.predict(curve[0], return_std=True), whole, rtol=1e-4, atol=1e-5)
 
 
 def test_another_fit_has_another_stack(curve):
@@ -132,22 +115,9 @@ def test_stack_of_components_that_differ(curve):
     assert_all_at_once(model, curve[0], possible=False)
 
 
-def test_a_model_that_was_saved_with_all_covariances_predicts_the_same():
-    model = load_estimator(OLD)
-    assert {type(q) for q in model.posterior_.components} == {DenseGaussian}
-    probe = np.array([[0.0, 0.0], [1.0, -1.0], [30.0, 5.0]])
-    assert_all_at_once(model, probe)
-    mean, std = model.predict(probe, return_std=True)
-    np.testing.assert_allclose(mean, [0.00588261, 0.07649005, 0.37852156], rtol=1e-4)
-    np.testing.assert_allclose(std, [0.63901337, 0.6602048, 1.19440242], rtol=1e-4)
-
-
-def test_a_small_file_and_growth_away_from_the_data(tmp_path):
-    """At 14 columns members are below 150 kB, and the standard deviation grows with the distance."""
+def test_a_small_file(tmp_path):
+    """At 14 columns members are below 150 kB."""
     x = np.random.default_rng(0).standard_normal((120, 14))
-    model = BayesianMLPRegressor(members=2, epochs=60, random_state=0).fit(x, np.sin(x[:, 0]) + 0.1 * x[:, 1])
+    model = BayesianMLPRegressor(members=2, epochs=5, random_state=0).fit(x, np.sin(x[:, 0]) + 0.1 * x[:, 1])
     model.save(tmp_path)
     assert (tmp_path / "posterior.safetensors").stat().st_size < 2 * 150_000
-    stds = [np.median(model.predict(distance * x, return_std=True)[1]) for distance in (1, 3, 10)]
-    assert stds[0] * 1.5 < stds[1]
-    assert stds[1] * 1.2 < stds[2]

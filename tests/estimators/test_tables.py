@@ -1,19 +1,14 @@
 """Data frames, and arrays with text or gaps: the same numbers as the command line makes of them."""
 
 import datetime
-import json
-from decimal import Decimal
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from sklearn.compose import TransformedTargetRegressor
-from sklearn.model_selection import cross_val_score
 
-from bayesadam.files import DamagedFile, write_json
 from bayesadam.scaling import input_scales, standardized
-from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, load_estimator
+from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
 from bayesadam.sklearn.tables import as_table, is_table
 from bayesadam.tabular import Inputs, Preprocessing, Target
 
@@ -58,7 +53,7 @@ class TestFrames:
             "sold": "date",
             "price": "number",
         }
-        assert model.inputs_.features[:4] == ["size", "size is missing", "rooms", "city = " + _most_frequent("city")]
+        assert model.inputs_.features[:4] == ["size", "size is missing", "rooms", f"city = {frame()['city'].mode()[0]}"]
         assert model.n_features_in_ == 7
         assert model.feature_names_in_.tolist() == list(kinds)
         assert np.isfinite(model.predict(frame(20, seed=5))).all()
@@ -72,13 +67,6 @@ class TestFrames:
         np.testing.assert_array_equal(theirs.transform(table), ours)
         np.testing.assert_array_equal(model._inputs(model.inputs_.codes(table)).numpy(), ours)
 
-    def test_saved_and_read(self, model, tmp_path):
-        model.save(tmp_path)
-        read = load_estimator(tmp_path)
-        assert read.inputs_ == model.inputs_
-        assert read.n_features_in_ == 7
-        np.testing.assert_array_equal(read.predict(frame(20, seed=5)), model.predict(frame(20, seed=5)))
-
     def test_saved_and_read_with_noise_that_depends_on_the_inputs(self, tmp_path):
         """Its pattern is one of the numbers that the columns are turned into, of which there are more than columns."""
         rng = np.random.default_rng(0)
@@ -88,17 +76,7 @@ class TestFrames:
         assert model.noise_ == "input"
         model.save(tmp_path)
         read = load_estimator(tmp_path)
-        for ours, theirs in zip(read.predict(rows, True), model.predict(rows, True), strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-6)
-
-    def test_columns_that_do_not_belong_to_the_file(self, model, tmp_path):
-        model.save(tmp_path)
-        record = json.loads((tmp_path / "model.json").read_text())
-        for columns in (record["columns"]["columns"][1:], [{"kind": "colour"}], 3):
-            changed = {**record, "columns": {**record["columns"], "columns": columns}}
-            write_json(tmp_path / "model.json", {key: value for key, value in changed.items() if key != "digest"})
-            with pytest.raises(DamagedFile):
-                load_estimator(tmp_path)
+        np.testing.assert_allclose(read.predict(rows, True), model.predict(rows, True), rtol=1e-6)
 
     def test_new_rows_may_be_stored_otherwise(self, model):
         usual = frame(20, seed=5)
@@ -113,32 +91,6 @@ class TestFrames:
         )
         np.testing.assert_array_equal(model.predict(other), model.predict(usual))
         np.testing.assert_array_equal(model.predict(pa.Table.from_pandas(usual)), model.predict(usual))
-
-    def test_other_columns(self, model):
-        with pytest.raises(ValueError, match="feature names"):
-            model.predict(frame().rename(columns={"size": "area"}))
-        with pytest.raises(ValueError, match="feature names"):
-            model.predict(frame().iloc[:, :6])
-        with pytest.raises(ValueError, match=r"^column 'rooms' must be a number in every row, got 'many' in row 1$"):
-            model.predict(frame(2).assign(rooms=["2", "many"]))
-        with pytest.raises(ValueError, match=r"^column 'size' must be finite \(below 1e\+38\), got 1e\+200 in row 0$"):
-            model.predict(frame(2).assign(size=[1e200, 1.0]))
-
-    def test_in_other_tools(self):
-        x, labels = frame(), np.array(["low", "high"])[(TARGET > 0).astype(int)]
-        assert np.isfinite(cross_val_score(BayesianMLPClassifier(**TINY), x, labels, cv=2)).all()
-        wrapped = TransformedTargetRegressor(BayesianMLPRegressor(**TINY), func=np.arcsinh, inverse_func=np.sinh)
-        assert wrapped.fit(x, TARGET).predict(x).shape == (ROWS,)
-
-    def test_it_goes_on_learning(self):
-        model = BayesianMLPClassifier(**TINY)
-        labels = (TARGET > 0).astype(int)
-        model.partial_fit(frame()[:60], labels[:60], classes=[0, 1])
-        inputs = model.inputs_
-        model.partial_fit(frame()[60:], labels[60:])
-        assert model.inputs_ is inputs
-        model.fit(np.arange(20.0)[:, None], np.arange(20) % 2)
-        assert model.inputs_ is None
 
     def test_rows_of_weight_0_are_not_learned_from(self):
         weight = np.ones(ROWS)
@@ -156,18 +108,6 @@ class TestFrames:
             model = BayesianMLPRegressor(**TINY).fit(x, TARGET)
         assert list(model.inputs_.left_out) == ["name", "same"]
         assert model.n_features_in_ == 9
-        with pytest.raises(ValueError, match="there must be a column to predict from, got none"):
-            BayesianMLPRegressor(**TINY).fit(x[["name", "same"]], TARGET)
-
-    def test_numbers_of_rows_are_inputs_here(self):
-        x = frame().assign(day=100_000 + np.arange(ROWS))
-        assert "day" in BayesianMLPRegressor(**TINY).fit(x, TARGET).inputs_.features
-
-    def test_a_target_that_cannot_be_used(self):
-        with pytest.raises(ValueError, match="inconsistent numbers of samples"):
-            BayesianMLPRegressor(**TINY).fit(frame(), TARGET[:-1])
-        with pytest.raises(ValueError, match="y contains NaN"):
-            BayesianMLPRegressor(**TINY).fit(frame(), np.where(TARGET > 1, np.nan, TARGET))
 
 
 class TestArrays:
@@ -194,10 +134,6 @@ class TestArrays:
         new, filled = whole[:5].copy(), whole[:5].copy()
         new[2, 1], filled[2, 1] = np.nan, whole[:, 1].mean()
         np.testing.assert_allclose(model.predict(new), model.predict(filled), rtol=1e-5)
-        with pytest.raises(ValueError, match="infinity"):
-            model.predict(np.where(np.isnan(new), np.inf, new))
-        with pytest.raises(ValueError, match=r"^X must be finite \(below 1e\+38\), got 1e\+200 at \(0, 0\)$"):
-            model.predict([[1e200, np.nan, 0.0]])
 
     def test_text_and_numbers(self):
         rows = [[["red", "blue"][i % 2], i * 0.5, None if i % 5 == 0 else i] for i in range(40)]
@@ -205,33 +141,16 @@ class TestArrays:
         assert [column.kind for column in model.inputs_.columns] == ["category", "number", "number"]
         np.testing.assert_array_equal(model.predict(np.array(rows, dtype=object)), model.predict(rows))
 
-    def test_infinite_values_among_gaps(self):
-        x = self.GAPS.copy()
-        x[4, 2] = np.inf
-        with pytest.raises(ValueError, match=r"^column 'x2' must be finite \(below 1e\+38\), got inf in row 4$"):
-            BayesianMLPRegressor(**TINY).fit(x, TARGET)
-
-
-@pytest.mark.parametrize("kind", [BayesianMLPRegressor, BayesianMLPClassifier])
-def test_the_tags_say_so(kind):
-    """With them, scikit-learn's own checks (see test_checks.py) know what is allowed."""
-    tags = kind().__sklearn_tags__().input_tags
-    assert (tags.allow_nan, tags.categorical, tags.string, tags.sparse) == (True, True, True, False)
-
 
 class TestWhatIsATable:
     @pytest.mark.parametrize(
         "numbers",
         [
-            np.ones((3, 2)),
-            np.ones((3, 2), dtype=int),
             [[1, 2], [3, 4]],
             np.array([[1, 2.5], [3, 4]], dtype=object),
             pd.DataFrame({"a": [1, 2], "b": [0.5, 1.5], "c": [True, False]}),
-            pd.DataFrame({"a": pd.array([1, 2], dtype="Int64")}),
-            pd.DataFrame({"a": [1, 2]}, dtype=object),
+            pd.DataFrame({"a": pd.array([1, 2], dtype="Int64"), "b": np.array([1, 2], dtype=object)}),
             pa.table({"a": [1, 2], "b": [True, False]}),
-            np.ones(3),
             pd.Series([1.0, np.nan]),
             [[1, 2], [3]],
         ],
@@ -243,15 +162,12 @@ class TestWhatIsATable:
         "table",
         [
             np.array([[1.0, np.nan]]),
-            np.array([["a", "b"]]),
             np.array([["2020-01-01"]], dtype="datetime64[D]"),
             [[1, None]],
             [["a", 1]],
             pd.DataFrame({"a": [1.0, None]}),
-            pd.DataFrame({"a": ["x", "y"]}),
             pd.DataFrame({"a": pd.array([1, None], dtype="Int64")}),
             pd.DataFrame({"a": pd.Categorical([1, 2])}),
-            pd.DataFrame({"a": pd.Categorical([True, False])}),
             pd.DataFrame({"a": pd.to_datetime(["2020-01-01"])}),
             pd.DataFrame({"a": pd.to_timedelta([1, 2], "s")}),
             pa.table({"a": [1, None]}),
@@ -260,12 +176,6 @@ class TestWhatIsATable:
     )
     def test_all_else_is_one(self, table):
         assert is_table(table)
-
-    def test_two_columns_of_one_name(self):
-        with pytest.raises(
-            ValueError, match=r"^X must have a name of its own for every column, got 'a' more than once$"
-        ):
-            as_table([["x", "y"]], ["a", "a"])
 
     def test_objects_of_several_types(self):
         months = pd.period_range("2020-01", periods=3, freq="M")
@@ -286,12 +196,3 @@ class TestWhatIsATable:
         known = as_table(dense, list(dense.columns))
         assert as_table(sparse, list(dense.columns)).equals(known)
         assert {column.name: column.kind for column in Inputs.fit(known).columns}["s"] == "number"
-
-    def test_objects_that_are_all_numbers_are_numbers(self):
-        mixed = [Decimal("1.5"), 2.25, 3, None, np.float32(0.5), True, 2**70]
-        table = as_table(pd.DataFrame({"a": mixed, "b": list("xyzxyzx")}), ["a", "b"])
-        assert table["a"].to_pylist() == [1.5, 2.25, 3.0, None, 0.5, 1.0, 2.0**70]
-
-
-def _most_frequent(name):
-    return frame()[name].value_counts().sort_index().sort_values(ascending=False, kind="stable").index[0]

@@ -1,7 +1,5 @@
 """Transforms of skewed targets, how they are chosen, and predictions in the units of the targets."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,12 +7,11 @@ import torch
 from sklearn.base import clone
 from sklearn.preprocessing import PowerTransformer
 
-from bayesadam.files import DamagedFile, write_json
-from bayesadam.functional.monotone import Identity, PiecewiseLinear
+from bayesadam.functional.monotone import Identity
 from bayesadam.predictive import GaussianPredictive, MixturePredictive, TransformedPredictive
 from bayesadam.sklearn import BayesianMLPRegressor, interval_score, load_estimator, neg_nll
 from bayesadam.sklearn.choice import choose, described
-from bayesadam.sklearn.target_transform import NAMES, fitted, from_record, record
+from bayesadam.sklearn.target_transform import NAMES, fitted, record
 
 QUICK = {"members": 4, "hidden": (10,), "epochs": 150, "lr": 0.03, "random_state": 0}
 TINY = {"members": 2, "hidden": (4,), "epochs": 5, "random_state": 0}
@@ -60,36 +57,23 @@ class TestChoice:
         model = BayesianMLPRegressor(**options).fit(x, y)
         assert model.target_transform_ == "none"
         plain = BayesianMLPRegressor(target_transform=None, **options).fit(x, y)
-        for ours, theirs in zip(model.predict(x, True), plain.predict(x, True), strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(model.predict(x, True), plain.predict(x, True))
         assert isinstance(model.predictive(x), GaussianPredictive)
 
     def test_it_is_the_same_in_every_unit_and_with_repeated_weights(self, amounts):
         x, y, _ = amounts
         for unit in (1e-3, 1e6):
             assert chosen("gaussian", x, unit * y[:, None])[1] in (["log"], ["log1p"])
+        assert chosen("gaussian", x[:40], y[:40, None]) == ("gaussian", ["none"])  # so few rows do not tell
         assert chosen("gaussian", x, y[:, None], np.full(400, 3.0)) == chosen("gaussian", x, y[:, None])
 
     def test_one_row_that_forbids_a_transform_is_enough(self, amounts):
         """Also if it is not among the rows that the choice is made by."""
         x, y, _ = (np.tile(part.T, 10).T for part in amounts)
-        for row in range(0, 4_000, 1_000):
+        for row in (0, 3_000):
             few = y.copy()
             few[row] = -1.0
-            assert chosen("gaussian", x, few[:, None])[1][0] not in (
-                "log",
-                "log1p",
-                "sqrt",
-            )
-
-    def test_there_may_be_many_inputs(self, amounts):
-        x, y, _ = amounts
-        wide = np.concatenate([x, np.random.default_rng(0).standard_normal((400, 600))], axis=1)
-        assert chosen("gaussian", wide, y[:, None])[1][0] != "none"
-
-    def test_few_rows_do_not_tell(self, amounts):
-        x, y, _ = amounts
-        assert chosen("gaussian", x[:40], y[:40, None]) == ("gaussian", ["none"])
+            assert chosen("gaussian", x, few[:, None])[1][0] not in ("log", "log1p", "sqrt")
 
     def test_rows_of_little_weight_do_not_choose(self, amounts):
         x, y, _ = amounts
@@ -97,19 +81,12 @@ class TestChoice:
         both = np.concatenate([normal, y[:, None]])
         assert chosen("gaussian", np.concatenate([x, x]), both, np.repeat([1.0, 1e-12], 400))[1] == ["none"]
 
-    def test_several_targets_have_their_own(self, amounts, curve):
+    def test_several_targets_have_their_own(self, amounts):
         x, y, _ = amounts
         normal = x[:, 0] + 0.1 * np.random.default_rng(1).standard_normal(400)
-        both = np.stack([y, normal], axis=1)
-        model = BayesianMLPRegressor(**QUICK).fit(x, both)
-        assert model.target_transform_[0] in ("log", "log1p")
-        assert model.target_transform_[1] == "none"
-        mean, std = model.predict(x, return_std=True)
-        assert mean.shape == std.shape == (400, 2)
-        assert model.predict_interval(x).shape == (400, 2, 2)
-        assert model.sample_y(x, 3).shape == (400, 2, 3)
-        assert np.corrcoef(mean[:, 1], normal)[0, 1] > 0.9
-        assert model.score(x, both) > 0.3
+        first, second = chosen("gaussian", x, np.stack([y, normal], axis=1))[1]
+        assert first in ("log", "log1p")
+        assert second == "none"
 
     def test_counts_and_heavy_tails_have_likelihoods(self, amounts):
         x, _, _ = amounts
@@ -123,7 +100,7 @@ class TestChoice:
         light_tails = x[:, :1] + generator.uniform(-0.3, 0.3, (400, 1))
         assert chosen("auto", x, light_tails)[0] == "gaussian"
 
-    @pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
+    @pytest.mark.parametrize("share", [0.1, 0.8])
     def test_repeated_targets_have_no_heavy_tails(self, amounts, share):
         """A Student's t of a tiny scale would have any density at the repeated value, and no mean."""
         x, y, _ = amounts
@@ -145,10 +122,9 @@ class TestChoice:
         assert described(read).startswith("the target is modelled as counts (")
 
     def test_it_is_told_in_one_sentence(self, model):
-        assert described(model) == (
-            "the logarithm of the target is modelled, because this describes training rows that were left out better; "
-            "predictions and intervals are in the target's own units"
-        ).replace("the target is", "the target is" if model.target_transform_ == "log" else "1 + the target is")
+        told = described(model)
+        assert told.startswith("the logarithm of ")
+        assert told.endswith("predictions and intervals are in the target's own units")
 
 
 class TestTargetsThatAreNotNegative:
@@ -157,39 +133,26 @@ class TestTargetsThatAreNotNegative:
     X = np.random.default_rng(0).uniform(-1.0, 1.0, (45, 1))
     Y = np.maximum(X[:, 0] + np.random.default_rng(1).normal(0.5, 0.6, 45), 0.0)
 
-    def ends(self, model):
-        model.conformalize(self.X, self.Y)
-        methods = ("bayes", "split", "adaptive", "cross")
-        found = [model.predict_interval(self.X, method=method)[:, 0] for method in methods]
-        return [*found, model.predict(self.X, quantiles=[0.01])[:, 0], model.sample_y(self.X, 20).min(1)]
-
     def test_quantiles_and_ends_are_not_either(self, tmp_path):
         model = BayesianMLPRegressor(**TINY).fit(self.X, self.Y)
         assert model.target_transform_ == "none"
         plain = BayesianMLPRegressor(target_transform=None, **TINY).fit(self.X, self.Y)
-        for ours, theirs in zip(self.ends(model), self.ends(plain), strict=True):
-            assert theirs.min() < 0.0
-            np.testing.assert_array_equal(ours, np.maximum(theirs, 0.0))
-        for ours, theirs in zip(model.predict(self.X, True), plain.predict(self.X, True), strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+        for ends in (
+            lambda m: m.predict_interval(self.X)[:, 0],
+            lambda m: m.predict_interval(self.X, method="cross")[:, 0],
+            lambda m: m.predict(self.X, quantiles=[0.01])[:, 0],
+            lambda m: m.sample_y(self.X, 20).min(1),
+        ):
+            assert ends(plain).min() < 0.0
+            np.testing.assert_array_equal(ends(model), np.maximum(ends(plain), 0.0))
+        np.testing.assert_array_equal(model.predict(self.X, True), plain.predict(self.X, True))
         new = torch.full((45,), -0.1, dtype=torch.float64)
         assert torch.equal(model.predictive(self.X).log_prob(new), plain.predictive(self.X).log_prob(new))
         model.save(tmp_path)
         np.testing.assert_array_equal(load_estimator(tmp_path).predict_interval(self.X), model.predict_interval(self.X))
-
-    def test_one_of_several(self):
-        both = np.stack([self.Y, self.Y - 5.0], axis=1)
-        model = BayesianMLPRegressor(**TINY).fit(self.X, both)
-        assert model.predict_interval(self.X)[:, 0].min() == 0.0
-        assert (model.predict_interval(self.X)[:, 1, 0] < 0.0).all()
-        assert model.sample_y(self.X, 20)[:, 0].min() == 0.0
-
-    def test_new_rows_may_be_negative(self):
-        model = BayesianMLPRegressor("vadam", **TINY).fit(self.X, self.Y)
-        model.partial_fit(self.X, self.Y + 0.1)
-        assert model.predict_interval(self.X)[:, 0].min() == 0.0
-        model.partial_fit(self.X, self.Y - 1.0)
-        assert model.predict_interval(self.X)[:, 0].min() < 0.0
+        both = model.fit(self.X, np.stack([self.Y, self.Y - 5.0], axis=1)).predict_interval(self.X)
+        assert both[:, 0].min() == 0.0
+        assert (both[:, 1, 0] < 0.0).all()
 
 
 @pytest.mark.parametrize("name", SKEWED)
@@ -217,13 +180,11 @@ class TestEveryTransform:
     def test_files_and_more_rows_keep_it(self, name, amounts, tmp_path):
         x, y, _ = amounts
         model = BayesianMLPRegressor("vadam", target_transform=name, mc_samples=4, **TINY).fit(x, y)
-        model.conformalize(x[:50], y[:50]).save(tmp_path)
+        model.save(tmp_path)
         read = load_estimator(tmp_path)
         for call in (
             lambda m: np.stack(m.predict(x, return_std=True)),
             lambda m: m.predict_interval(x, 0.9),
-            lambda m: m.predict_interval(x, 0.9, method="adaptive"),
-            lambda m: m.predict_interval(x, 0.9, method="split"),
             lambda m: m.predict_interval(x, 0.9, method="cross"),
             lambda m: m.predictive(x).log_prob(torch.from_numpy(y)).numpy(),
         ):
@@ -239,24 +200,12 @@ class TestEveryTransform:
             model.partial_fit(x[:2], [5.0, -1.0])
 
 
-def test_conformal_intervals_of_positive_targets_are_positive_and_cover(amounts):
-    x, y, _ = amounts
-    model = BayesianMLPRegressor(target_transform="log", **{**QUICK, "calibrate": False}).fit(x[:100], y[:100])
-    model.conformalize(x[100:200], y[100:200])
-    for method in ("split", "adaptive"):
-        low, high = model.predict_interval(x[200:], 0.95, method=method).T
-        assert (low > 0).all()
-        assert np.mean((low <= y[200:]) & (y[200:] <= high)) > 0.88
-    with pytest.raises(ValueError, match="^y must be positive for target_transform='log', got 0.0$"):
-        model.conformalize(x[:2], [0.0, 1.0])
-
-
 def test_targets_that_must_not_be_written_to(amounts):
     """As those of a data frame."""
     x, y, _ = amounts
     frozen = pd.Series(y[::-1]).to_numpy()
     frozen.flags.writeable = False
-    model = BayesianMLPRegressor(target_transform="log", **TINY).fit(x, frozen).conformalize(x, frozen)
+    model = BayesianMLPRegressor(target_transform="log", **TINY).fit(x, frozen)
     assert np.isfinite([neg_nll(model, x, frozen), interval_score(model, x, frozen)]).all()
 
 
@@ -286,15 +235,6 @@ class TestFitted:
             np.median(values[values > 5.0]), rel=0.05
         )
 
-    def test_quantiles_become_normal_scores(self):
-        values = np.random.default_rng(0).gamma(1.5, 2.0, 4_000)
-        function = fitted("quantile", values)
-        scores = function(torch.from_numpy(np.quantile(values, [0.1, 0.5, 0.9]))).numpy()
-        np.testing.assert_allclose(scores, [-1.2816, 0.0, 1.2816], atol=0.03)
-        far = torch.tensor([-50.0, 500.0], dtype=torch.float64)
-        assert function(far).isfinite().all()
-        assert function.log_slope(far).isfinite().all()
-
     def test_many_equal_targets(self):
         values = np.concatenate([np.zeros(300), np.random.default_rng(0).gamma(2.0, 2.0, 200)])
         for name in ("log1p", "sqrt", "yeo-johnson", "quantile"):
@@ -305,79 +245,3 @@ class TestFitted:
     @pytest.mark.parametrize("name", NAMES)
     def test_a_constant_target_is_left_as_it_is(self, name):
         assert isinstance(fitted(name, np.full(10, 3.0)), Identity)
-
-    def test_records_are_read_again(self):
-        function = fitted("quantile", np.random.default_rng(0).normal(size=100))
-        same = from_record(json.loads(json.dumps(record(function))))
-        assert isinstance(same, PiecewiseLinear)
-        assert torch.equal(same.knots, function.knots)
-        with pytest.raises(ValueError, match=r"^transform must be of finite numbers, got \{.*'high': nan\}$"):
-            from_record({"name": "log", "high": float("nan")})
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"target_transform": "cube"}, r"^target_transform must be None or one of \('auto', 'none', .*got 'cube'$"),
-        ({"target_transform": 3}, "^target_transform must be None or one of .*, got 3$"),
-        (
-            {"target_transform": "log", "likelihood": "student_t"},
-            "^target_transform must be 'none' or 'auto' with likelihood='student_t', got 'log'$",
-        ),
-        ({"target_transform": "log"}, "^y must be positive for target_transform='log', got -"),
-        ({"target_transform": "sqrt"}, "^y must be at least 0 for target_transform='sqrt', got -"),
-    ],
-)
-def test_what_cannot_be_transformed(options, message, curve):
-    x, y = curve
-    model = BayesianMLPRegressor(**{**TINY, **options})
-    with pytest.raises(ValueError, match=message):
-        model.fit(x, y - 5_000.0)
-
-
-def test_quantiles_and_standard_deviations_are_asked_for_one_at_a_time(model, amounts):
-    with pytest.raises(ValueError, match=r"^return_std must be False with quantiles=\[0.5\], got True$"):
-        model.predict(amounts[0], return_std=True, quantiles=[0.5])
-
-
-class TestFiles:
-    @pytest.fixture
-    def saved(self, amounts, tmp_path):
-        BayesianMLPRegressor(target_transform="quantile", **TINY).fit(*amounts[:2]).save(tmp_path)
-        return tmp_path
-
-    def rewrite(self, folder, change):
-        path = folder / "model.json"
-        told = json.loads(path.read_text())
-        change(told)
-        write_json(path, told)
-
-    def test_version_2_had_no_transform(self, curve, tmp_path):
-        x, y = curve
-        model = BayesianMLPRegressor(target_transform="none", calibrate=False, **TINY).fit(x, y)
-        model.save(tmp_path)
-
-        def older(told):
-            told["version"] = 2
-            del told["likelihood"], told["targets"]["transforms"], told["params"]["target_transform"]
-
-        self.rewrite(tmp_path, older)
-        read = load_estimator(tmp_path)
-        np.testing.assert_array_equal(read.predict(x), model.predict(x))
-        assert (read.target_transform, read.target_transform_) == ("none", "none")
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            lambda told: told["targets"]["transforms"].pop(),
-            lambda told: told["targets"]["transforms"][0].update(name="cube"),
-            lambda told: told["targets"]["transforms"][0].update(knots=[1.0, 1.0]),
-            lambda told: told["targets"]["transforms"][0].update(depth=3.0),
-            lambda told: told.update(likelihood="cauchy"),
-            lambda told: told.update(likelihood="auto"),
-        ],
-    )
-    def test_transforms_that_save_cannot_have_written(self, saved, change):
-        self.rewrite(saved, change)
-        with pytest.raises(DamagedFile, match=r"^model\.json must be what save\(\) wrote, got "):
-            load_estimator(saved)

@@ -1,4 +1,4 @@
-"""Second derivatives against torch's own functional ones, and Hutchinson's estimate against its mean and variance."""
+"""Second derivatives against torch's own functional ones, and the probes of Hutchinson's estimate."""
 
 import math
 
@@ -23,53 +23,37 @@ class Picked(nn.Module):
 
 
 NETS = {
-    "one layer": (lambda: nn.Linear(4, 2), (5, 4)),
     "tanh": (lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), (5, 4)),
-    "relu": (lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (5, 4)),
     "batch norm": (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Softplus(), nn.Linear(3, 2)), (5, 4)),
     "layer norm": (lambda: nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.GELU(), nn.Linear(3, 2)), (5, 4)),
-    "group norm": (lambda: nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4), nn.ELU(), nn.Linear(4, 2)), (5, 4)),
-    "convolution": (
-        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3, 2)),
-        (3, 2, 4, 4),
-    ),
+    "convolution": (lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()), (3, 2, 4, 4)),
     "recurrent": (lambda: Picked(nn.LSTM(2, 2, batch_first=True)), (3, 4, 2)),
 }
 
 
-def setting(name, dtype):
+def setting(name, dtype=torch.float64):
+    """A network, its parameters, and its loss as a function of a callable that computes its outputs."""
     make, shape = NETS[name]
     torch.manual_seed(0)
-    net = make().to(dtype)
-    return net, torch.randn(*shape).to(dtype)
-
-
-def loss_of(net, x):
-    return net(x).pow(3).mean() + net(x).square().mean()
+    net, x = make().to(dtype), torch.randn(*shape).to(dtype)
+    return net, list(net.parameters()), lambda call: call(x).pow(3).mean() + call(x).square().mean()
 
 
 def whole_by_torch(function, parameters):
     """The matrix of :func:`torch.autograd.functional.hessian`, of a function of all parameters."""
-    points = tuple(p.detach().clone() for p in parameters)
-    blocks = torch.autograd.functional.hessian(function, points)
-    sizes = [p.numel() for p in points]
-    return torch.cat(
-        [
-            torch.cat([blocks[i][j].reshape(sizes[i], sizes[j]) for j in range(len(points))], dim=1)
-            for i in range(len(points))
-        ]
-    )
+    sizes = [p.numel() for p in parameters]
+    blocks = torch.autograd.functional.hessian(function, tuple(p.detach().clone() for p in parameters))
+    each = range(len(sizes))
+    return torch.cat([torch.cat([blocks[i][j].reshape(sizes[i], sizes[j]) for j in each], dim=1) for i in each])
 
 
-def by_torch(net, x):
+def by_torch(net, loss):
     names = [name for name, _ in net.named_parameters()]
     state = {name: buffer.clone() for name, buffer in net.named_buffers()}
 
     def function(*values):
-        return loss_of(
-            lambda inputs: torch.func.functional_call(net, {**dict(zip(names, values, strict=True)), **state}, inputs),
-            x,
-        )
+        given = {**dict(zip(names, values, strict=True)), **state}
+        return loss(lambda x: torch.func.functional_call(net, given, x))
 
     return whole_by_torch(function, list(net.parameters()))
 
@@ -80,14 +64,19 @@ def flat(diagonals, parameters):
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-@pytest.mark.parametrize("name", NETS)
-def test_matrix_and_diagonal_equal_torchs(name, dtype):
-    net, x = setting(name, dtype)
-    parameters = list(net.parameters())
-    expected = by_torch(net, x)
+def signs(parameters, generator):
+    return [torch.randint(0, 2, p.shape, generator=generator).double() * 2 - 1 for p in parameters]
+
+
+@pytest.mark.parametrize("chunk", [hessian.CHUNK, 1, 7])
+@pytest.mark.parametrize(("name", "dtype"), [*((name, torch.float64) for name in NETS), ("convolution", torch.float32)])
+def test_matrix_and_diagonal_equal_torchs(monkeypatch, name, dtype, chunk):
+    """In batches of rows, whatever their size; gradients are those of a backward pass, and ``.grad`` is left alone."""
+    monkeypatch.setattr(hessian, "CHUNK", chunk)
+    net, parameters, loss = setting(name, dtype)
+    expected = by_torch(net, loss)
     assert expected.abs().max() > 0.05
-    grads = hessian.gradients(loss_of(net, x), parameters)
+    grads = hessian.gradients(loss(net), parameters)
     matrix, diagonal = hessian.matrix(grads, parameters), hessian.diagonal(grads, parameters)
     tolerance = {"rtol": 1e-11, "atol": 1e-13} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
     assert matrix.dtype == dtype
@@ -95,84 +84,35 @@ def test_matrix_and_diagonal_equal_torchs(name, dtype):
     assert torch.equal(matrix, matrix.T)
     assert [d.shape for d in diagonal] == [p.shape for p in parameters]
     assert torch.allclose(flat(diagonal, parameters), expected.diagonal(), **tolerance)
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 40, 100])
-def test_batches_of_rows_do_not_change_the_numbers(monkeypatch, chunk):
-    net, x = setting("tanh", torch.float64)
-    parameters = list(net.parameters())
-    grads = hessian.gradients(loss_of(net, x), parameters)
-    expected = hessian.matrix(grads, parameters), flat(hessian.diagonal(grads, parameters), parameters)
-    monkeypatch.setattr(hessian, "CHUNK", chunk)
-    assert torch.allclose(hessian.matrix(grads, parameters), expected[0], rtol=1e-13, atol=1e-15)
-    assert torch.allclose(flat(hessian.diagonal(grads, parameters), parameters), expected[1], rtol=1e-13, atol=1e-15)
-
-
-def test_gradients_are_backwards_and_grad_is_left_alone():
-    net, x = setting("tanh", torch.float64)
-    parameters = list(net.parameters())
-    grads = hessian.gradients(loss_of(net, x), parameters)
-    hessian.matrix(grads, parameters)
-    hessian.diagonal(grads, parameters)
-    hessian.hutchinson(grads, parameters, [[torch.ones_like(p) for p in parameters]])
     assert all(p.grad is None for p in parameters)
-    loss_of(net, x).backward()
+    loss(net).backward()
     assert all(torch.equal(g.detach(), p.grad) for g, p in zip(grads, parameters, strict=True))
 
 
-def odd_parameters():
-    """A scalar, an empty tensor, one that is used linearly, an unused one, and two that only meet in a product."""
-    values = (
-        torch.tensor(0.7),
-        torch.zeros(0, 3),
-        torch.ones(2),
-        torch.ones(2, 2),
-        torch.tensor([0.3, -0.2]),
-        torch.ones(2),
-    )
-    return [nn.Parameter(v.double()) for v in values]
-
-
-def odd_loss(scalar, empty, linear, unused, first, second):
-    return scalar.pow(3) + empty.sum() + (2 * linear).sum() + first @ second + (scalar * first).sum()
-
-
 def test_odd_parameters():
-    parameters = odd_parameters()
-    grads = hessian.gradients(odd_loss(*parameters), parameters)
+    """A scalar, an empty tensor, one that is used linearly, an unused one, and two that only meet in a product."""
+    ones = torch.ones(2)
+    values = torch.tensor(0.7), torch.zeros(0, 3), ones, torch.ones(2, 2), torch.tensor([0.3, -0.2]), ones
+    parameters = [nn.Parameter(value.double()) for value in values]
+
+    def loss(scalar, empty, linear, unused, first, second):
+        return scalar.pow(3) + empty.sum() + (2 * linear).sum() + first @ second + (scalar * first).sum()
+
+    grads = hessian.gradients(loss(*parameters), parameters)
     assert [g is None for g in grads] == [False, False, False, True, False, False]
     diagonal = hessian.diagonal(grads, parameters)
     assert diagonal[3] is None
     assert diagonal[1].shape == (0, 3)
     expected = whole_by_torch(
-        lambda scalar, *others: odd_loss(scalar, parameters[1], *others) + 0.0 * others[1].sum(),
+        lambda scalar, *others: loss(scalar, parameters[1], *others) + 0.0 * others[1].sum(),
         [p for p in parameters if p.numel()],
     )
     assert expected.abs().sum() > 6
     assert torch.allclose(hessian.matrix(grads, parameters), expected, rtol=1e-14)
     assert torch.allclose(flat(diagonal, parameters), expected.diagonal(), rtol=1e-14)
-    signs = [torch.ones_like(p) for p in parameters]
-    estimate = hessian.hutchinson(grads, parameters, [signs])
+    estimate = hessian.hutchinson(grads, parameters, [[torch.ones_like(p) for p in parameters]])
     assert estimate[3] is None
     assert torch.allclose(flat(estimate, parameters), expected.sum(1), rtol=1e-14)
-
-
-def test_a_loss_that_is_linear_in_everything():
-    parameters = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(()))]
-    grads = hessian.gradients(2 * parameters[0].sum() + parameters[1], parameters)
-    assert [g.sum().item() for g in grads] == [6.0, 1.0]
-    assert not hessian.matrix(grads, parameters).any()
-    assert not flat(hessian.diagonal(grads, parameters), parameters).any()
-    estimate = hessian.hutchinson(grads, parameters, [[torch.ones_like(p) for p in parameters]])
-    assert not flat(estimate, parameters).any()
-
-
-def test_no_parameters():
-    grads = hessian.gradients(torch.ones((), requires_grad=True).square(), [])
-    assert grads == []
-    assert hessian.matrix(grads, []).shape == (0, 0)
-    assert hessian.diagonal(grads, []) == []
-    assert hessian.hutchinson(grads, [], [[]]) == []
 
 
 def test_the_matrix_has_the_widest_dtype():
@@ -184,150 +124,73 @@ def test_the_matrix_has_the_widest_dtype():
         assert matrix.diagonal()[place].item() == pytest.approx(6 / 7, rel=1e-14)
 
 
-@pytest.mark.parametrize("shape", [(2,), (0,), (1, 2)])
-def test_the_loss_must_be_one_number(shape):
-    with pytest.raises(ValueError, match="loss must be one number, got a tensor of shape"):
-        hessian.gradients(torch.ones(shape, requires_grad=True).square(), [nn.Parameter(torch.ones(1))])
-
-
-def test_a_loss_of_shape_1_is_one_number():
+def test_the_loss_must_be_one_number():
     parameter = nn.Parameter(torch.ones(1))
-    grads = hessian.gradients(parameter.square(), [parameter])
-    assert hessian.matrix(grads, [parameter]).item() == 2.0
-
-
-def test_a_graph_that_is_gone():
-    net, x = setting("tanh", torch.float32)
-    loss = loss_of(net, x)
-    loss.backward()
-    with pytest.raises(RuntimeError, match="second time"):
-        hessian.gradients(loss, list(net.parameters()))
-
-
-# Hutchinson
-
-
-def random_signs(parameters, generator):
-    return [torch.randint(0, 2, p.shape, generator=generator).double() * 2 - 1 for p in parameters]
-
-
-def test_hutchinson_is_exact_for_a_diagonal_hessian():
-    parameters = [nn.Parameter(torch.randn(4, dtype=torch.float64)), nn.Parameter(torch.ones(2, 2).double())]
-    loss = parameters[0].pow(4).sum() + parameters[1].pow(3).sum()
-    grads = hessian.gradients(loss, parameters)
-    signs = random_signs(parameters, torch.Generator().manual_seed(0))
-    estimate = hessian.hutchinson(grads, parameters, [signs])
-    assert torch.allclose(estimate[0], 12 * parameters[0].detach().square(), rtol=1e-14)
-    assert torch.allclose(estimate[1], 6 * parameters[1].detach(), rtol=1e-14)
+    assert hessian.matrix(hessian.gradients(parameter.square(), [parameter]), [parameter]).item() == 2.0
+    with pytest.raises(ValueError, match="loss must be one number, got a tensor of shape"):
+        hessian.gradients(parameter.repeat(2).square(), [parameter])
 
 
 def test_hutchinson_is_the_mean_of_its_probes():
-    net, x = setting("tanh", torch.float64)
-    parameters = list(net.parameters())
-    grads = hessian.gradients(loss_of(net, x), parameters)
+    net, parameters, loss = setting("tanh")
+    grads = hessian.gradients(loss(net), parameters)
     generator = torch.Generator().manual_seed(1)
-    probes = [random_signs(parameters, generator) for _ in range(3)]
-    singles = [flat(hessian.hutchinson(grads, parameters, [probe]), parameters) for probe in probes]
-    together = flat(hessian.hutchinson(grads, parameters, iter(probes)), parameters)
-    assert torch.allclose(together, torch.stack(singles).mean(0), rtol=1e-12, atol=1e-14)
-    matrix = hessian.matrix(grads, parameters)
-    for single, probe in zip(singles, probes, strict=True):
-        v = flat(probe, parameters)
-        assert torch.allclose(single, v * (matrix @ v), rtol=1e-11, atol=1e-13)
+    probes = [signs(parameters, generator) for _ in range(3)]
+    matrix, vectors = hessian.matrix(grads, parameters), [flat(probe, parameters) for probe in probes]
+    expected = torch.stack([v * (matrix @ v) for v in vectors]).mean(0)
+    found = flat(hessian.hutchinson(grads, parameters, iter(probes)), parameters)
+    assert torch.allclose(found, expected, rtol=1e-11, atol=1e-13)
 
 
-def test_hutchinson_is_unbiased_with_the_variance_of_its_off_diagonal():
-    count = 8_000
-    generator = torch.Generator().manual_seed(2)
-    root = torch.randn(6, 6, generator=generator).double()
-    matrix = 0.1 * (root + root.T) + torch.diag(torch.arange(2.0, 8.0).double())
-    parameters = [nn.Parameter(torch.zeros(4).double()), nn.Parameter(torch.zeros(2).double())]
-    theta = torch.cat(parameters)
-    grads = hessian.gradients(0.5 * theta @ matrix @ theta, parameters)
-    draws = torch.stack(
-        [
-            flat(hessian.hutchinson(grads, parameters, [random_signs(parameters, generator)]), parameters)
-            for _ in range(count)
-        ]
-    )
-    spread = (matrix.square().sum(1) - matrix.diagonal().square()).sqrt()
-    z = (draws.mean(0) - matrix.diagonal()) / spread * math.sqrt(count)
-    assert z.abs().max() < 4
-    assert (0.01 * matrix.diagonal() / spread * math.sqrt(count)).max() > 4.5  # a bias of 1% is seen
-    assert torch.allclose(draws.std(0), spread, rtol=0.05)
-
-
-# The probes that the optimiser draws
-
-
-def probes_of(monkeypatch, *, sizes=((100, 50), (3_000,)), steps=3, samples=2, probes=2, calls=2, seed=0, dtype=None):
-    """Every probe in the order in which it was used, by (step, sample, call, number, parameter)."""
-    seen = []
-    original = sources.hessian.hutchinson
+def probes_of(monkeypatch, sizes=((100, 50), (3_000,)), seed=0, dtype=torch.float32):
+    """Every probe that the optimiser draws, in its order: of 3 steps, 2 samples, 2 calls, 2 probes, all parameters."""
+    seen, original = [], sources.hessian.hutchinson
 
     def record(grads, parameters, vectors):
         vectors = [list(vector) for vector in vectors]
-        seen.append(vectors)
+        seen.extend(tensor for vector in vectors for tensor in vector)
         return original(grads, parameters, vectors)
 
     monkeypatch.setattr(sources.hessian, "hutchinson", record)
     parameters = [nn.Parameter(torch.zeros(size, dtype=dtype)) for size in sizes]
-    opt = ba.VON(parameters, num_data=10, hessian="hutchinson", probes=probes, mc_samples=samples, seed=seed)
-    for _ in range(steps):
-        for _ in range(samples):
+    opt = ba.VON(parameters, num_data=10, hessian="hutchinson", probes=2, mc_samples=2, seed=seed)
+    for _ in range(3):
+        for _ in range(2):
             with opt.sampled_params():
-                for _ in range(calls):
+                for _ in range(2):
                     opt.backward(sum(p.square().sum() for p in parameters))
         opt.step()
     monkeypatch.undo()
-    found, position = {}, iter(seen)
-    for step in range(steps):
-        for sample in range(samples):
-            for call in range(calls):
-                for number, vector in enumerate(next(position)):
-                    for index, tensor in enumerate(vector):
-                        assert tensor.shape == parameters[index].shape
-                        assert tensor.dtype == parameters[index].dtype
-                        found[step, sample, call, number, index] = tensor.flatten().double()
-    return found
+    assert [t.shape for t in seen] == [p.shape for p in parameters] * 24
+    assert {t.dtype for t in seen} == {dtype}
+    return [tensor.flatten().double() for tensor in seen]
 
 
-def test_probes_are_fair_signs(monkeypatch):
+def test_probes_are_fair_and_independent_signs(monkeypatch):
+    """Over steps, samples, calls, numbers, parameters and elements."""
     found = probes_of(monkeypatch)
-    everything = torch.cat(list(found.values()))
+    everything = torch.cat(found)
     assert set(everything.tolist()) == {-1.0, 1.0}
     assert abs(everything.sum().item()) / math.sqrt(len(everything)) < 4
-    for tensor in found.values():
+    for tensor in found:
         assert abs(tensor.sum().item()) / math.sqrt(len(tensor)) < 4.5
         neighbours = (tensor[1:] * tensor[:-1]).sum().item() / math.sqrt(len(tensor) - 1)
         assert abs(neighbours) < 4.5
-
-
-def test_probes_are_independent_over_steps_samples_calls_numbers_and_parameters(monkeypatch):
-    found = probes_of(monkeypatch)
-    length = min(len(t) for t in found.values())
-    assert len(found) == 3 * 2 * 2 * 2 * 2
-    rows = torch.stack([t[:length] for t in found.values()])
-    correlation = rows @ rows.T / math.sqrt(length)
+    rows = torch.stack([tensor[:3_000] for tensor in found])
+    correlation = rows @ rows.T / math.sqrt(3_000)
     correlation.fill_diagonal_(0.0)
     assert correlation.abs().max() < 4.5  # 1128 pairs
 
 
 def test_probes_depend_on_the_seed_only_and_not_on_the_weights_noise(monkeypatch):
-    first, again, other = (probes_of(monkeypatch, seed=seed) for seed in (3, 3, 4))
-    assert all(torch.equal(first[key], again[key]) for key in first)
     before = torch.get_rng_state()
-    assert not any(torch.equal(first[key], other[key]) for key in first)
-    assert torch.equal(torch.get_rng_state(), before)
+    first, again, other = (probes_of(monkeypatch, seed=seed, dtype=torch.bfloat16) for seed in (3, 3, 4))
+    assert all(map(torch.equal, first, again))
+    assert not any(map(torch.equal, first, other))
     parameter = nn.Parameter(torch.zeros(5_000))
     opt = ba.VON([parameter], num_data=10, hessian="hutchinson", seed=3)
     with opt.sampled_params():
-        signs = parameter.detach().sign().double()
-    agreement = (probes_of(monkeypatch, sizes=((5_000,),), seed=3)[0, 0, 0, 0, 0] * signs).sum()
+        noise = parameter.detach().sign().double()
+    agreement = (probes_of(monkeypatch, sizes=((5_000,),), seed=3)[0] * noise).sum()
     assert abs(agreement.item()) / math.sqrt(5_000) < 4
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_probes_have_the_parameters_dtype(monkeypatch, dtype):
-    found = probes_of(monkeypatch, sizes=((50,), ()), steps=1, dtype=dtype)
-    assert {value for t in found.values() for value in t.tolist()} == {-1.0, 1.0}
+    assert torch.equal(torch.get_rng_state(), before)

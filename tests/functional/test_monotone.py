@@ -8,15 +8,7 @@ import pytest
 import torch
 from sklearn.preprocessing import PowerTransformer
 
-from bayesadam.functional.monotone import (
-    Identity,
-    Log,
-    Log1p,
-    PiecewiseLinear,
-    SquareRoot,
-    YeoJohnson,
-    monotone,
-)
+from bayesadam.functional.monotone import Identity, Log, Log1p, PiecewiseLinear, SquareRoot, YeoJohnson, monotone
 
 F64 = torch.float64
 FUNCTIONS = [
@@ -86,15 +78,12 @@ def test_a_logarithm_has_no_value_for_what_is_not_positive():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Log(high=-1.0), r"^high must be above low, 0.0, got -1.0$"),
-        (lambda: YeoJohnson(1.0, 0.0, 0.0), r"^scale must be positive, got 0.0$"),
-        (
-            lambda: PiecewiseLinear([0.0, 0.0], [1.0, 2.0]),
-            r"^knots must be two or more increasing numbers, got \[0.0, ",
-        ),
-        (lambda: PiecewiseLinear([0.0, 1.0], [1.0]), r"^values must be two or more increasing numbers, got \[1.0\]$"),
-        (lambda: PiecewiseLinear([0.0, 1.0], [1.0, 2.0, 3.0]), r"^values must be as many as the knots, 2, got 3$"),
-        (lambda: monotone("cube", {}), r"^name must be one of \('none', .*'quantile'\), got 'cube'$"),
+        (lambda: Log(high=-1.0), "high must be above low, 0.0, got -1.0"),
+        (lambda: YeoJohnson(1.0, 0.0, 0.0), "scale must be positive, got 0.0"),
+        (lambda: PiecewiseLinear([0.0, 0.0], [1.0, 2.0]), "knots must be two or more increasing numbers"),
+        (lambda: PiecewiseLinear([0.0, 1.0], [1.0]), "values must be two or more increasing numbers"),
+        (lambda: PiecewiseLinear([0.0, 1.0], [1.0, 2.0, 3.0]), "values must be as many as the knots, 2, got 3"),
+        (lambda: monotone("cube", {}), "name must be one of .* got 'cube'"),
     ],
 )
 def test_numbers_that_make_no_function(make, message):

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
+from integrations.comparison import spoil
 from integrations.tasks import BATCH, EPOCHS, decay, loader, network, optimizer
 
 
@@ -92,9 +93,7 @@ def write(folder, name, found):
 def trained(rank, folder):
     """Whole trainings, by the name of their test."""
     write(folder, "evaluation", Run().train().end())
-    write(folder, "accumulation", Run(accumulate=4).train().end())
-    write(folder, "clipping", Run().train(clip=0.1).end())
-    write(folder, "schedulers", Run(schedule=True).train().end())
+    write(folder, "way", Run(accumulate=4, schedule=True).train(clip=0.1).end())
     write(folder, "low_memory", Run(low_memory=True).train().end())
 
 
@@ -113,20 +112,17 @@ def saved(rank, folder):
 
 def resumed(rank, folder):
     """``save_state`` while the weights hold a sample; the run goes on, and another one from there."""
-    for state in ("SHARDED_STATE_DICT", "FULL_STATE_DICT"):
-        for low_memory in (False, True):
-            options, name = {"state": state, "low_memory": low_memory}, f"{state}-{low_memory}"
-            run = Run(**options).train(epochs=1)
-            run.model.train()
-            run.accelerator.save_state(f"{folder}/{name}")
-            run.train(first=1)
-            other = Run(**options)
-            with torch.no_grad():
-                for parameter in other.model.parameters():
-                    parameter.zero_()
-            other.accelerator.load_state(f"{folder}/{name}")
-            other.train(first=1)
-            write(folder, f"resume-{name}", [run.end(), other.end()])
+    for state, low_memory in (("SHARDED_STATE_DICT", True), ("FULL_STATE_DICT", False)):
+        options, name = {"state": state, "low_memory": low_memory}, f"{state}-{low_memory}"
+        run = Run(**options).train(epochs=1)
+        run.model.train()
+        run.accelerator.save_state(f"{folder}/{name}")
+        run.train(first=1)
+        other = Run(**options)
+        spoil(other.model)
+        other.accelerator.load_state(f"{folder}/{name}")
+        other.train(first=1)
+        write(folder, f"resume-{name}", [run.end(), other.end()])
 
 
 def mixed(rank, folder):
@@ -149,8 +145,5 @@ def mixed(rank, folder):
             opt.step()
             opt.zero_grad()
         opt.eval()
-    reference = {
-        "weights": full(model.parameters()),
-        "variance": full(opt.posterior(model).variance.values()),
-    }
+    reference = {"weights": full(model.parameters()), "variance": full(opt.posterior(model).variance.values())}
     write(folder, "amp", [run.end(), reference])

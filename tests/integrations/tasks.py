@@ -37,7 +37,7 @@ def decay(opt, schedule=True):
 
 
 def plain(*, epochs=EPOCHS, accumulate=1, clip=None, amp=None, scaled=False, schedule=False):
-    """The trained weights, and the optimiser, of a loop in PyTorch with ``train()`` and ``eval()``."""
+    """The trained model, and the optimiser, of a loop in PyTorch with ``train()`` and ``eval()``."""
     model = network()
     opt = optimizer(model)
     scheduler = decay(opt, schedule)
@@ -57,36 +57,4 @@ def plain(*, epochs=EPOCHS, accumulate=1, clip=None, amp=None, scaled=False, sch
                 scheduler.step()
                 opt.zero_grad()
         opt.eval()
-    return weights(model), opt
-
-
-def weights(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-def means(opt):
-    """What the optimiser has as the mean, in the order of its parameters; before its first sample, the weights."""
-    parameters = [p for group in opt.param_groups for p in group["params"]]
-    return torch.cat([opt.state.get(p, {"mean": p.detach()})["mean"].flatten() for p in parameters])
-
-
-def assert_as_plain(model, opt, **options):
-    """The weights hold the mean, and that is the plain loop's."""
-    expected, reference = plain(**options)
-    assert opt.param_groups[0]["weights"] == "mean"
-    torch.testing.assert_close(weights(model), expected, rtol=1e-5, atol=1e-6)
-    variances = (torch.cat([v.flatten() for v in o.posterior().variance.values()]) for o in (opt, reference))
-    torch.testing.assert_close(*variances, rtol=1e-4, atol=1e-9)
-
-
-class Watch:
-    """Remembers what the weights held at each of the evaluations: the mean, or something else."""
-
-    def __init__(self):
-        self.at_mean = []
-
-    def __call__(self, model, opt):
-        self.at_mean.append(bool(torch.equal(weights(model), means(opt))))
-
-    def assert_mean(self, times):
-        assert self.at_mean == [True] * times
+    return model, opt

@@ -6,6 +6,7 @@ Accelerate itself turns FSDP on for GPUs only; ``fsdp2_workers.begin`` makes it 
 import pytest
 import torch
 
+from integrations.comparison import WAYS, weights
 from integrations.tasks import BATCH, EPOCHS, ROWS, plain
 from two_ranks import in_two_ranks
 
@@ -22,9 +23,9 @@ def folder(tmp_path_factory):
 
 def assert_as_plain(folder, name, **options):
     """The weights hold the mean at the end, and that is the plain loop's in one process."""
-    found, (weights, opt) = torch.load(folder / f"{name}.pt"), plain(**options)
+    found, (model, opt) = torch.load(folder / f"{name}.pt"), plain(**options)
     assert found["held"] == "mean"
-    torch.testing.assert_close(found["weights"], weights, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found["weights"], weights(model), rtol=1e-5, atol=1e-6)
     variance = torch.cat([v.flatten() for v in opt.posterior().variance.values()])
     torch.testing.assert_close(found["variance"], variance, rtol=1e-4, atol=1e-9)
     return found
@@ -41,35 +42,24 @@ def test_saved(folder):
     assert not torch.equal(found["saved"], found["sample"])
 
 
-@pytest.mark.parametrize("low_memory", [False, True])
-@pytest.mark.parametrize("state", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+@pytest.mark.parametrize(("state", "low_memory"), [("SHARDED_STATE_DICT", True), ("FULL_STATE_DICT", False)])
 def test_resume(folder, state, low_memory):
     run, other = torch.load(folder / f"resume-{state}-{low_memory}.pt")
     assert torch.equal(run["weights"], other["weights"])
     assert torch.equal(run["variance"], other["variance"])
-    weights, _ = plain()
-    torch.testing.assert_close(other["weights"], weights, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(other["weights"], weights(plain()[0]), rtol=1e-5, atol=1e-6)
 
 
-def test_accumulation(folder):
-    assert_as_plain(folder, "accumulation", accumulate=4)
-
-
-def test_clipping(folder):
-    assert_as_plain(folder, "clipping", clip=0.1)
-
-
-def test_amp(folder):
+@pytest.mark.parametrize("way", WAYS)
+def test_as_the_plain_loop(folder, way):
+    if way != "AMP":
+        assert_as_plain(folder, "way", **WAYS[way])
+        return
     run, reference = torch.load(folder / "amp.pt")
     assert run["held"] == "mean"
     torch.testing.assert_close(run["weights"], reference["weights"], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(run["variance"], reference["variance"], rtol=1e-4, atol=1e-9)
-    whole, _ = plain()
-    assert not torch.equal(run["weights"], whole)
-
-
-def test_schedulers(folder):
-    assert_as_plain(folder, "schedulers", schedule=True)
+    assert not torch.equal(run["weights"], weights(plain()[0]))
 
 
 def test_low_memory(folder):

@@ -1,41 +1,38 @@
-"""Loops that know nothing of the optimiser but ``step()``, and call the model's ``train()`` and ``eval()``."""
+"""Loops that know nothing of the optimiser but ``step()``, and call the model's ``train()`` and ``eval()``.
+
+They are one's own or Accelerate's; as the plain loop, and evaluated, saved and ended at the mean.
+"""
 
 import copy
 import gc
-import io
 import pickle
 from contextlib import nullcontext
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
 import bayesadam as ba
-from integrations.tasks import EPOCHS, Watch, assert_as_plain, decay, loader, means, network, optimizer, weights
+from integrations.comparison import WAYS, Watch, assert_as_plain, means, spoil, weights
+from integrations.tasks import EPOCHS, decay, loader, network, optimizer
+
+accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning:accelerate"),
+]
 
 
-def script(model, opt, *, epochs=EPOCHS, accumulate=1, clip=None, amp=None, schedule=False, watch=None, first=0):
-    """As timm's: trains, validates, and saves, for any optimiser of PyTorch."""
-    scheduler = decay(opt, schedule)
-    for _ in range(first, epochs):
-        model.train()
-        for number, (x, y) in enumerate(loader(), 1):
-            with torch.autocast("cpu", dtype=amp) if amp else nullcontext():
-                loss = F.mse_loss(model(x), y) / accumulate
-            loss.backward()
-            if number % accumulate == 0:
-                if clip is not None:
-                    nn.utils.clip_grad_norm_(model.parameters(), clip)
-                opt.step()
-                scheduler.step()
-                opt.zero_grad()
-        model.eval()
-        with torch.no_grad():
-            for x, _ in loader():
-                model(x)
-                if watch is not None:
-                    watch(model, opt)
+@pytest.fixture(autouse=True)
+def alone():
+    """Accelerate's settings are global."""
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
 
 
 def followed(**options):
@@ -45,66 +42,119 @@ def followed(**options):
     return model, opt
 
 
-def test_evaluation():
-    model, opt = followed()
+class Script:
+    """As timm's: trains, validates, and saves, for any optimiser of PyTorch."""
+
+    def __init__(self, *, accumulate=1, clip=None, amp=None, schedule=False):
+        self.model, self.opt = followed()
+        self.accumulate, self.clip, self.amp = accumulate, clip, amp
+        self.loader, self.scheduler = loader(), decay(self.opt, schedule)
+
+    def train(self, *, epochs=EPOCHS, first=0, watch=None):
+        for _ in range(first, epochs):
+            self.model.train()
+            for number, batch in enumerate(self.loader, 1):
+                self.train_on(batch, number)
+            self.model.eval()
+            with torch.no_grad():
+                for x, _ in self.loader:
+                    self.model(x)
+                    if watch is not None:
+                        watch(self.model, self.opt)
+        return self
+
+    def train_on(self, batch, number):
+        x, y = batch
+        with torch.autocast("cpu", dtype=self.amp) if self.amp else nullcontext():
+            loss = F.mse_loss(self.model(x), y) / self.accumulate
+        loss.backward()
+        if number % self.accumulate == 0:
+            if self.clip is not None:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+            self.opt.step()
+            self.scheduler.step()
+            self.opt.zero_grad()
+
+    def save(self, folder):
+        """Write a checkpoint; return the weights in it."""
+        torch.save({"model": self.model.state_dict(), "opt": self.opt.state_dict()}, folder / "checkpoint.pt")
+        return self.model.state_dict()
+
+    def load(self, folder):
+        saved = torch.load(folder / "checkpoint.pt", weights_only=True)
+        self.model.load_state_dict(saved["model"])
+        self.opt.load_state_dict(saved["opt"])
+
+
+class Accelerated(Script):
+    def __init__(self, *, accumulate=1, amp=None, **options):
+        super().__init__(**options)
+        precision = {None: "no", torch.bfloat16: "bf16"}[amp]
+        self.accelerator = accelerate.Accelerator(
+            cpu=True, gradient_accumulation_steps=accumulate, mixed_precision=precision
+        )
+        prepared = self.accelerator.prepare(self.model, self.opt, self.loader, self.scheduler)
+        self.prepared, self.wrapped, self.loader, self.scheduler = prepared
+
+    def train_on(self, batch, number):
+        x, y = batch
+        with self.accelerator.accumulate(self.prepared):
+            self.accelerator.backward(F.mse_loss(self.prepared(x), y))
+            if self.accelerator.sync_gradients and self.clip is not None:
+                self.accelerator.clip_grad_norm_(self.prepared.parameters(), self.clip)
+            self.wrapped.step()
+            self.scheduler.step()
+            self.wrapped.zero_grad()
+
+    def save(self, folder):
+        self.accelerator.save_state(folder / "state")
+        self.accelerator.save_model(self.prepared, folder)
+        return load_file(folder / "model.safetensors")
+
+    def load(self, folder):
+        self.accelerator.load_state(folder / "state")
+
+
+LOOPS = pytest.mark.parametrize("loop", [Script, Accelerated])
+
+
+@LOOPS
+def test_evaluation(loop):
     watch = Watch()
-    script(model, opt, watch=watch)
+    run = loop().train(watch=watch)
     watch.assert_mean(EPOCHS * len(loader()))
-    assert_as_plain(model, opt)
+    assert_as_plain(run.model, run.opt)
 
 
-def test_saved():
-    model, opt = followed()
-    model.train()
-    x, y = next(iter(loader()))
-    F.mse_loss(model(x), y).backward()
-    opt.step()
-    saved = torch.cat([value.flatten() for value in model.state_dict().values()])
-    assert torch.equal(saved, means(opt))
-    assert not torch.equal(saved, weights(model))
+@LOOPS
+def test_saved(loop, tmp_path):
+    run = loop().train(epochs=1)
+    run.model.train()
+    saved = run.save(tmp_path)
+    found = torch.cat([saved[name].flatten() for name, _ in run.model.named_parameters()])
+    assert torch.equal(found, means(run.opt))
+    assert not torch.equal(found, weights(run.model))
 
 
-def test_resume():
-    model, opt = followed()
-    script(model, opt, epochs=1)
-    model.train()
-    file = io.BytesIO()
-    torch.save({"model": model.state_dict(), "opt": opt.state_dict()}, file)
-    other, resumed = followed()
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.normal_()
-    saved = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
-    other.load_state_dict(saved["model"])
-    resumed.load_state_dict(saved["opt"])
-    script(other, resumed, first=1)
-    script(model, opt, first=1)
-    assert torch.equal(weights(other), weights(model))
-    assert_as_plain(other, resumed)
+@LOOPS
+def test_resume(loop, tmp_path):
+    run = loop().train(epochs=1)
+    run.model.train()  # the weights hold a sample
+    run.save(tmp_path)
+    run.train(first=1)
+    other = loop()
+    spoil(other.model)
+    other.load(tmp_path)
+    other.train(first=1)
+    assert torch.equal(weights(other.model), weights(run.model))
+    assert_as_plain(other.model, other.opt)
 
 
-def test_accumulation():
-    model, opt = followed()
-    script(model, opt, accumulate=4)
-    assert_as_plain(model, opt, accumulate=4)
-
-
-def test_clipping():
-    model, opt = followed()
-    script(model, opt, clip=0.1)
-    assert_as_plain(model, opt, clip=0.1)
-
-
-def test_amp():
-    model, opt = followed()
-    script(model, opt, amp=torch.bfloat16)
-    assert_as_plain(model, opt, amp=torch.bfloat16)
-
-
-def test_schedulers():
-    model, opt = followed()
-    script(model, opt, schedule=True)
-    assert_as_plain(model, opt, schedule=True)
+@LOOPS
+@pytest.mark.parametrize("way", WAYS)
+def test_as_the_plain_loop(loop, way):
+    run = loop(**WAYS[way]).train()
+    assert_as_plain(run.model, run.opt, **WAYS[way])
 
 
 # What follows a mode
@@ -112,16 +162,8 @@ def test_schedulers():
 
 def test_wrappers_are_followed_and_prediction_is_at_the_mean():
     model, opt = followed()
-
-    class Wrapper(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.module = model
-
-        def forward(self, x):
-            return self.module(x)
-
-    wrapper = Wrapper()
+    wrapper = nn.Module()
+    wrapper.module, wrapper.forward = model, lambda x: model(x)
     wrapper.train()
     assert opt.param_groups[0]["weights"] == "train"
     x, _ = next(iter(loader()))
@@ -146,20 +188,6 @@ def test_a_mode_that_changes_while_a_sample_is_applied_is_followed_afterwards():
         assert opt.param_groups[0]["weights"] == "train"
     assert opt.param_groups[0]["weights"] == "mean"
     assert torch.equal(weights(model), torch.cat([value.flatten() for value in q.mean.values()]))
-
-
-def test_two_optimisers_follow_one_model():
-    model = network()
-    opts = [
-        ba.Vadam([("0.weight", model[0].weight)], num_data=8, seed=0),
-        ba.IVON([("2.weight", model[2].weight)], num_data=8, seed=1),
-    ]
-    for opt in opts:
-        opt.follow(model)
-    model.train()
-    assert [opt.param_groups[0]["weights"] for opt in opts] == ["train", "train"]
-    model.eval()
-    assert [opt.param_groups[0]["weights"] for opt in opts] == ["mean", "mean"]
 
 
 def test_a_copy_tells_nobody_and_an_optimiser_that_is_gone_is_told_nothing():

@@ -4,20 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import bayesadam as ba
-from integrations.tasks import (
-    BATCH,
-    EPOCHS,
-    ROWS,
-    Watch,
-    assert_as_plain,
-    decay,
-    loader,
-    means,
-    network,
-    optimizer,
-    weights,
-)
+from integrations.comparison import WAYS, Watch, assert_as_plain, means, spoil, weights
+from integrations.tasks import BATCH, EPOCHS, ROWS, decay, loader, network, optimizer
 
 L = pytest.importorskip("lightning", reason="lightning is not installed")
 pytestmark = [
@@ -100,29 +88,17 @@ def test_resume(tmp_path):
     fit(first, tmp_path, epochs=1, callbacks=[checkpoint], enable_checkpointing=True)
     [path] = tmp_path.glob("*step=8.ckpt")
     second = Module()
-    with torch.no_grad():
-        for parameter in second.parameters():
-            parameter.normal_()
+    spoil(second)
     fit(second, tmp_path, resume=path)
     assert torch.equal(weights(second.net), weights(whole.net))
 
 
-def test_accumulation(tmp_path):
-    module = Module()
-    trainer = fit(module, tmp_path, accumulate_grad_batches=4)
-    assert_as_plain(module.net, trainer.optimizers[0], accumulate=4)
-
-
-def test_clipping(tmp_path):
-    module = Module()
-    trainer = fit(module, tmp_path, gradient_clip_val=0.1)
-    assert_as_plain(module.net, trainer.optimizers[0], clip=0.1)
-
-
-def test_amp(tmp_path):
-    module = Module()
-    trainer = fit(module, tmp_path, precision="bf16-mixed")
-    assert_as_plain(module.net, trainer.optimizers[0], amp=torch.bfloat16)
+@pytest.mark.parametrize("way", WAYS)
+def test_as_the_plain_loop(way, tmp_path):
+    options = {"accumulate_grad_batches": 4, "gradient_clip_val": 0.1}
+    module = Module(schedule=way != "AMP")
+    trainer = fit(module, tmp_path, **({"precision": "bf16-mixed"} if way == "AMP" else options))
+    assert_as_plain(module.net, trainer.optimizers[0], **WAYS[way])
 
 
 def test_a_gradient_scaler(tmp_path):
@@ -132,12 +108,6 @@ def test_a_gradient_scaler(tmp_path):
     module = Module()
     trainer = fit(module, tmp_path, plugins=[plugin], gradient_clip_val=0.1, accumulate_grad_batches=2)
     assert_as_plain(module.net, trainer.optimizers[0], amp=torch.float16, scaled=True, clip=0.1, accumulate=2)
-
-
-def test_schedulers(tmp_path):
-    module = Module(schedule=True)
-    trainer = fit(module, tmp_path)
-    assert_as_plain(module.net, trainer.optimizers[0], schedule=True)
 
 
 def test_several_samples_by_closures(tmp_path):
@@ -193,31 +163,3 @@ def test_refusals(tmp_path):
     two.automatic_optimization = False
     with pytest.raises(ValueError, match=r"seed must be different in each optimiser of a module, got \[3, 3\]"):
         fit(two, tmp_path)
-
-
-def test_the_posterior_predicts(tmp_path):
-    module = Module()
-    trainer = fit(module, tmp_path)
-    q = trainer.optimizers[0].posterior(module)
-    x, _ = next(iter(loader()))
-    module.forward = module.net.forward
-    pred = ba.predict(module, q, x, likelihood=ba.Gaussian(1.0), mc_samples=8)
-    assert pred.epistemic.min() > 0
-
-
-def test_layers_that_are_unfrozen_later(tmp_path):
-    from lightning.pytorch.callbacks import BackboneFinetuning
-
-    class Finetuned(Module):
-        def __init__(self):
-            super().__init__()
-            self.backbone, self.head = self.net[0], self.net[2]
-
-        def configure_optimizers(self):
-            return optimizer(torch.nn.ParameterList(p for p in self.parameters() if p.requires_grad))
-
-    module = Finetuned()
-    unfreeze = BackboneFinetuning(unfreeze_backbone_at_epoch=1, verbose=False)
-    (opt,) = fit(module, tmp_path, callbacks=[unfreeze]).optimizers
-    assert set(opt.posterior().mean) == {f"net.{name}" for name, _ in module.net.named_parameters()}
-    assert all(int(opt.state[parameter]["step"]) for parameter in module.backbone.parameters())

@@ -3,22 +3,10 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import bayesadam as ba
-from integrations.tasks import (
-    BATCH,
-    EPOCHS,
-    OPTIONS,
-    Watch,
-    assert_as_plain,
-    dataset,
-    loader,
-    means,
-    network,
-    optimizer,
-    weights,
-)
+from integrations.comparison import Watch, assert_as_plain, means, spoil, weights
+from integrations.tasks import BATCH, EPOCHS, OPTIONS, dataset, network
 
 skorch = pytest.importorskip("skorch", reason="skorch is not installed")
 pytestmark = [
@@ -116,9 +104,23 @@ def test_evaluation(mc_samples):
     watch.assert_mean(EPOCHS * 16 // BATCH + 64 // BATCH)
 
 
-def test_as_the_plain_loop():
-    net = make().partial_fit(*data())
-    check(net)
+CLIP = skorch.callbacks.GradientNormClipping(gradient_clip_value=0.1)
+SCHEDULE = skorch.callbacks.LRScheduler(
+    torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda step: 0.9**step, step_every="batch"
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "callbacks", "way"),
+    [
+        (Accumulating, [DropIn()], {"accumulate": 4}),
+        (skorch.NeuralNetRegressor, [CLIP, SCHEDULE], {"clip": 0.1, "schedule": True}),
+        (Half, [], {"amp": torch.bfloat16}),
+    ],
+)
+def test_as_the_plain_loop(kind, callbacks, way):
+    """Callbacks clip and change rates after every batch, also those whose gradients are accumulated."""
+    check(make(kind=kind, callbacks=callbacks).partial_fit(*data()), **way)
 
 
 def test_saved(tmp_path):
@@ -135,51 +137,8 @@ def test_resume(tmp_path):
     net.save_params(**files)
     net.partial_fit(*data())
     other = make(epochs=1)
-    with torch.no_grad():
-        for parameter in other.module_.parameters():
-            parameter.normal_()
+    spoil(other.module_)
     other.load_params(**files)
     other.partial_fit(*data())
     assert torch.equal(weights(other.module_), weights(net.module_))
     check(other)
-
-
-def test_accumulation():
-    net = make(kind=Accumulating, callbacks=[DropIn()]).partial_fit(*data())
-    check(net, accumulate=4)
-
-
-def test_accumulation_without_the_callback_is_an_error():
-    net = make(kind=Accumulating)
-    with pytest.raises(RuntimeError, match=r"step\(\) must follow exactly mc_samples=1 sampling blocks, got 0"):
-        net.partial_fit(*data())
-
-
-def test_clipping():
-    clip = skorch.callbacks.GradientNormClipping(gradient_clip_value=0.1)
-    check(make(callbacks=[clip]).partial_fit(*data()), clip=0.1)
-
-
-def test_amp():
-    check(make(kind=Half).partial_fit(*data()), amp=torch.bfloat16)
-
-
-def test_schedulers():
-    policy = skorch.callbacks.LRScheduler(
-        torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda step: 0.9**step, step_every="batch"
-    )
-    check(make(callbacks=[policy]).partial_fit(*data()), schedule=True)
-
-
-def test_several_samples():
-    net = make(mc_samples=2).partial_fit(*data())
-    model = network()
-    opt = optimizer(model, mc_samples=2)
-    for _ in range(EPOCHS):
-        for x, y in loader():
-            for _ in range(2):
-                with opt.sampled_params():
-                    F.mse_loss(model(x), y).backward()
-            opt.step()
-            opt.zero_grad()
-    torch.testing.assert_close(weights(net.module_.net), weights(model), rtol=1e-5, atol=1e-6)

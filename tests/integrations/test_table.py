@@ -1,29 +1,29 @@
-"""The table of the guide: every cell that says yes has a test of its name."""
+"""The table of the guide: every cell that says yes is tested."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+from integrations.comparison import WAYS
+
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "guides" / "trainers.md"
 FILES = {"`follow`": "follow", "Lightning": "lightning", "Hugging Face's Trainer": "transformers"}
-FILES |= {"trl's `SFTTrainer`": "trl", "Accelerate": "accelerate", "Accelerate with FSDP2": "accelerate_fsdp2"}
-FILES |= {"skorch": "skorch"}
-TESTS = {"evaluation at the mean": "evaluation", "resume identical": "resume", "saved = mean": "saved", "AMP": "amp"}
+FILES |= {"trl's `SFTTrainer`": "language_models", "Accelerate": "follow"}
+FILES |= {"Accelerate with FSDP2": "accelerate_fsdp2", "skorch": "skorch"}
+TESTS = {"evaluation at the mean": "evaluation", "resume identical": "resume", "saved = mean": "saved"}
+TESTS |= {column: "as_the_plain_loop" for way in WAYS for column in way.split(", ")}
+HEAD, _, *ROWS = [
+    [cell.strip() for cell in row.split("|")[1:-1]] for row in re.findall(r"^\|.*\|$", PAGE.read_text(), re.M)
+]
 
 
-def cells():
-    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in re.findall(r"^\|.*\|$", PAGE.read_text(), re.M)]
-    head, _, *body = rows
-    assert [row[0] for row in body] == list(FILES)
-    for trainer, *row in body:
-        for name, cell in zip(head[1:], row, strict=True):
-            yield pytest.param(trainer, name, cell, id=f"{FILES[trainer]}-{TESTS.get(name, name)}")
-
-
-@pytest.mark.parametrize(("trainer", "name", "cell"), list(cells()))
-def test_every_cell_is_a_test(trainer, name, cell):
-    assert cell == "yes"
+@pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
+def test_every_cell_is_a_test(row):
+    assert [each[0] for each in ROWS] == list(FILES)
+    trainer, *cells = row
     text = (HERE / f"test_{FILES[trainer]}.py").read_text()
-    assert re.search(rf"^def test_{TESTS.get(name, name)}\(", text, re.MULTILINE)
+    for column, cell in zip(HEAD[1:], cells, strict=True):
+        assert cell == "yes"
+        assert f"\ndef test_{TESTS[column]}(" in text, column

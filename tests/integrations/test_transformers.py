@@ -5,18 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from integrations.tasks import (
-    BATCH,
-    EPOCHS,
-    Watch,
-    assert_as_plain,
-    dataset,
-    decay,
-    means,
-    network,
-    optimizer,
-    weights,
-)
+from integrations.comparison import WAYS, Watch, assert_as_plain, means, spoil, weights
+from integrations.tasks import BATCH, EPOCHS, dataset, decay, network, optimizer
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed, which Hugging Face's Trainer needs")
@@ -126,36 +116,18 @@ def test_resume(tmp_path):
     first, *_ = make(tmp_path / "parts", save_strategy="steps", save_steps=5)
     first.train()
     second, model, opt = make(tmp_path / "parts")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_()
+    spoil(model)
     second.train(resume_from_checkpoint=str(tmp_path / "parts" / "checkpoint-5"))
     assert torch.equal(weights(model), weights(expected))
     assert_as_plain(model, opt)
 
 
-def test_accumulation(tmp_path):
-    trainer, model, opt = make(tmp_path, gradient_accumulation_steps=4)
+@pytest.mark.parametrize("way", WAYS)
+def test_as_the_plain_loop(way, tmp_path):
+    options = {"gradient_accumulation_steps": 4, "max_grad_norm": 0.1, "schedule": True}
+    trainer, model, opt = make(tmp_path, **({"bf16": True} if way == "AMP" else options))
     trainer.train()
-    assert_as_plain(model, opt, accumulate=4)
-
-
-def test_clipping(tmp_path):
-    trainer, model, opt = make(tmp_path, max_grad_norm=0.1)
-    trainer.train()
-    assert_as_plain(model, opt, clip=0.1)
-
-
-def test_amp(tmp_path):
-    trainer, model, opt = make(tmp_path, bf16=True)
-    trainer.train()
-    assert_as_plain(model, opt, amp=torch.bfloat16)
-
-
-def test_schedulers(tmp_path):
-    trainer, model, opt = make(tmp_path, schedule=True)
-    trainer.train()
-    assert_as_plain(model, opt, schedule=True)
+    assert_as_plain(model, opt, **WAYS[way])
 
 
 def test_the_best_model_is_loaded_as_the_mean(tmp_path):

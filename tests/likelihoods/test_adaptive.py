@@ -31,15 +31,11 @@ def exact(likelihood, mean, variance, target, peak):
 
 CASES = [
     (ba.likelihoods.Poisson(), 100.0, 4.6, 1.0, 1e-6),
-    (ba.likelihoods.Poisson(), 100.0, 4.2, 1.0, 1e-6),
     (ba.likelihoods.Poisson(), 1e4, 9.0, 1.0, 1e-6),
     (ba.likelihoods.Poisson(), 1e7, 9.0, 4.0, 1e-6),
-    (ba.likelihoods.Poisson(), 3.0, 1.0, 0.01, 1e-9),
     (ba.likelihoods.NegativeBinomial(0.01), 100.0, 4.6, 1.0, 1e-6),
     (ba.likelihoods.Gamma(100.0), 1.0, 0.1, 1.0, 1e-6),
     (ba.likelihoods.StudentT(4.0, scale=0.1), 0.0, 0.15, 1.0, 1e-6),
-    (ba.likelihoods.StudentT(4.0, scale=0.1), 5.0, 0.15, 1.0, 1e-5),
-    (ba.likelihoods.StudentT(4.0, scale=0.01), 3.0, 0.15, 1.0, 1e-5),
     (ba.likelihoods.StudentT(4.0, scale=0.01), 8.0, 0.15, 1.0, 2e-3),
     (ba.likelihoods.StudentT(1.0, scale=0.01), 40.0, 0.15, 1.0, 1e-6),
     (ba.likelihoods.StudentT(4.0, scale=3.0), 1.0, 0.15, 1.0, 1e-9),

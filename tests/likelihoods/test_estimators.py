@@ -8,10 +8,10 @@ from sklearn.base import clone
 
 import bayesadam as ba
 from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
-from bayesadam.sklearn.likelihoods import NAMES, average, best_constant
-from likelihoods.models import ByDistribution, Exponential
+from bayesadam.sklearn.likelihoods import NAMES, best_constant, made
+from likelihoods.models import Exponential
 
-SMALL = {"hidden": (8,), "members": 3, "epochs": 150, "mc_samples": 4, "random_state": 0}
+SMALL = {"hidden": (8,), "members": 2, "epochs": 120, "mc_samples": 4, "random_state": 0}
 SHIPPED = [name for name in NAMES if name != "gaussian"]
 
 
@@ -43,46 +43,36 @@ def fitted(data):
     return fit
 
 
-PAIRS = [(name, method) for name in SHIPPED for method in ("laplace", "vadam")]
-PAIRS += [("negative_binomial", method) for method in ("ensemble", "fawn-vi")]
+PAIRS = [(name, "laplace") for name in SHIPPED]
+PAIRS += [("poisson", "vadam"), ("negative_binomial", "ensemble"), ("gamma", "fawn-vi")]
 
 
 @pytest.mark.parametrize(("name", "method"), PAIRS)
-class TestEveryLikelihood:
-    def test_describes_the_targets(self, name, method, fitted, data):
-        """Better than one distribution for all rows, with means near the true ones."""
-        x, y = data[0], data[1][name]
-        model = fitted(name, method)
-        target = torch.from_numpy(y.astype(np.float64))
-        density = model.predictive(x).log_prob(target).mean().item()
-        template = model._template.double()
-        constant = template.log_density(
-            torch.full((160, 1), float(model._start), dtype=torch.float64),
-            (torch.from_numpy((y - model._y_mean) / model._y_std)[:, None]),
-        ).mean().item() - model._offset(y[:, None])
-        template.float()
-        assert density > constant + 0.1
-        mean, std = model.predict(x, return_std=True)
-        truth = 5_000.0 + 1_000.0 * x[:, 0] if name == "student_t" else 20.0 * np.exp(x[:, 0])
-        assert np.corrcoef(mean, truth)[0, 1] > 0.9
-        assert np.sqrt(np.mean((mean - truth) ** 2)) < 0.6 * truth.std()
-        assert (std > 0).all()
+def test_the_targets_are_described(name, method, fitted, data):
+    """Better than by one distribution for all rows, with means near the true ones and intervals that cover."""
+    x, y = data[0], data[1][name]
+    model = fitted(name, method)
+    target = torch.from_numpy(y.astype(np.float64))
+    shift, scale = (5_000.0, 1_000.0) if name == "student_t" else (0.0, 1.0)
+    rows = (target[:, None] - shift) / scale
+    constant, output = best_constant(made(name, 1), rows)
+    density = constant.log_prob(output.expand(160, 1), rows).mean().item() - np.log(scale)
+    assert model.predictive(x).log_prob(target).mean().item() > density + 0.1
+    mean, std = model.predict(x, return_std=True)
+    truth = 5_000.0 + 1_000.0 * x[:, 0] if name == "student_t" else 20.0 * np.exp(x[:, 0])
+    assert np.sqrt(np.mean((mean - truth) ** 2)) < 0.6 * truth.std()
+    assert (std > 0).all()
 
-    def test_intervals_and_draws(self, name, method, fitted, data):
-        x, y = data[0], data[1][name]
-        model = fitted(name, method)
-        interval = model.predict_interval(x, coverage=0.9)
-        assert interval.shape == (160, 2)
-        inside = ((interval[:, 0] <= y) & (y <= interval[:, 1])).mean()
-        assert 0.8 < inside
-        draws = model.sample_y(x, 300)
-        assert draws.shape == (160, 300)
-        assert np.array_equal(draws, model.sample_y(x, 300))
-        covered = ((interval[:, :1] <= draws) & (draws <= interval[:, 1:])).mean()
-        assert 0.87 < covered < 0.97
-        if name in ("poisson", "negative_binomial"):
-            assert (draws == draws.round()).all()
-            assert (interval == interval.round()).all()
+    interval = model.predict_interval(x, coverage=0.9)
+    assert interval.shape == (160, 2)
+    assert 0.8 < ((interval[:, 0] <= y) & (y <= interval[:, 1])).mean()
+    draws = model.sample_y(x, 300)
+    assert draws.shape == (160, 300)
+    assert np.array_equal(draws, model.sample_y(x, 300))
+    assert 0.87 < ((interval[:, :1] <= draws) & (draws <= interval[:, 1:])).mean() < 0.97
+    if name in ("poisson", "negative_binomial"):
+        assert (draws == draws.round()).all()
+        assert (interval == interval.round()).all()
 
 
 def test_the_density_is_a_mixture_over_members_and_samples(fitted, data):
@@ -112,18 +102,6 @@ def test_the_density_is_a_mixture_over_members_and_samples(fitted, data):
     assert model.calibration_["error"] > 0.0
 
 
-def test_other_units_of_a_location(data):
-    """With Student's t, targets are standardised and predictions are not."""
-    x, y = data[0], data[1]["student_t"]
-    small = BayesianMLPRegressor("ensemble", likelihood="student_t", **SMALL).fit(x, y)
-    large = BayesianMLPRegressor("ensemble", likelihood="student_t", **SMALL).fit(x, 64.0 * y)
-    for a, b in zip(small.predict(x, return_std=True), large.predict(x, return_std=True), strict=True):
-        np.testing.assert_allclose(b, 64.0 * a, rtol=1e-4)
-    target = torch.from_numpy(y)
-    difference = small.predictive(x).log_prob(target) - large.predictive(x).log_prob(64.0 * target)
-    torch.testing.assert_close(difference, torch.full_like(difference, np.log(64.0)), rtol=1e-3, atol=1e-3)
-
-
 def test_several_targets(data):
     x, y = data[0], np.stack([data[1]["negative_binomial"], data[1]["poisson"]], axis=1)
     model = BayesianMLPRegressor(likelihood="negative_binomial", **SMALL).fit(x, y)
@@ -135,19 +113,9 @@ def test_several_targets(data):
     assert second < 0.5 * first
 
 
-def test_conformal_intervals_cover(fitted, data):
-    x, y = data[0], data[1]["poisson"]
-    model = clone(fitted("poisson", "laplace")).fit(x[:100], y[:100]).conformalize(x[100:], y[100:])
-    for method in ("split", "adaptive"):
-        interval = model.predict_interval(x[100:], coverage=0.9, method=method)
-        assert ((interval[:, 0] <= y[100:]) & (y[100:] <= interval[:, 1])).mean() >= 0.9
-    with pytest.raises(ValueError, match="method must not be 'cross' if members left out no rows"):
-        model.predict_interval(x, method="cross")
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_what_is_read_predicts_the_same(name, fitted, data, tmp_path):
-    model = fitted(name, "vadam")
+@pytest.mark.parametrize(("name", "method"), [("poisson", "vadam"), ("student_t", "vadam")])
+def test_what_is_read_predicts_the_same(name, method, fitted, data, tmp_path):
+    model = fitted(name, method)
     model.save(tmp_path)
     same = load_estimator(tmp_path)
     target = torch.from_numpy(data[1][name].astype(np.float64))
@@ -157,18 +125,8 @@ def test_what_is_read_predicts_the_same(name, fitted, data, tmp_path):
     assert same.predictive(data[0]).log_prob(target).mean() > expected.mean() - 1.0
 
 
-def test_goes_on_learning(data):
-    x, y = data[0], data[1]["poisson"]
-    options = {"likelihood": "poisson", **SMALL}
-    model = BayesianMLPRegressor("vadam", **options)
-    model.partial_fit(x[:80], y[:80]).partial_fit(x[80:], y[80:])
-    target = torch.from_numpy(y)
-    whole = BayesianMLPRegressor("vadam", **options).fit(x, y).predictive(x).log_prob(target).mean()
-    assert model.predictive(x).log_prob(target).mean() > whole - 0.3
-
-
 class TestOwn:
-    def test_a_density_alone(self, data):
+    def test_a_density_alone(self, data, tmp_path):
         x, y = data[0], data[1]["gamma"]
         model = clone(BayesianMLPRegressor(likelihood=Exponential(), **SMALL)).fit(x, y)
         assert model.predictive(x).log_prob(torch.from_numpy(y)).isfinite().all()
@@ -176,14 +134,8 @@ class TestOwn:
             model.predict(x)
         with pytest.raises(ba.likelihoods.MissingCapabilityError, match="^likelihood must define cdf or distr"):
             model.predict_interval(x)
-
-    def test_a_distribution(self, data):
-        x, y = data[0], data[1]["gamma"]
-        model = BayesianMLPRegressor(likelihood=ByDistribution(), **SMALL).fit(x, y)
-        truth = 20.0 * np.exp(x[:, 0])
-        assert np.corrcoef(model.predict(x), truth)[0, 1] > 0.9
-        low, high = model.predict_interval(x, 0.5).T
-        assert ((low > 0) & (high > low)).all()
+        with pytest.raises(ValueError, match="^likelihood must be numbers, text or None to be saved, got Exponential"):
+            model.save(tmp_path)
 
     def test_noise_in_the_units_of_the_targets(self, data):
         x, y = data[0], data[1]["student_t"]
@@ -196,34 +148,14 @@ class TestOwn:
         assert fixed.scale.item() == pytest.approx(100.0)
         assert np.corrcoef(model.predict(x), x[:, 0])[0, 1] > 0.9
 
-    def test_a_heteroscedastic_gaussian(self, data):
-        x, y = data[0], data[1]["student_t"]
-        model = BayesianMLPRegressor(likelihood=ba.HeteroscedasticGaussian(), **SMALL).fit(x, y)
-        assert model.noise_ == "likelihood"
-        assert model.network_[-1].out_features == 2
-        assert model.predictive(x).aleatoric.std() > 0
-
-    def test_cannot_be_saved(self, data, tmp_path):
-        x, y = data[0], data[1]["gamma"]
-        model = BayesianMLPRegressor(likelihood=Exponential(), **SMALL).fit(x[:20], y[:20])
-        message = r"^likelihood must be numbers, text or None to be saved, got Exponential\(\)$"
-        with pytest.raises(ValueError, match=message):
-            model.save(tmp_path)
-
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"likelihood": "cauchy"},
-            r"^likelihood must be one of \('auto', 'gaussian', .*'gamma'\) or a .*got 'cauchy'$",
-        ),
+        ({"likelihood": "cauchy"}, r"^likelihood must be one of \('auto', 'gaussian', .*or a .*got 'cauchy'$"),
         ({"likelihood": ba.likelihoods.Poisson}, "^likelihood must be one of .* or a bayesadam.likelihoods.Likelihood"),
-        ({"likelihood": ba.Categorical()}, r"^likelihood must be one of numbers, not classes, .* got Categorical\(\)$"),
-        (
-            {"likelihood": "gamma", "noise": "input"},
-            "^noise must be 'auto' with likelihood='gamma', got 'input'$",
-        ),
+        ({"likelihood": ba.Categorical()}, r"^likelihood must be one of numbers, not classes, .* got Categorical"),
+        ({"likelihood": "gamma", "noise": "input"}, "^noise must be 'auto' with likelihood='gamma', got 'input'$"),
     ],
 )
 def test_refusals(options, message, data):
@@ -231,37 +163,12 @@ def test_refusals(options, message, data):
         BayesianMLPRegressor(**options).fit(data[0], data[1]["gamma"])
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("poisson", 1.5, "^target must be whole and not negative, got 1.5$"),
-        ("negative_binomial", -1.0, "^target must be whole and not negative, got -1.0$"),
-        ("gamma", 0.0, "^target must be positive and finite, got 0.0$"),
-    ],
-)
-def test_targets_that_are_refused(name, value, message, data):
-    y = np.ones(160)
-    y[70] = value
-    with pytest.raises(ValueError, match=message):
-        BayesianMLPRegressor(likelihood=name, **SMALL).fit(data[0], y)
-
-
 class TestStart:
-    @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e5])
-    def test_best_constant(self, scale):
+    def test_best_constant(self):
         generator = np.random.default_rng(1)
-        y = torch.from_numpy(scale * generator.gamma(3.0, 1.0, (500, 2)))
+        y = torch.from_numpy(1e5 * generator.gamma(3.0, 1.0, (500, 2)))
         likelihood, output = best_constant(ba.likelihoods.Gamma(torch.ones(2), learned=True), y)
         np.testing.assert_allclose(output.numpy(), y.mean(0).log().numpy(), rtol=1e-4, atol=1e-4)
         for column in range(2):
             shape, _, _ = stats.gamma.fit(y[:, column].numpy(), floc=0)
             assert likelihood.shape[column].item() == pytest.approx(shape, rel=1e-3)
-
-    def test_counts_and_an_outlier(self):
-        y = torch.poisson(torch.full((500, 1), 1e4), generator=torch.Generator().manual_seed(0))
-        _, output = best_constant(ba.likelihoods.Poisson(), y)
-        assert output.item() == pytest.approx(y.mean().log().item(), rel=1e-6)
-
-    def test_average_of_members(self):
-        parts = [ba.likelihoods.Gamma(value, learned=True) for value in (1.0, 4.0)]
-        assert average(parts).shape.item() == pytest.approx(2.0)

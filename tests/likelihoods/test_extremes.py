@@ -45,11 +45,6 @@ class TestOutliersOfStudentsT:
     def test_scores_at_the_output_are_zero(self):
         assert ba.likelihoods.StudentT(4.0).score(torch.zeros(2), torch.tensor([0.0, -0.0])).tolist() == [0.0, 0.0]
 
-    def test_curvature_does_not_depend_on_the_target(self):
-        likelihood, output = ba.likelihoods.StudentT(4.0), torch.zeros(2)
-        found = likelihood.fisher_factor(output, torch.tensor([1e30, -1e38]))
-        assert torch.equal(found, likelihood.fisher_factor(output, output))
-
     @pytest.mark.parametrize("degrees", [4.0, 1e8])
     @pytest.mark.parametrize("value", [1e20, 1e100, 1e200, math.inf])
     def test_distribution_functions(self, value, degrees):
@@ -58,28 +53,14 @@ class TestOutliersOfStudentsT:
         torch.testing.assert_close(found, torch.tensor([0.0, 1.0], dtype=torch.float64), rtol=0.0, atol=1e-60)
 
 
-class TestCountsOfAlmostNoDispersion:
-    @pytest.mark.parametrize("dispersion", [1e-12, 1e-13, 1e-15, 1e-18, 1e-30])
-    def test_the_distribution_function_is_that_of_poisson(self, dispersion):
-        counts = np.array([0.0, 3.0, 12.0, 19.0, 20.0, 21.0, 24.0, 60.0])
-        likelihood = ba.likelihoods.NegativeBinomial(dispersion)
-        output = torch.full((len(counts),), 3.0, dtype=torch.float64)
-        found = likelihood.cdf(output, torch.tensor(counts))
-        expected = torch.tensor(stats.poisson(math.exp(3.0)).cdf(counts))
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=0.0)
-
-    @pytest.mark.parametrize("dispersion", [1e-12, 1e-9])
-    def test_many_counts(self, dispersion):
-        """A corrected normal distribution, by the skewness (Cornish and Fisher), is accurate enough."""
-        rate = 1e8
-        counts = np.floor(rate + np.sqrt(rate) * np.array([-3.0, -1.0, 0.0, 1.0, 3.0]))
-        output = torch.full((5,), math.log(rate), dtype=torch.float64)
-        found = ba.likelihoods.NegativeBinomial(dispersion).cdf(output, torch.tensor(counts)).numpy()
-        variance = rate + dispersion * rate**2
-        white = (counts + 0.5 - math.exp(math.log(rate))) / math.sqrt(variance)
-        skewness = (1.0 + 2.0 * dispersion * rate) / math.sqrt(variance)
-        expected = stats.norm.cdf(white) - skewness / 6.0 * (white**2 - 1.0) * stats.norm.pdf(white)
-        assert np.abs(found - expected).max() < 1e-7
+@pytest.mark.parametrize("dispersion", [1e-12, 1e-13, 1e-15, 1e-18, 1e-30])
+def test_counts_of_almost_no_dispersion_have_the_distribution_function_of_poisson(dispersion):
+    counts = np.array([0.0, 3.0, 12.0, 19.0, 20.0, 21.0, 24.0, 60.0])
+    likelihood = ba.likelihoods.NegativeBinomial(dispersion)
+    output = torch.full((len(counts),), 3.0, dtype=torch.float64)
+    found = likelihood.cdf(output, torch.tensor(counts))
+    expected = torch.tensor(stats.poisson(math.exp(3.0)).cdf(counts))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=0.0)
 
 
 @pytest.mark.parametrize(

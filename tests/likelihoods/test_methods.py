@@ -2,16 +2,13 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.distributions import MultivariateNormal
 
 import bayesadam as ba
-from bayesadam.moments import expected_log_likelihood
-from bayesadam.optim import OPTIMIZERS
-from bayesadam.posthoc import LaplaceApproximation, laplace, tune_laplace
+from bayesadam.posthoc import LaplaceApproximation, laplace
 from likelihoods import models
 from likelihoods.models import F64, ByDistribution, ByElements, Exponential, draw, waiting_times
 from population.conftest import TOLERANCE, all_alone, assert_members_are, train
@@ -57,13 +54,12 @@ class TestTraining:
         """With Vadam, whose gradients are in closed form where the score is."""
         data = [problem(name, count, seed=count) for count in (13, 7, 20)]
         nets = [mlp(seed=seed) for seed in range(3)]
-        for learned in (False, True):
-            options = {"epochs": 3, "mc_samples": 2}
-            likelihood = EVERY[name](learned=learned)
-            fits = all_alone(nets, data, likelihood, lr=0.02, **options)
-            assert_members_are(train(nets, data, likelihood, **options), fits, TOLERANCE[torch.float64])
+        likelihood = EVERY[name](learned=True)
+        fits = all_alone(nets, data, likelihood, lr=0.02, epochs=3, mc_samples=2)
+        together = train(nets, data, likelihood, epochs=3, mc_samples=2)
+        assert_members_are(together, fits, TOLERANCE[torch.float64])
 
-    @pytest.mark.parametrize("name", [name for name in SHIPPED if name != "poisson"])
+    @pytest.mark.parametrize("name", ["negative_binomial", "student_t"])
     def test_members_with_different_parameters(self, name):
         data = [problem(name, count, seed=count) for count in (13, 7, 20)]
         nets = [mlp(seed=seed) for seed in range(3)]
@@ -71,55 +67,22 @@ class TestTraining:
         fits = all_alone(nets, data, likelihoods, epochs=3, lr=0.02)
         assert_members_are(train(nets, data, likelihoods, epochs=3), fits, TOLERANCE[torch.float64])
 
-    def test_members_with_one_parameter_per_output(self):
-        data = [(x, y.repeat(1, 2).ceil()) for x, y in (problem(count=13), problem(count=7))]
-        nets = [mlp(2, seed=seed) for seed in range(2)]
-        likelihoods = [ba.likelihoods.NegativeBinomial(values).double() for values in ([0.5, 2.0], [1.0, 0.1])]
-        fits = all_alone(nets, data, likelihoods, epochs=3, lr=0.02)
-        assert_members_are(train(nets, data, likelihoods, epochs=3), fits, TOLERANCE[torch.float64])
-
-    def test_members_with_a_score_that_must_be_mapped(self):
-        class Scaled(ba.likelihoods.Likelihood):
-            def __init__(self, scale):
-                super().__init__()
-                self.register_buffer("scale", torch.tensor(scale, **F64))
-
-            def log_density(self, output, target):
-                return (output - target * output.exp()).sum(-1) * self.scale
-
-            def score(self, output, target):
-                return (1 - target * output.exp()) * self.scale
-
-        data = [problem(count=count) for count in (13, 7)]
-        nets, likelihoods = [mlp(seed=seed) for seed in range(2)], [Scaled(1.0), Scaled(0.3)]
-        fits = all_alone(nets, data, likelihoods, epochs=2, lr=0.02)
-        assert_members_are(train(nets, data, likelihoods, epochs=2), fits, TOLERANCE[torch.float64])
-
-    @pytest.mark.parametrize("method", ["adam", "bbb", *(name for name in OPTIMIZERS if name != "evon")])
-    @pytest.mark.parametrize("name", ["Exponential", "poisson"])
-    def test_every_optimiser(self, name, method):
-        options = {"hessian": "exact"} if method in ("von", "van", "ngvi", "natural_von") else {}
-        data, nets = [problem(name, 7)], [mlp()]
-        fits = all_alone(nets, data, EVERY[name](), method=method, epochs=2, lr=0.01, **options)
+    @pytest.mark.parametrize("method", ["adam", "bbb", "vogn", "von"])
+    def test_other_optimisers(self, method):
+        """By samples, by the squares of the examples and by second derivatives of a density alone."""
+        options = {"hessian": "exact"} if method == "von" else {}
+        data, nets = [problem(count=7)], [mlp()]
+        fits = all_alone(nets, data, Exponential(), method=method, epochs=2, lr=0.01, **options)
         assert all(map(math.isfinite, fits[0].losses))
-        together = train(nets, data, EVERY[name](), method=method, epochs=2, lr=0.01, **options)
+        together = train(nets, data, Exponential(), method=method, epochs=2, lr=0.01, **options)
         assert_members_are(together, fits, TOLERANCE[torch.float64])
 
-    @pytest.mark.parametrize("make", OWN)
-    def test_bayes_by_backprop(self, make):
+    def test_bayes_by_backprop(self):
         x, y = problem()
         net = ba.variational(mlp(), prior=1.0)
-        optimizer = torch.optim.Adam(net.parameters(), lr=0.03)
-        torch.manual_seed(0)
-        losses = []
-        for _ in range(150):
-            optimizer.zero_grad()
-            loss = net.loss(x, y, likelihood=make(), num_data=len(x))
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        assert np.mean(losses[-20:]) < np.mean(losses[:20]) - 0.1
-        value = ba.elbo(mlp(), posterior_of(mlp()), x, y, likelihood=make(), prior=1.0)
+        net.loss(x, y, likelihood=Exponential(), num_data=len(x)).backward()
+        assert all(p.grad.isfinite().all() and p.grad.any() for p in net.parameters())
+        value = ba.elbo(mlp(), posterior_of(mlp()), x, y, likelihood=Exponential(), prior=1.0)
         assert value.isfinite()
 
     @pytest.mark.parametrize("objective", ["ropd", "vi"])
@@ -130,17 +93,6 @@ class TestTraining:
         loss = net.loss(x, y, likelihood=EVERY[name](), num_data=40, objective=objective)
         loss.backward()
         assert all(p.grad.isfinite().all() and p.grad.any() for p in net.parameters())
-
-    def test_fawn_of_poisson_is_the_expectation(self):
-        x, y = problem("poisson")
-        net = ba.fawn(mlp())
-        with torch.no_grad():
-            found = net(x)
-            values = expected_log_likelihood(ba.likelihoods.Poisson(), found, y)
-        generator = torch.Generator().manual_seed(0)
-        z = found.mean + found.spread().sqrt() * torch.randn(20_000, 40, 1, generator=generator, **F64)
-        draws = ba.likelihoods.Poisson().log_prob(z, y)
-        assert ((values - draws.mean(0)) / (draws.std(0) / 20_000**0.5)).abs().max() < 4.5
 
 
 def slow_curvature(model, x, y, likelihood):
@@ -159,12 +111,11 @@ def slow_curvature(model, x, y, likelihood):
 
 class TestLaplace:
     @pytest.mark.parametrize("make", [*OWN, ba.likelihoods.Poisson, ba.likelihoods.LogNormal])
-    @pytest.mark.parametrize("outputs", [1, 2])
-    def test_is_the_slow_loop(self, make, outputs):
+    def test_is_the_slow_loop(self, make):
         """Of likelihoods whose second derivative at the targets is what it is expected to be, or has no other."""
-        likelihood, model = make().double(), mlp(outputs)
+        likelihood, model = make().double(), mlp(2)
         x, y = problem(count=9)
-        y = targets(make.__name__.lower(), y).repeat(1, outputs)
+        y = targets(make.__name__.lower(), y).repeat(1, 2)
         expected = slow_curvature(model, x, y, likelihood)
         whole = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="full")
         close(whole.curvature, expected)
@@ -173,9 +124,10 @@ class TestLaplace:
         last = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="last_layer").curvature
         close(last, expected[-len(last) :, -len(last) :])
 
-    @pytest.mark.parametrize("curvature", ["ggn", "empirical_fisher"])
-    @pytest.mark.parametrize("outputs", [1, 2])
-    @pytest.mark.parametrize("make", [Exponential, ByElements, ba.likelihoods.Poisson])
+    @pytest.mark.parametrize(
+        ("make", "outputs", "curvature"),
+        [(Exponential, 2, "ggn"), (ByElements, 1, "empirical_fisher"), (ba.likelihoods.Poisson, 2, "ggn")],
+    )
     def test_sequences_of_data_points(self, make, outputs, curvature):
         """Every position is a data point, and the last layer's curvature is a block of the whole."""
         x, y = draw(6, 4, 3), draw(6, 4, outputs, seed=1).exp().ceil()
@@ -198,78 +150,27 @@ class TestLaplace:
             density = likelihood.log_prob(model(x[n : n + 1]), y[n : n + 1]).sum()
             row = torch.cat([g.flatten() for g in torch.autograd.grad(density, parameters)])
             total = total + torch.outer(row, row)
-        close(
-            LaplaceApproximation(
-                model, (x, y), likelihood=likelihood, structure="full", curvature="empirical_fisher"
-            ).curvature,
-            total,
-        )
+        options = {"likelihood": likelihood, "structure": "full", "curvature": "empirical_fisher"}
+        close(LaplaceApproximation(model, (x, y), **options).curvature, total)
 
-    @pytest.mark.parametrize("structure", ["full", "diagonal", "last_layer"])
+    @pytest.mark.parametrize("structure", ["full", "diagonal"])
     def test_a_density_of_straight_pieces(self, structure):
         """There is no second derivative, but there are scores."""
         x, y = problem()
         message = "^likelihood must define fisher_factor, as its log density has no second derivative, got Laplace$"
         with pytest.raises(ba.likelihoods.MissingCapabilityError, match=message):
             laplace(mlp(), (x, y), likelihood=models.Laplace(), structure=structure)
-        options = {"likelihood": Exponential(), "structure": structure, "batch_size": 1}
-        q = ba.posthoc.LaplaceApproximation(mlp(), (x, y), **options).posterior(1.0)
-        y[5] = 0.0  # a batch without curvature among others
-        other = ba.posthoc.LaplaceApproximation(mlp(), (x, y), **options).posterior(1.0)
-        assert sum(value.sum() for value in other.variance.values()) > sum(value.sum() for value in q.variance.values())
         q = laplace(mlp(), (x, y), likelihood=models.Laplace(), structure=structure, curvature="empirical_fisher")
         assert all((value <= 1.0).all() for value in q.variance.values())
 
-    def test_posterior_of_poisson_regression_is_that_of_iteratively_reweighted_least_squares(self):
-        x, y = problem("poisson", 60)
-        prior_precision = 0.7
-        design, counts = np.column_stack([x.numpy(), np.ones(60)]), y.numpy()[:, 0]
-        weights = np.zeros(4)
-        for _ in range(50):
-            rate = np.exp(design @ weights)
-            hessian = design.T @ (design * rate[:, None]) + prior_precision * np.eye(4)
-            working = rate * (design @ weights) + counts - rate
-            weights = np.linalg.solve(hessian, design.T @ working)
-        gradient = design.T @ (counts - np.exp(design @ weights)) - prior_precision * weights
-        assert np.abs(gradient).max() < 1e-10
-
-        model, likelihood = nn.Linear(3, 1).double(), ba.likelihoods.Poisson()
-        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=500, tolerance_grad=1e-13, tolerance_change=0)
-
-        def closure():
-            optimizer.zero_grad()
-            penalty = sum(p.square().sum() for p in model.parameters())
-            loss = likelihood.nll(model(x), y) + 0.5 * prior_precision * penalty / 60
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-        q = laplace(model, (x, y), likelihood=likelihood, structure="full", prior_precision=prior_precision)
-        found = torch.cat([q.mean["weight"].flatten(), q.mean["bias"]])
-        close(found, torch.from_numpy(weights), rtol=1e-7, atol=1e-7)
-        covariance = torch.from_numpy(np.linalg.inv(hessian))
-        close(q.covariance, covariance, rtol=1e-6, atol=1e-9)
-
-    def test_tuning(self):
-        x, y = problem()
-        fitted = LaplaceApproximation(mlp(), (x, y), likelihood=Exponential())
-        found = tune_laplace(fitted.posterior, mlp(), (x, y), likelihood=Exponential(), prior_precision=[0.1, 10.0])
-        assert math.isfinite(found.score)
-
-    def test_badam(self):
-        x, y = problem()
-        model = mlp()
-        adam = torch.optim.Adam(model.parameters())
-        for _ in range(3):
-            adam.zero_grad()
-            Exponential()(model(x), y).backward()
-            adam.step()
-        assert ba.badam(adam, model, num_data=40).num_weights == 21
-
 
 class TestPrediction:
-    @pytest.mark.parametrize("name", EVERY)
-    @pytest.mark.parametrize("method", ["monte_carlo", "mean", "linearized", "moments"])
+    @pytest.mark.parametrize(
+        ("name", "method"),
+        [(name, "monte_carlo") for name in EVERY]
+        + [("gamma", method) for method in ("mean", "linearized", "moments")]
+        + [("ByElements", "linearized")],
+    )
     def test_every_method(self, name, method):
         x, y = problem(name)
         pred = ba.predict(mlp(), posterior_of(mlp()), x, likelihood=EVERY[name](), method=method, mc_samples=7)
@@ -324,42 +225,3 @@ class TestPrediction:
         pred = ba.predict(model, q, torch.ones(3, 1, **F64), likelihood=ByElements(), method="linearized")
         assert (pred.outputs[..., 0] - pred.outputs[..., 1]).abs().max() < 1e-3
         assert pred.outputs.std() > 0.5
-
-    def test_a_population_predicts_as_its_members(self):
-        data = [problem("poisson", count) for count in (13, 7)]
-        nets = [mlp(seed=seed) for seed in range(2)]
-        together = train(nets, data, ba.likelihoods.Poisson(), epochs=2)
-        x, y = problem("poisson")
-        for net, q, pred in zip(nets, together.posteriors, together.predict(x, mc_samples=4), strict=True):
-            alone = ba.predict(net, q, x, likelihood=ba.likelihoods.Poisson(), mc_samples=4)
-            close(pred.log_prob(y), alone.log_prob(y))
-            close(pred.variance, alone.variance)
-
-    def test_early_stopping_of_a_population(self):
-        data = [problem(count=count) for count in (13, 7)]
-        nets = [mlp(seed=seed) for seed in range(2)]
-        found = train(nets, data, Exponential(), epochs=3, validation=data, patience=1)
-        assert found.history["validation"].isfinite().any()
-
-    @pytest.mark.parametrize("link", ["monte_carlo", "probit"])
-    def test_links_are_for_classes(self, link):
-        with pytest.raises(ValueError, match=r"^link must be given for a method in .* and classification only, got"):
-            ba.predict(mlp(), posterior_of(mlp()), draw(4, 3), likelihood=Exponential(), method="linearized", link=link)
-
-
-class TestPruning:
-    def test_of_a_density_alone(self):
-        x, y = problem()
-        q = posterior_of(mlp())
-        curve = ba.pruning_curve(mlp(), q, x, y, likelihood=Exponential(), fractions=[0.0, 0.5], progress=False)
-        assert list(curve.scores) == ["nll"]
-        pruned = ba.predict(mlp(), q.prune(0.5), x, likelihood=Exponential(), method="mean")
-        assert curve.scores["nll"][1] == pytest.approx(-pruned.log_prob(y).mean().item())
-
-    def test_of_counts(self):
-        x, y = problem("poisson")
-        likelihood = ba.likelihoods.Poisson()
-        curve = ba.pruning_curve(mlp(), posterior_of(mlp()), x, y, likelihood=likelihood, fractions=[0], progress=False)
-        with torch.no_grad():
-            rate = mlp()(x).exp()
-        assert curve.scores["rmse"] == [pytest.approx((rate - y).square().mean().sqrt().item())]

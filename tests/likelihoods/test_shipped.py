@@ -6,10 +6,9 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from scipy import integrate, special, stats
+from scipy import integrate, stats
 
 import bayesadam as ba
-from bayesadam.functional.special import betainc, log_rising, stirling_error
 
 F64 = {"dtype": torch.float64}
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
@@ -160,77 +159,39 @@ class TestAgainstScipy:
         expected = (weights.view(-1, 1, 1) * terms.exp()).sum(0).log().sum(-1)
         close(likelihood.log_expected_density(mean, variance, y), expected, rtol=1e-5, atol=1e-5)
 
-    def test_targets_and_outputs_must_have_one_shape(self, kind):
-        likelihood, y, _ = case(kind)
-        message = r"^target must be of the output's shape \(7,\), got \(7, 1\)$"
-        with pytest.raises(ValueError, match=message):
-            likelihood.nll(OUTPUT, y[:, None])
-
 
 @pytest.mark.parametrize("kind", LEARNED)
-class TestParameters:
-    def test_gradients_of_learned_ones(self, kind):
-        likelihood, y, _ = case(kind, learned=True)
-        names, values = zip(*likelihood.named_parameters(), strict=True)
-        assert all(name.startswith("log_") for name in names)
-        target = y[[1, 3, 4]]
+def test_gradients_of_learned_ones(kind):
+    likelihood, y, _ = case(kind, learned=True)
+    names, values = zip(*likelihood.named_parameters(), strict=True)
+    assert all(name.startswith("log_") for name in names)
+    target = y[[1, 3, 4]]
 
-        def loss(output, *values):
-            return torch.func.functional_call(likelihood, dict(zip(names, values, strict=True)), (output, target))
+    def loss(output, *values):
+        return torch.func.functional_call(likelihood, dict(zip(names, values, strict=True)), (output, target))
 
-        leaves = [value.detach().requires_grad_() for value in values]
-        assert torch.autograd.gradcheck(loss, (OUTPUT[:3].clone().requires_grad_(), *leaves))
-
-    def test_fixed_ones_are_saved_and_no_parameters(self, kind):
-        likelihood, _, _ = case(kind)
-        assert not list(likelihood.parameters())
-        assert likelihood.state_dict()
-
-
-NAMES = [
-    ("NegativeBinomial", "dispersion"),
-    ("StudentT", "degrees"),
-    ("StudentT", "scale"),
-    ("LogNormal", "noise_precision"),
-    ("Gamma", "shape"),
-]
-
-
-@pytest.mark.parametrize(("kind", "name"), NAMES)
-class TestOnePerOutput:
-    def test_numbers(self, kind, name):
-        make = getattr(ba.likelihoods, kind)
-        several = make(**{name: [0.5, 3.0]})
-        y, z = torch.tensor([[1.0, 2.0], [3.0, 1.0]]), draw(2, 2)
-        parts = [make(**{name: value}).log_prob(z[:, i], y[:, i]) for i, value in enumerate((0.5, 3.0))]
-        close(several.log_prob(z, y), parts[0] + parts[1])
-        close(getattr(several, name), [0.5, 3.0])
-        factors = [make(**{name: v}).fisher_factor(z[:, i], y[:, i]).flatten() for i, v in enumerate((0.5, 3.0))]
-        close(several.fisher_factor(z, y).view(2, 2), torch.stack(factors, 1))
-
-    @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-    def test_refused(self, kind, name, value):
-        with pytest.raises(ValueError, match=f"^{name} must be positive and finite, got {value}$"):
-            getattr(ba.likelihoods, kind)(**{name: value})
+    leaves = [value.detach().requires_grad_() for value in values]
+    assert torch.autograd.gradcheck(loss, (OUTPUT[:3].clone().requires_grad_(), *leaves))
 
 
 @pytest.mark.parametrize(
-    ("kinds", "values", "message"),
+    ("make", "name"),
     [
-        (("poisson", "negative_binomial"), [1.0, 2.5], "^target must be whole and not negative, got 2.5$"),
-        (("poisson", "negative_binomial"), [1.0, -1.0], "^target must be whole and not negative, got -1.0$"),
-        (("poisson", "negative_binomial"), [1, -2], "^target must be whole and not negative, got -2$"),
-        (("poisson", "negative_binomial"), [1.0, math.nan], "^target must be whole and not negative, got nan$"),
-        (("poisson", "negative_binomial"), [1.0, math.inf], "^target must be whole and not negative, got inf$"),
-        (("gamma", "log_normal"), [1.0, 0.0], "^target must be positive and finite, got 0.0$"),
-        (("gamma", "log_normal"), [1.0, -3.0], "^target must be positive and finite, got -3.0$"),
-        (("gamma", "log_normal"), [math.nan, 1.0], "^target must be positive and finite, got nan$"),
+        (ba.likelihoods.NegativeBinomial, "dispersion"),
+        (ba.likelihoods.StudentT, "degrees"),
+        (ba.likelihoods.StudentT, "scale"),
+        (ba.likelihoods.LogNormal, "noise_precision"),
+        (ba.likelihoods.Gamma, "shape"),
     ],
 )
-def test_targets_that_are_refused(kinds, values, message):
-    for kind in kinds:
-        with pytest.raises(ValueError, match=message):
-            CASES[kind][0]().nll(torch.zeros(2), torch.tensor(values))
+def test_one_number_per_output(make, name):
+    several = make(**{name: [0.5, 3.0]})
+    y, z = torch.tensor([[1.0, 2.0], [3.0, 1.0]]), draw(2, 2)
+    parts = [make(**{name: value}).log_prob(z[:, i], y[:, i]) for i, value in enumerate((0.5, 3.0))]
+    close(several.log_prob(z, y), parts[0] + parts[1])
+    close(getattr(several, name), [0.5, 3.0])
+    factors = [make(**{name: v}).fisher_factor(z[:, i], y[:, i]).flatten() for i, v in enumerate((0.5, 3.0))]
+    close(several.fisher_factor(z, y).view(2, 2), torch.stack(factors, 1))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -246,64 +207,16 @@ def test_whole_numbers_of_any_dtype(kind):
         close(likelihood.expected_log_density(z, variance, y), expected)
 
 
-class TestExtremes:
-    """In float32, where exponentials leave the range long before their logarithms are large."""
-
-    def test_log_rates(self):
-        z = torch.tensor([-200.0, -200.0], dtype=torch.float32, requires_grad=True)
-        density = ba.likelihoods.Poisson().log_prob(z, torch.tensor([0.0, 2.0], dtype=torch.float32))
-        close(density.double(), [0.0, -400.0 - math.log(2)], rtol=1e-6, atol=0)
-        density.sum().backward()
-        close(z.grad.double(), [0.0, 2.0])
-
-    def test_log_means_of_gamma(self):
-        z = torch.tensor([-100.0, 100.0], dtype=torch.float32)
-        y = torch.tensor([1e-38, 1e38], dtype=torch.float32)
-        expected = stats.gamma.logpdf(y.double().numpy(), 2.0, scale=np.exp(z.double().numpy()) / 2)
-        close(ba.likelihoods.Gamma(2.0).log_prob(z, y).double(), expected, rtol=1e-5, atol=0)
-
-    def test_small_dispersion_is_poisson(self):
-        z, y = draw(6), torch.tensor([0.0, 1, 2, 3, 4, 5])
-        found = ba.likelihoods.NegativeBinomial(1e-7).log_prob(z, y)
-        close(found, ba.likelihoods.Poisson().log_prob(z, y), rtol=0, atol=1e-5)
-
-    def test_expected_density_far_from_the_target(self):
-        """All densities underflow, their logarithms do not."""
-        mean, variance = torch.tensor([0.0]), torch.tensor([0.01])
-        found = ba.likelihoods.Poisson().log_expected_density(mean, variance, torch.tensor([1000.0]))
-        z = np.linspace(4.0, 8.0, 100_001)
-        logs = 1000.0 * z - np.exp(z) - special.gammaln(1001.0) - 50.0 * z**2 - 0.5 * np.log(2.0 * np.pi * 0.01)
-        close(found, [special.logsumexp(logs) + np.log(z[1] - z[0])], rtol=1e-9, atol=0.0)
-
-
-class TestRescaled:
-    @pytest.mark.parametrize(
-        "likelihood", [ba.Gaussian(4.0), ba.Gaussian([1.0, 4.0], learned=True), ba.likelihoods.StudentT(3.0, scale=0.5)]
-    )
-    def test_density_in_other_units(self, likelihood):
-        shift, factor = torch.tensor([3.0, -1.0]), torch.tensor([10.0, 0.2])
-        z, y = draw(5, 2), draw(5, 2, seed=1)
-        changed = likelihood.double().rescaled(factor)
-        expected = likelihood.log_prob(z, y) - factor.log().sum()
-        close(changed.log_prob(shift + factor * z, shift + factor * y), expected, rtol=1e-6, atol=1e-6)
-        assert [p.requires_grad for p in changed.parameters()] == [True] * len(list(likelihood.parameters()))
-
-    def test_only_where_the_output_is_a_location(self):
-        assert ba.Gaussian().defines("rescaled")
-        for kind in ("poisson", "negative_binomial", "gamma", "log_normal"):
-            with pytest.raises(ba.likelihoods.MissingCapabilityError, match="^likelihood must define rescaled, got "):
-                CASES[kind][0]().rescaled(torch.tensor(2.0))
-
-
-def test_incomplete_beta_function():
-    generator = np.random.default_rng(0)
-    a, b = 10 ** generator.uniform(-3, 4, (2, 5000))
-    x = generator.beta(a, b).clip(1e-300, 1 - 1e-16)
-    found = betainc(*map(torch.tensor, (a, b, x)))
-    expected = special.betainc(a, b, x)
-    close(found, expected, rtol=2e-9, atol=1e-200)
-    ends = betainc(torch.tensor(2.0), torch.tensor(3.0), torch.tensor([0.0, 1.0]))
-    close(ends, [0.0, 1.0])
+@pytest.mark.parametrize(
+    "likelihood", [ba.Gaussian(4.0), ba.Gaussian([1.0, 4.0], learned=True), ba.likelihoods.StudentT(3.0, scale=0.5)]
+)
+def test_density_in_other_units(likelihood):
+    shift, factor = torch.tensor([3.0, -1.0]), torch.tensor([10.0, 0.2])
+    z, y = draw(5, 2), draw(5, 2, seed=1)
+    changed = likelihood.double().rescaled(factor)
+    expected = likelihood.log_prob(z, y) - factor.log().sum()
+    close(changed.log_prob(shift + factor * z, shift + factor * y), expected, rtol=1e-6, atol=1e-6)
+    assert [p.requires_grad for p in changed.parameters()] == [True] * len(list(likelihood.parameters()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -322,17 +235,6 @@ def test_students_t_with_many_degrees_of_freedom(degrees, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("inverse", [0.3, 10.0, 31.0, 33.0, 1e4, 1e6, 1e8, 1e20])
-def test_counts_of_almost_no_dispersion(inverse, dtype):
-    output, target = torch.full((5,), 2.0, dtype=dtype), torch.tensor([0.0, 1, 7, 15, 60], dtype=dtype)
-    found = ba.likelihoods.NegativeBinomial(1.0 / inverse).to(dtype).element_log_density(output, target).double()
-    mean, counts = np.exp(2.0), target.double().numpy()
-    exact = stats.nbinom(inverse, inverse / (inverse + mean)) if inverse < 1e7 else stats.poisson(mean)
-    tolerance = 2e-5 if dtype is torch.float32 else 1e-7
-    close(found, exact.logpmf(counts), rtol=1e-6 + 30.0 / inverse * (inverse > 1e7), atol=tolerance)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [0.3, 10.0, 31.0, 33.0, 1e4, 1e6])
 def test_amounts_of_almost_no_variance(shape, dtype):
     mean, width = np.exp(2.0), shape**-0.5
@@ -342,21 +244,6 @@ def test_amounts_of_almost_no_variance(shape, dtype):
     # the rounding of log(y / mean) in units of the width
     tolerance = 3.0 * torch.finfo(dtype).eps / width * 4.0 + (1e-5 if dtype is torch.float32 else 1e-9)
     close(found, stats.gamma(shape, scale=mean / shape).logpdf(target.double().numpy()), rtol=1e-6, atol=tolerance)
-
-
-def test_rising_gamma_functions():
-    x = np.array([1e-3, 0.3, 5.0, 31.9, 32.1, 1e3])
-    y = np.array([0.0, 0.5, 3.0, 100.0])[:, None]
-    expected = special.gammaln(x + y) - special.gammaln(x) - y * np.log(x)
-    close(log_rising(torch.tensor(x), torch.tensor(y)), expected, rtol=1e-10, atol=1e-11)
-    assert stirling_error(torch.tensor(1e300)) == pytest.approx(0.0, abs=1e-300)
-
-
-def test_gradients_of_rising_gamma_functions():
-    x = torch.tensor([0.3, 5.0, 31.0, 33.0, 1e3], requires_grad=True)
-    (found,) = torch.autograd.grad(log_rising(x, torch.tensor(0.5)).sum(), x)
-    values = x.detach().numpy()
-    close(found, special.digamma(values + 0.5) - special.digamma(values) - 0.5 / values, rtol=1e-9, atol=1e-13)
 
 
 LOG_RATES = np.array([-60.0, -8.0, -0.5, 0.0, 1.5, 9.0, 16.0, 16.1181, 16.2, 20.0, 60.0])
@@ -376,7 +263,7 @@ def exact_counts(log_rate, count, dispersion):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("dispersion", [0.0, 1e-12, 1e-3, 1.0, 1e4])
+@pytest.mark.parametrize("dispersion", [0.0, 1e-18, 1e-12, 1e-3, 0.031, 1.0, 1e4])
 def test_counts_keep_their_digits(dispersion, dtype):
     """They lose no more than the rounding of ``log y`` times the derivative does."""
     likelihood = ba.likelihoods.NegativeBinomial(dispersion) if dispersion else ba.likelihoods.Poisson()

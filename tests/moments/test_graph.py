@@ -1,66 +1,16 @@
-"""Moments through whole networks: exact with one hidden layer, by hand however layers are put together, refusals."""
-
-import copy
+"""Moments through whole networks: exact with one hidden layer, by hand however layers are put together."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations
 
-import bayesadam as ba
 from bayesadam import moments
 from bayesadam.functional import moments as maps
 from bayesadam.moments import Graph, Moments
 from bayesadam.moments.rules import MODULES
-from moments.references import BOUND, F64, close, draw, one_hidden_layer, spread, z_scores
-
-
-def make(function, **parts):
-    """A module with this forward."""
-
-    class Made(nn.Module):
-        def __init__(self):
-            super().__init__()
-            for name, part in parts.items():
-                setattr(self, name, part)
-
-        forward = function
-
-    return Made().double()
-
-
-def random_weights(model, seed=0):
-    return {
-        name: Moments(p.detach().clone(), 0.1 * spread(*p.shape, seed=seed + i, dtype=p.dtype))
-        for i, (name, p) in enumerate(model.named_parameters())
-    }
-
-
-def random_variances(model):
-    return {name: w.variance for name, w in random_weights(model).items()}
-
-
-def sampled(weights, count, seed=0):
-    return {
-        name: w.mean + w.variance.sqrt() * draw(count, *w.mean.shape, seed=seed + number)
-        for number, (name, w) in enumerate(weights.items())
-    }
-
-
-def run(model, *args, weights=None, covariance=False, **kwargs):
-    weights = random_weights(model) if weights is None else weights
-    return Graph(model).run(model, weights, args, kwargs, covariance=covariance)
-
-
-def same(ours, theirs, **tolerances):
-    """``theirs``: Moments, or a pair."""
-    mean, variance = (theirs.mean, theirs.variance) if isinstance(theirs, Moments) else theirs
-    close(ours.mean, mean, **tolerances)
-    assert (ours.variance is None) == (variance is None)
-    if variance is not None:
-        assert ours.variance.shape == ours.mean.shape
-        close(ours.variance, variance, **tolerances)
+from moments.networks import layers, linear, make, random_weights, run, same
+from moments.references import F64, close, draw, one_hidden_layer, spread
 
 
 def layer(x, weights, name):
@@ -73,86 +23,78 @@ def relu(x):
     return Moments(*maps.relu(x.mean, x.variance))
 
 
-def linear(*sizes, seed=0):
+@pytest.mark.parametrize("seed", range(2))
+def test_one_hidden_layer_is_exact(seed):
+    """The only networks for which everything is."""
     torch.manual_seed(seed)
-    return nn.Linear(*sizes).double()
+    model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+    weights = random_weights(model, seed)
+    x = 2.0 * draw(5, 3, seed=seed)
+    mean, covariance = one_hidden_layer(x, *layers(lambda name: (weights[name].mean, weights[name].variance)))
+    ours = run(model, x, weights=weights, covariance=True)
+    close(ours.mean, mean, rtol=1e-6, atol=1e-9)
+    close(ours.covariance, covariance, rtol=1e-6, atol=1e-9)
+    close(ours.variance, covariance.diagonal(dim1=-2, dim2=-1), rtol=1e-6, atol=1e-9)
+    plain = run(model, x, weights=weights)
+    assert plain.covariance is None
+    assert torch.equal(plain.variance, ours.variance)
+    off = covariance - torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1))
+    assert off.abs().max() > 0.01 * covariance.max()  # there is something to know
 
 
-class TestOneHiddenLayer:
-    """The only networks for which everything is exact."""
+def moved(move):
+    """The same for means and variances."""
+    return (lambda fc, x: move(fc(x))), lambda h, x: (move(h.mean), move(h.variance))
 
-    def network(self, seed, outputs=3):
-        torch.manual_seed(seed)
-        model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, outputs)).double()
-        weights = random_weights(model, seed)
-        names = ("0.weight", "0.bias"), ("2.weight", "2.bias")
-        layers = [[part for name in pair for part in (weights[name].mean, weights[name].variance)] for pair in names]
-        return model, weights, layers
 
-    @pytest.mark.parametrize("seed", range(4))
-    def test_moments_are_exact(self, seed):
-        model, weights, layers = self.network(seed)
-        x = 2.0 * draw(5, 3, seed=seed)
-        mean, covariance = one_hidden_layer(x, *layers)
-        ours = run(model, x, weights=weights, covariance=True)
-        close(ours.mean, mean, rtol=1e-6, atol=1e-9)
-        close(ours.covariance, covariance, rtol=1e-6, atol=1e-9)
-        close(ours.variance, covariance.diagonal(dim1=-2, dim2=-1), rtol=1e-6, atol=1e-9)
-        plain = run(model, x, weights=weights)
-        assert plain.covariance is None
-        assert torch.equal(plain.variance, ours.variance)
-        off = covariance - torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1))
-        assert off.abs().max() > 0.01 * covariance.max()  # there is something to know
+def twice_as_wide(fc, x):
+    h = fc(x)
+    return torch.cat((h, 3.0 * h), dim=-1)
 
-    def test_sampled_networks_agree(self):
-        model, weights, _ = self.network(7)
-        x = draw(2, 3, seed=7)
-        theta = sampled(weights, 200_000)
-        hidden = torch.relu(x @ theta["0.weight"].mT + theta["0.bias"].unsqueeze(1))
-        outputs = hidden @ theta["2.weight"].mT + theta["2.bias"].unsqueeze(1)
-        ours = run(model, x, weights=weights, covariance=True)
-        assert max(z_scores(outputs, ours.mean, ours.covariance)) <= BOUND
 
-    def test_two_hidden_layers_are_close_to_samples(self):
-        """Units are taken as independent and Gaussian there."""
-        torch.manual_seed(3)
-        model = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 2)).double()
-        weights = random_weights(model)
-        x, theta = draw(4, 3, seed=2), sampled(weights, 20_000)
-        y = draw(0)
-        for name in ("0", "2", "4"):
-            y = (x if name == "0" else torch.relu(y)) @ theta[f"{name}.weight"].mT
-            y = y + theta[f"{name}.bias"].unsqueeze(1)
-        ours = run(model, x, weights=weights)
-        close(ours.mean, y.mean(0), rtol=0.05, atol=0.05)
-        close(ours.variance, y.var(0), rtol=0.15, atol=0.0)
+#: A forward of one layer, and its moments by those of the layer's outputs.
+ONE_LAYER = {
+    "flatten": moved(lambda x: torch.flatten(x, 1)),
+    "view": moved(lambda x: x.view(x.shape[0], -1)),
+    "reshape": moved(lambda x: x.reshape(-1, x.shape[1] * x.shape[2])),
+    "permute": moved(lambda x: x.permute(2, 0, 1)),
+    "slice": moved(lambda x: x[..., 1:]),
+    "squeeze": moved(lambda x: x.unsqueeze(1).squeeze(1)),
+    "movedim": moved(lambda x: x.movedim(0, -1)),
+    "cat": moved(lambda x: torch.cat([x, x[:, :1]], 1)),
+    "cat by name": (
+        twice_as_wide,
+        lambda h, x: (torch.cat([h.mean, 3 * h.mean], 2), torch.cat([h.variance, 9 * h.variance], 2)),
+    ),
+    "with certain parts": (
+        lambda fc, x: torch.cat([fc(x), x], 1),
+        lambda h, x: (torch.cat([h.mean, x], 1), torch.cat([h.variance, 0.0 * x], 1)),
+    ),
+    "residual": (lambda fc, x: x + F.relu(fc(x)), lambda h, x: (x + relu(h).mean, relu(h).variance)),
+}
+
+
+@pytest.mark.parametrize("name", ONE_LAYER)
+def test_one_layer(name):
+    forward, truth = ONE_LAYER[name]
+    model = make(lambda self, x: forward(self.fc, x), fc=linear(3, 3))
+    weights, x = random_weights(model), draw(5, 2, 3)
+    same(run(model, x, weights=weights), truth(layer(Moments(x), weights, "fc"), x))
 
 
 class TestStructures:
-    def test_nested(self):
-        model = nn.Sequential(
-            nn.Sequential(linear(3, 4), nn.ReLU()), nn.Identity(), nn.ModuleDict({"a": nn.ReLU()})["a"]
-        )
-        weights, x = random_weights(model), draw(5, 3)
-        same(run(model, x, weights=weights), relu(relu(layer(Moments(x), weights, "0.0"))))
-
-    def test_a_linear_layer_alone(self):
-        model, x = linear(3, 2), draw(5, 3)
-        weights = random_weights(model)
-        truth = maps.linear(
-            x, None, weights["weight"].mean, weights["weight"].variance, weights["bias"].mean, weights["bias"].variance
-        )
-        same(run(model, x, weights=weights), truth)
-        certain = run(model, x, weights=weights, covariance=True)
-        assert certain.covariance is None  # outputs of certain inputs are independent
-
-    def test_residual(self):
+    def test_a_residual_of_an_uncertain_input(self):
         model = make(lambda self, x: x + F.relu(self.fc(x)), fc=linear(3, 3))
         weights, x, u = random_weights(model), draw(5, 3), spread(5, 3)
         branch = relu(layer(Moments(x, u), weights, "fc"))
         same(run(model, Moments(x, u), weights=weights), (x + branch.mean, u + branch.variance))
-        branch = relu(layer(Moments(x), weights, "fc"))
-        same(run(model, x, weights=weights), (x + branch.mean, branch.variance))
+
+    def test_a_variance_of_the_bias_alone_can_be_viewed(self):
+        """It has one row in memory, and so no view in which rows are joined."""
+        model = make(lambda self, x: self.fc(x).view(-1), fc=linear(3, 4))
+        weights, x = random_weights(model), draw(5, 3)
+        only = {"fc.bias": weights["fc.bias"]}
+        same(run(model, x, weights=only), (model(x), weights["fc.bias"].variance.repeat(5)))
 
     def test_functional_layers_with_parameters(self):
         model = make(
@@ -169,46 +111,6 @@ class TestStructures:
         truth = (mean - 0.5 * weights["shift"].mean, variance + 0.25 * weights["shift"].variance)
         same(run(model, x, weights=weights), truth)
 
-    @pytest.mark.parametrize(
-        "move",
-        [
-            lambda x: x.flatten(1),
-            lambda x: torch.flatten(x, 1),
-            lambda x: x.view(x.size(0), -1),
-            lambda x: x.view(x.shape[0], -1),
-            lambda x: x.reshape(-1, x.shape[1] * x.shape[2]),
-            lambda x: x.permute(2, 0, 1),
-            lambda x: x.transpose(1, 2).contiguous(),
-            lambda x: x[:, 0],
-            lambda x: x[..., 1:],
-            lambda x: x.unsqueeze(1).squeeze(1),
-            lambda x: x.movedim(0, -1),
-            lambda x: torch.cat([x, x[:, :1]], 1),
-            lambda x: torch.cat((x, 3.0 * x), dim=-1),
-        ],
-    )
-    def test_elements_that_move(self, move):
-        model = make(lambda self, x: move(self.fc(x)), fc=linear(3, 4))
-        weights, x = random_weights(model), draw(5, 2, 3)
-        h = layer(Moments(x), weights, "fc")
-        spreads = move(h.variance.clone())
-        if spreads.shape == (5, 2, 8):  # the one that multiplies
-            spreads = torch.cat((h.variance, 9.0 * h.variance), -1)
-        same(run(model, x, weights=weights), (move(h.mean), spreads))
-
-    def test_certain_and_uncertain_parts_together(self):
-        model = make(lambda self, x: torch.cat([self.fc(x), x], 1), fc=linear(3, 3))
-        weights, x = random_weights(model), draw(5, 3)
-        h = layer(Moments(x), weights, "fc")
-        same(run(model, x, weights=weights), (torch.cat([h.mean, x], 1), torch.cat([h.variance, 0.0 * x], 1)))
-
-    def test_a_variance_of_the_bias_alone_can_be_viewed(self):
-        """It has one row in memory, and so no view in which rows are joined."""
-        model = make(lambda self, x: self.fc(x).view(-1), fc=linear(3, 4))
-        weights, x = random_weights(model), draw(5, 3)
-        only = {"fc.bias": weights["fc.bias"]}
-        same(run(model, x, weights=only), (model(x), weights["fc.bias"].variance.repeat(5)))
-
     def test_several_inputs_by_place_and_by_name(self):
         def forward(self, x, y, scale=2.0, *, z):
             return self.a(x) * scale - self.b(y) / z
@@ -221,10 +123,6 @@ class TestStructures:
         same(run(model, x, weights=weights, y=y, z=z), truth)
         same(run(model, weights=weights, z=z, y=y, x=x, scale=2.0), truth)
         same(run(model, x, y, 2, weights=weights, z=z), truth)
-        with pytest.raises(TypeError, match="^the model must be given its input 'z', got none$"):
-            run(model, x, y)
-        with pytest.raises(TypeError, match=r"^the model must be given its own inputs only, got 1 more and \['w'\]$"):
-            run(model, x, y, 2.0, z, z, w=x)
 
     def test_sums_and_products(self):
         model = make(lambda self, x, y, z, w: 1.0 - (x - y) * x.mul(z).add(2.0) + torch.sub(w, 3.0).div(2.0))
@@ -235,8 +133,6 @@ class TestStructures:
         product_v = x.mean**2 * z.variance + z.mean**2 * x.variance + x.variance * z.variance
         variance = gap**2 * product_v + product**2 * gap_v + gap_v * product_v + 0.25 * w.variance
         same(run(model, x, y, z, w), (1.0 - gap * product + (w.mean - 3.0) / 2.0, variance))
-        with pytest.raises(TypeError, match="^a divisor must have no variance to propagate moments, got a random one$"):
-            run(make(lambda self, x, y: x / y), x, y)
 
     def test_sums_and_products_of_other_shapes(self):
         x, u, y = draw(1, 3), spread(1, 3), draw(5, 1, seed=1)
@@ -260,9 +156,9 @@ class TestStructures:
         truth = layer(layer(Moments(x), weights, "a"), {**weights, "b.weight": weights["a.weight"]}, "b")
         same(run(model, x, weights=weights), truth)
 
-    @pytest.mark.parametrize("affine", [True, False])
     @pytest.mark.parametrize(
-        ("kind", "shape"), [(nn.BatchNorm1d, (4,)), (nn.BatchNorm1d, (4, 3)), (nn.BatchNorm2d, (4, 2, 3))]
+        ("kind", "shape", "affine"),
+        [(nn.BatchNorm1d, (4,), True), (nn.BatchNorm1d, (4, 3), False), (nn.BatchNorm2d, (4, 2, 3), True)],
     )
     def test_batch_norm(self, kind, shape, affine):
         model = nn.Sequential(kind(4, affine=affine, eps=0.1)).double().eval()
@@ -289,17 +185,6 @@ class TestStructures:
         if affine:
             close(run(model, x, weights=only).variance, mean**2 * weights["0.weight"].variance.view(shape))
 
-    @pytest.mark.parametrize("wrong", ["training", "statistics"])
-    def test_batch_norm_of_the_batch(self, wrong):
-        model = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=wrong == "training")).train(wrong == "training")
-        with pytest.raises(
-            RuntimeError,
-            match="^BatchNorm1d must have running statistics and be in eval mode to propagate moments "
-            r"\(call \.eval\(\) of this layer after train\(\) of the network\), "
-            f"got training={wrong == 'training'}$",
-        ):
-            run(model, torch.ones(2, 3), weights={})
-
     def test_dropout_is_noise_in_training_mode_only(self):
         model = nn.Sequential(nn.Dropout(0.2), linear(3, 2))
         x = draw(5, 3)
@@ -307,21 +192,13 @@ class TestStructures:
         close(run(model, x, weights={}).variance, (x**2 * 0.25) @ model[1].weight.square().T)
         assert run(model.eval(), x, weights={}).variance is None
 
-    def test_dropout_agrees_with_its_masks(self):
-        model, x = nn.Sequential(nn.Dropout(0.3), linear(4, 2)), draw(1, 4)
-        torch.manual_seed(5)
-        samples = model(x.expand(200_000, 4)).unsqueeze(1).detach()
-        ours = run(model, x, weights={}, covariance=True)
-        assert max(z_scores(samples, ours.mean.detach(), ours.covariance.detach())) <= BOUND
-
-    @pytest.mark.parametrize("bias", [True, False])
-    def test_convolutions_and_pools(self, bias):
+    def test_convolutions_and_pools(self):
         torch.manual_seed(0)
         model = nn.Sequential(
-            nn.Conv2d(2, 4, 3, stride=2, padding=1, groups=2, bias=bias),
+            nn.Conv2d(2, 4, 3, stride=2, padding=1, groups=2),
             nn.ReLU(),
             nn.AvgPool2d(2, stride=1, padding=1, count_include_pad=False),
-            nn.Conv2d(4, 3, (2, 1), dilation=(2, 1)),
+            nn.Conv2d(4, 3, (2, 1), dilation=(2, 1), bias=False),
             nn.AdaptiveAvgPool2d((2, 1)),
             nn.Flatten(),
             nn.Linear(6, 2),
@@ -340,28 +217,12 @@ class TestStructures:
         same(run(model, x, weights=weights), truth)
         assert torch.equal(run(model, x, weights={}).mean, model(x))
 
-    def test_a_circular_convolution_is_its_dense_map(self):
+    def test_a_circular_convolution_is_a_plain_one_of_more(self):
         model = nn.Sequential(nn.Conv1d(1, 2, 3, padding=1, padding_mode="circular")).double()
         weights, x, u = random_weights(model), draw(2, 1, 5), spread(2, 1, 5)
-        ours = run(model, Moments(x, u), weights=weights)
-        w, b = weights["0.weight"], weights["0.bias"]
-        for channel in range(2):
-            dense = [torch.zeros(5, 5, **F64) for _ in range(2)]
-            for i in range(5):
-                for k in range(3):
-                    for matrix, part in zip(dense, (w.mean, w.variance), strict=True):
-                        matrix[i, (i + k - 1) % 5] = part[channel, 0, k]
-            mean, variance = maps.linear(
-                x[:, 0], u[:, 0], *dense, b.mean[channel].repeat(5), b.variance[channel].repeat(5)
-            )
-            close(ours.mean[:, channel], mean)
-            close(ours.variance[:, channel], variance)
-
-    def test_3d(self):
-        model = nn.Sequential(nn.Conv3d(1, 2, 2), nn.BatchNorm3d(2), nn.Flatten(2)).double().eval()
-        x = draw(2, 1, 3, 3, 3)
-        assert torch.equal(run(model, x, weights={}).mean, model(x))
-        assert run(model, x).variance.min() > 0.0
+        wide = [torch.cat([z[..., -1:], z, z[..., :1]], -1) for z in (x, u)]
+        parts = [part for n in ("weight", "bias") for part in (weights[f"0.{n}"].mean, weights[f"0.{n}"].variance)]
+        same(run(model, Moments(x, u), weights=weights), maps.convolution(F.conv1d, *wide, *parts))
 
 
 class Combined(nn.Module):
@@ -382,32 +243,21 @@ class Combined(nn.Module):
 REFUSED = {
     "add": lambda m, x, h, g: h + h,
     "mul": lambda m, x, h, g: h * torch.sigmoid(h),  # a swish by hand
-    "sub": lambda m, x, h, g: h - F.relu(h),
     "multiplied": lambda m, x, h, g: m.softplus(h).mul(m.relu(h).tanh()),
-    "of a method": lambda m, x, h, g: h.relu().add(h.flatten(1)),
     "moved": lambda m, x, h, g: h.view(-1, 2, 2) * m.flat(h).reshape(-1, 2, 2),
-    "outer": lambda m, x, h, g: h.unsqueeze(1) * h.unsqueeze(2),
     "part": lambda m, x, h, g: h * h[:, :1],
-    "same part": lambda m, x, h, g: h[:, :2] * torch.tanh(h[:, :2]),
     "batch norm": lambda m, x, h, g: h + m.norm(h),
-    "residual without a layer": lambda m, x, h, g: h + F.relu(h + 1.0) * 2.0,
     "of two": lambda m, x, h, g: (h + g) * torch.sigmoid(h - g),
-    "of one of two": lambda m, x, h, g: (h + g) * g,
     "a long way back": lambda m, x, h, g: (h + m.back(h)) + h,
     "a parameter": lambda m, x, h, g: h + m.scale * torch.sigmoid(m.scale),
-    "a bias of two": lambda m, x, h, g: (h + m.scale) * m.scale,
 }
 TAKEN = {
     "residual": lambda m, x, h, g: h + m.back(F.relu(h)),
     "residual after a norm": lambda m, x, h, g: h + m.back(F.relu(m.norm(h))),
-    "two residuals": lambda m, x, h, g: (lambda r: r + m.back(F.relu(r)))(h + m.back(F.relu(h))),
     "gated": lambda m, x, h, g: h * torch.sigmoid(g),
-    "gated by halves": lambda m, x, h, g: h[:, :2] * torch.sigmoid(h[:, 2:]),
     "highway": lambda m, x, h, g: torch.sigmoid(g) * h + (1.0 - torch.sigmoid(g)) * m.back(h),
-    "constants": lambda m, x, h, g: 2.0 * h - 1.0,
     "certain inputs": lambda m, x, h, g: (x * x + x * torch.sigmoid(x))[:, :1] * h,
     "certain inputs with others": lambda m, x, h, g: (x[:, :1] + h) * (x[:, :1] + g),
-    "joined": lambda m, x, h, g: torch.cat([h, F.relu(h)], 1),
     "parts of what was joined": lambda m, x, h, g: (lambda j: j[:, :4] * j[:, 4:])(torch.cat([h, g], 1)),
     "one scale for two": lambda m, x, h, g: m.scale * h + m.scale * g,
 }
@@ -422,24 +272,12 @@ class TestCombinations:
         with pytest.raises(ValueError, match=ITSELF):
             run(model, x)
         assert torch.equal(run(model, x, weights={}).mean, model(x))  # what is certain may be
-        q = ba.DiagonalGaussian({n: w.mean for n, w in random_weights(model).items()}, random_variances(model))
-        with pytest.raises(ValueError, match=ITSELF):
-            ba.predict(model, q, x, likelihood=ba.Gaussian(), method="moments")
 
     @pytest.mark.parametrize("name", TAKEN)
     def test_of_different_values_are_taken(self, name):
         model, x = Combined(TAKEN[name]), draw(5, 3)
         assert run(model, x).variance.gt(0).all()
         assert torch.equal(run(model, x, weights={}).mean, model(x))
-
-    def test_gates_and_products_of_different_layers_are_right(self):
-        model, x = Combined(TAKEN["gated"]), draw(2, 3)
-        weights = {n: w for n, w in random_weights(model).items() if n[0] in "ab"}
-        theta = sampled(weights, 100_000)
-        h, g = (x @ theta[f"{n}.weight"].mT + theta[f"{n}.bias"].unsqueeze(1) for n in "ab")
-        truth, ours = h * torch.sigmoid(g), run(model, x, weights=weights)
-        close(ours.mean, truth.mean(0), rtol=0.0, atol=0.01)
-        close(ours.variance, truth.var(0), rtol=0.03, atol=0.0)
 
     def test_only_what_is_random_counts(self):
         """Of frozen layers anything may be made: the last layer of a network with a swish by hand, say."""
@@ -474,22 +312,19 @@ class TestCombinations:
         finally:
             del MODULES[Sine]
 
-    @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
-    def test_a_network_is_compiled_as_a_whole(self):
-        model, x = Combined(lambda m, x, h, g: F.relu(g) * h + F.relu(1.0 - g) * m.back(h)), draw(5, 3)
-        net = ba.fawn(model)
-        same(torch.compile(net, fullgraph=True, backend="aot_eager")(x), net(x))
-
 
 ELEMENTWISE = {
     "relu": (nn.ReLU(inplace=True), F.relu, maps.relu),
+    "relu as a method": (nn.ReLU(), lambda x: x.relu(), maps.relu),
     "leaky_relu": (
         nn.LeakyReLU(0.2),
         lambda x: F.leaky_relu(x, 0.2),
         lambda m, v: maps.leaky_relu(m, v, 0.2),
     ),
     "sigmoid": (nn.Sigmoid(), torch.sigmoid, maps.sigmoid),
+    "sigmoid as a method": (nn.Sigmoid(), lambda x: x.sigmoid(), maps.sigmoid),
     "tanh": (nn.Tanh(), torch.tanh, maps.tanh),
+    "tanh as a method": (nn.Tanh(), lambda x: x.tanh(), maps.tanh),
     "gelu": (nn.GELU(), F.gelu, maps.gelu),
     "gelu_tanh": (
         nn.GELU("tanh"),
@@ -524,13 +359,6 @@ def test_elementwise_layers_and_functions(name):
         assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize("name", ["relu", "sigmoid", "tanh"])
-def test_elementwise_methods(name):
-    x, u = draw(50), spread(50)
-    same(run(make(lambda self, x: getattr(x, name)()), Moments(x, u)), getattr(maps, name)(x, u))
-    same(run(make(lambda self, x: getattr(F, name)(x)), Moments(x, u)), getattr(maps, name)(x, u))
-
-
 @pytest.mark.parametrize("name", QUADRATURE)
 def test_layers_by_quadrature(name):
     x, u = 1.5 * draw(3, seed=2), 0.3 + spread(3)
@@ -553,42 +381,14 @@ def test_layers_by_quadrature(name):
     assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_certain_weights_give_the_networks_own_output(dtype):
+def test_certain_weights_give_the_networks_own_output():
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(1, 3, 3),
-        nn.BatchNorm2d(3),
-        nn.GELU(),
-        nn.AvgPool2d(2),
-        nn.Flatten(),
-        nn.Linear(12, 8),
-        nn.BatchNorm1d(8),
-        nn.LeakyReLU(),
-        nn.Dropout(),
-        nn.Linear(8, 5),
-        nn.Softplus(),
-    )
-    model = model.to(dtype)
-    x = draw(6, 1, 6, 6, dtype=dtype)
-    model(x)  # statistics
-    model.eval()
+    parts = [nn.Conv2d(1, 3, 3), nn.GELU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(12, 5), nn.Softplus()]
+    model, x = nn.Sequential(*parts).eval(), draw(6, 1, 6, 6, dtype=torch.float32)
     ours = run(model, x, weights={}, covariance=True)
     assert torch.equal(ours.mean, model(x))
     assert ours.variance is None
-    assert ours.covariance is None
     assert torch.equal(ours.spread(), torch.zeros_like(ours.mean))
-    model = make(lambda self, x, y: (1.0 - self.fc(x)) / y + x[:, :1] * self.fc(x), fc=linear(3, 4)).to(dtype)
-    x, y = draw(9, 3, dtype=dtype), draw(9, 4, seed=1, dtype=dtype)
-    assert torch.equal(run(model, x, y, weights={}).mean, model(x, y))
-
-
-def test_a_copy_of_the_model_can_be_run():
-    model = nn.Sequential(linear(3, 4), nn.ReLU(), linear(4, 2))
-    graph, other = Graph(model), copy.deepcopy(model)
-    with torch.no_grad():
-        other[2].bias.add_(1.0)
-    close(graph.run(other, {}, (draw(5, 3),), {}).mean, model(draw(5, 3)) + 1.0)
 
 
 class TestSubclasses:
@@ -604,13 +404,6 @@ class TestSubclasses:
         same(run(model, x, weights=weights), (2.0 * h.mean + 1.0, 4.0 * h.variance))
         assert not Graph(model).has_covariance
 
-    def test_a_leaf_of_pytorch_is_no_linear_layer(self):
-        model = nn.Sequential(nn.Linear(3, 2), nn.modules.linear.NonDynamicallyQuantizableLinear(2, 2))
-        with pytest.raises(
-            ValueError, match=r"got the layer '1' \(NonDynamicallyQuantizableLinear\); use bayesadam\.variational"
-        ):
-            Graph(model)
-
     def test_register(self):
         class Sine(nn.Module):
             def __init__(self):
@@ -621,8 +414,6 @@ class TestSubclasses:
                 return torch.sin(x) * self.scale
 
         model, x, u = nn.Sequential(Sine()), draw(5, 3), spread(5, 3)
-        with pytest.raises(ValueError, match="got the function 'sin'$"):
-            Graph(model)
 
         @moments.register(Sine)
         def rule(module, x, weights):
@@ -640,76 +431,6 @@ class TestSubclasses:
             del MODULES[Sine]
 
 
-def branch(self, x):
-    return x if x.sum() > 0 else -x
-
-
-UNSUPPORTED = "^model must have layers and functions only that moments can be propagated through "
-UNSUPPORTED += r"\(else use 'monte_carlo'\), got "
-FIXED = "^model must be a fixed sequence of layers and functions to propagate moments "
-FIXED += r"\(else use 'monte_carlo'\), got Made: "
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (
-            nn.Sequential(linear(3, 3), nn.Sequential(nn.LSTM(2, 2), nn.Softmax(-1))),
-            UNSUPPORTED + r"the layer '1\.0' \(LSTM\); use bayesadam\.variational\(model\), which samples the weights ",
-        ),
-        (
-            nn.Sequential(nn.EmbeddingBag(3, 2)),
-            UNSUPPORTED + r"the layer '0' \(EmbeddingBag\); use nn\.Embedding and nn\.Flatten$",
-        ),
-        (
-            nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 2))),
-            UNSUPPORTED + r"the layer '0' \(ParametrizedLinear\); use bayesadam\.variational",
-        ),
-        (
-            make(lambda self, x, y: self.fc(x, y), fc=nn.Bilinear(2, 2, 2)),
-            UNSUPPORTED + r"the layer 'fc' \(Bilinear\); use bayesadam\.variational",
-        ),
-        (make(lambda self, x, y: self.fc(x, y), fc=nn.Linear(2, 2)), UNSUPPORTED + "the layer 'fc' with 2 inputs$"),
-        (make(lambda self, x: torch.sin(x)), UNSUPPORTED + "the function 'sin'$"),
-        (make(lambda self, x: x.exp()), UNSUPPORTED + "the function 'exp'$"),
-        (make(lambda self, x: x.T), UNSUPPORTED + "the function 'getattr'$"),
-        (make(lambda self, x: F.dropout(x, 0.5)), UNSUPPORTED + "the function 'dropout'$"),
-        (make(lambda self, x: x @ self.w, w=nn.Parameter(torch.ones(3, 3))), UNSUPPORTED + "the function 'matmul'$"),
-        (make(lambda self, x: (x, x)), UNSUPPORTED + "an output that is not one tensor$"),
-        (make(lambda self, x: {"y": x}), UNSUPPORTED + "an output that is not one tensor$"),
-        (make(lambda self, x: x.size(0)), UNSUPPORTED + "an output that is not one tensor$"),
-        (make(lambda self, x: 3.0), UNSUPPORTED + "an output that is not one tensor$"),
-        (make(lambda self, *x: x[0]), UNSUPPORTED + r"any number of inputs '\*x'$"),
-        (make(lambda self, **x: x["a"]), UNSUPPORTED + r"any number of inputs '\*\*x'$"),
-        (make(branch), FIXED + "symbolically traced variables cannot be used as inputs to control flow$"),
-        (make(lambda self, x: torch.cat([y for y in x])), FIXED),
-        (make(lambda self, x: x[: len(x)]), FIXED),
-    ],
-)
-def test_refusals(model, message):
-    with pytest.raises(ValueError, match=message):
-        Graph(model)
-    for weights in ("gaussian", "bernoulli"):
-        with pytest.raises(ValueError, match=message):
-            ba.fawn(model, weights=weights)
-
-
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
-def test_hooks(kind, own):
-    class Layers(nn.Sequential):
-        def method(self, *_):
-            pass
-
-    model = nn.Sequential(linear(3, 3), Layers(linear(3, 3)))
-    handle = getattr(model[1], kind)(model[1].method if own else lambda *_: None)
-    message = "^model must have no forward hooks to propagate moments, got some at '1'$"
-    with pytest.raises(ValueError, match=message):
-        Graph(model)
-    handle.remove()
-    Graph(model)
-
-
 def test_plain_values_are_computed_plainly():
     def forward(self, x, count):
         width = x.shape[-1] * 2
@@ -723,8 +444,7 @@ def test_plain_values_are_computed_plainly():
 
 
 class TestExtremes:
-    @pytest.mark.parametrize("size", [1.0, 1e4])
-    @pytest.mark.parametrize("variance", [0.0, 1e-30, 1.0, 1e6])
+    @pytest.mark.parametrize(("size", "variance"), [(1.0, 0.0), (1e4, 1e-30), (1.0, 1.0), (1e4, 1e6)])
     @pytest.mark.parametrize("layer", [nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Softplus])
     def test_three_layers_in_float32(self, layer, variance, size):
         torch.manual_seed(0)

@@ -1,22 +1,16 @@
 """Variational last layers: the objective against numerical integration, and the optimum against exact posteriors."""
 
-import copy
-import io
 import math
-import pickle
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DataParallel
 
 import bayesadam as ba
 from bayesadam import priors
-from bayesadam.moments import LastLayerModule
 from bayesadam.posterior import PartialGaussian
 from moments.references import close, draw
-from two_ranks import in_two_ranks
 
 COVARIANCES = ("full", "diagonal")
 
@@ -124,29 +118,9 @@ class TestTheObjective:
                 z = center + spread * nodes
                 density = 0.5 * np.log(noise[k] / (2 * math.pi)) - 0.5 * noise[k] * (y[n, k].item() - z) ** 2
                 expected -= (weights @ density) / weights.sum() / 5
-        expected += sum(kl(*row, 3.0) for row in zip(means, covariances, strict=True)) / 40
-        found = net.loss(x, y, likelihood=likelihood, num_data=40)
+        expected += sum(kl(*row, 3.0) for row in zip(means, covariances, strict=True)) / 80
+        found = net.loss(x, y, likelihood=likelihood, num_data=40, kl_weight=2.0, temperature=0.25)
         close(found.item(), expected)
-
-    @pytest.mark.parametrize("covariance", COVARIANCES)
-    def test_of_classes_is_a_bound(self, covariance):
-        """Of the expectation, by samples of the weights: the default bound is between it and that of the paper."""
-        net, x = made(covariance, outputs=4), draw(5, 3, seed=1)
-        y = torch.tensor([0, 3, 1, 2, 2])
-        count = 40_000
-        q = net.posterior()
-        theta = q.sample(count)
-        phi = torch.from_numpy(features(net, x)[:, :-1])
-        logits = torch.einsum("skd,nd->snk", theta["2.weight"], phi) + theta["2.bias"][:, None]
-        densities = logits.log_softmax(-1)[:, torch.arange(5), y].mean(1)
-        exact, error = densities.mean().item(), densities.std().item() / math.sqrt(count)
-        fits = {}
-        for bound in ("tilted", "jensen"):
-            fits[bound] = -net.loss(x, y, likelihood=ba.Categorical(bound=bound), num_data=5, kl_weight=0.0).item()
-        assert fits["jensen"] < fits["tilted"] - 5e-3
-        assert fits["tilted"] < exact + 3 * error
-        assert exact - fits["tilted"] < 0.1
-        close(ba.Categorical().expected_log_density(*moments_of(net, x), y).mean().item(), fits["tilted"])
 
     def test_the_bound_of_the_paper(self):
         net, x, y = made(outputs=3), draw(5, 3, seed=1), torch.tensor([0, 1, 2, 2, 0])
@@ -160,18 +134,10 @@ class TestTheObjective:
         found = net.loss(x, y, likelihood=ba.Categorical(bound="jensen"), num_data=100)
         close(found.item(), expected)
 
-    def test_weights_of_the_divergence(self):
-        net, x, y = made(), draw(5, 3), draw(5, 2, seed=2)
-        likelihood = ba.Gaussian()
-        losses = [
-            net.loss(x, y, likelihood=likelihood, num_data=20, kl_weight=w, temperature=t).item()
-            for w, t in ((0.0, 1.0), (1.0, 1.0), (0.5, 0.5))
-        ]
-        close(losses[1] - losses[0], net.kl_divergence().item() / 20)
-        close(losses[2] - losses[0], net.kl_divergence().item() / 80)
-
-    @pytest.mark.parametrize("covariance", COVARIANCES)
-    @pytest.mark.parametrize("likelihood", [ba.Gaussian(2.0), ba.Categorical(bound="jensen"), ba.Categorical()])
+    @pytest.mark.parametrize(
+        ("covariance", "likelihood"),
+        [("full", ba.Gaussian(2.0)), ("diagonal", ba.Categorical(bound="jensen")), ("full", ba.Categorical())],
+    )
     def test_gradients(self, covariance, likelihood):
         net, x = made(covariance), draw(4, 3)
         y = torch.tensor([0, 1, 1, 0]) if isinstance(likelihood, ba.Categorical) else draw(4, 2, seed=2)
@@ -195,16 +161,11 @@ class Loss(nn.Module):
         return self.net.loss(*args, **kwargs)
 
 
-def moments_of(net, x):
-    found = net(x)
-    return found.mean.detach(), found.variance.detach()
-
-
-def linear_regression(count=40, precision=4.0, prior=0.5):
-    """Data, features, exact posterior and log evidence, for a fixed backbone and two outputs."""
+def test_the_optimum_of_regression_is_the_exact_posterior_and_the_evidence():
+    """Of a fixed backbone, two outputs and a full covariance."""
+    count, precision, prior, likelihood = 40, 4.0, 0.5, ba.Gaussian(4.0)
     net = ba.variational_last_layer(mlp(), prior=prior, covariance="full")
-    for parameter in net.model[0].parameters():
-        parameter.requires_grad_(False)
+    net.model[0].requires_grad_(False)
     x = draw(count, 3, seed=3)
     phi = features(net, x)
     y = torch.from_numpy(phi @ np.array([[1.0, -0.5], [0.3, 0.8], [-1.2, 0.1], [0.4, 0.9], [0.2, -0.7]]))
@@ -212,71 +173,26 @@ def linear_regression(count=40, precision=4.0, prior=0.5):
     inverse = np.linalg.inv(precision * phi.T @ phi + prior * np.eye(5))
     mean = precision * inverse @ phi.T @ y.numpy()
     marginal = phi @ phi.T / prior + np.eye(count) / precision
-    sign, log_det = np.linalg.slogdet(marginal)
-    assert sign == 1
-    squares = sum(y.numpy()[:, k] @ np.linalg.solve(marginal, y.numpy()[:, k]) for k in range(2))
-    evidence = -0.5 * squares - log_det - count * math.log(2 * math.pi)
-    return net, x, y, mean.T, inverse, evidence
+    squares = np.trace(y.numpy().T @ np.linalg.solve(marginal, y.numpy()))
+    evidence = -0.5 * squares - np.linalg.slogdet(marginal)[1] - count * math.log(2 * math.pi)
 
-
-def minimise(net, parameters, x, y, likelihood, steps=60):
-    optimizer = torch.optim.LBFGS(
-        parameters, max_iter=steps, tolerance_grad=1e-12, tolerance_change=1e-16, line_search_fn="strong_wolfe"
-    )
+    options = {"max_iter": 360, "tolerance_grad": 1e-12, "tolerance_change": 1e-16, "line_search_fn": "strong_wolfe"}
+    optimizer = torch.optim.LBFGS([p for p in net.parameters() if p.requires_grad], **options)
 
     def closure():
         optimizer.zero_grad()
-        loss = net.loss(x, y, likelihood=likelihood, num_data=len(x))
+        loss = net.loss(x, y, likelihood=likelihood, num_data=count)
         loss.backward()
         return loss
 
-    for _ in range(6):
-        optimizer.step(closure)
-    return closure().item()
-
-
-class TestTheOptimum:
-    def test_of_regression_is_the_exact_posterior_and_the_evidence(self):
-        net, x, y, mean, covariance, evidence = linear_regression()
-        likelihood = ba.Gaussian(4.0)
-        wanted = [p for p in net.parameters() if p.requires_grad]
-        loss = minimise(net, wanted, x, y, likelihood)
-        close(-len(x) * loss, evidence, rtol=1e-9)
-        means, covariances = reference(net)
-        close(torch.from_numpy(means), torch.from_numpy(mean), rtol=1e-4, atol=1e-5)
-        for found in covariances:
-            close(torch.from_numpy(found), torch.from_numpy(covariance), rtol=1e-3, atol=1e-6)
-        laplace = ba.laplace(net.model, (x, y), likelihood=likelihood, structure="last_layer", prior_precision=0.5)
-        assert net.posterior().kl_divergence(laplace).item() < 1e-5
-
-    def test_of_the_noise_maximises_the_evidence(self):
-        """The learned noise is where the log evidence, computed apart, has its maximum."""
-        net, x, y, *_ = linear_regression()
-        likelihood = ba.Gaussian(1.0, learned=True).double()
-        wanted = [p for p in net.parameters() if p.requires_grad]
-        minimise(net, [*wanted, *likelihood.parameters()], x, y, likelihood)
-        found = likelihood.noise_precision.item()
-
-        def evidence(log_precision):
-            return linear_regression(precision=math.exp(log_precision))[-1]
-
-        center, step = math.log(found), 1e-3
-        slope = (evidence(center + step) - evidence(center - step)) / (2 * step)
-        bend = (evidence(center + step) - 2 * evidence(center) + evidence(center - step)) / step**2
-        assert bend < 0
-        assert abs(slope / bend) < 1e-4
-
-    def test_of_the_diagonal_covariance(self):
-        """The best factorised Gaussian has the mean of the posterior and the diagonal of its precision."""
-        exact, x, y, mean, covariance, evidence = linear_regression()
-        net = ba.variational_last_layer(exact.model, prior=0.5, covariance="diagonal")
-        loss = minimise(net, [p for p in net.parameters() if p.requires_grad], x, y, ba.Gaussian(4.0))
-        assert -len(x) * loss < evidence - 0.1
-        means, covariances = reference(net)
-        close(torch.from_numpy(means), torch.from_numpy(mean), rtol=1e-4, atol=1e-5)
-        expected = 1.0 / np.linalg.inv(covariance).diagonal()
-        for found in covariances:
-            close(torch.from_numpy(found.diagonal().copy()), torch.from_numpy(expected), rtol=1e-4)
+    optimizer.step(closure)
+    close(-count * closure().item(), evidence, rtol=1e-9)
+    means, covariances = reference(net)
+    close(torch.from_numpy(means), torch.from_numpy(mean.T), rtol=1e-4, atol=1e-5)
+    for found in covariances:
+        close(torch.from_numpy(found), torch.from_numpy(inverse), rtol=1e-3, atol=1e-6)
+    laplace = ba.laplace(net.model, (x, y), likelihood=likelihood, structure="last_layer", prior_precision=prior)
+    assert net.posterior().kl_divergence(laplace).item() < 1e-5
 
 
 class TestPrediction:
@@ -289,126 +205,31 @@ class TestPrediction:
         close(pred.epistemic, found.variance.detach())
         close(pred.variance, found.variance.detach() + 1.0)
 
-    @pytest.mark.parametrize("covariance", COVARIANCES)
-    def test_of_classes_has_these_logits(self, covariance):
-        net, x = made(covariance, outputs=3), draw(6, 3, seed=1)
-        found = net(x)
-        pred = ba.predict(net.model, net.posterior(), x, likelihood=ba.Categorical(), mc_samples=4000)
-        assert isinstance(pred, ba.predictive.GaussianLogitsPredictive)
-        logits = found.mean + found.variance.sqrt() * draw(20_000, 6, 3, seed=5)
-        close(pred.class_probs, logits.softmax(-1).mean(0).detach(), rtol=0, atol=0.02)
-
-    @pytest.mark.parametrize("covariance", COVARIANCES)
-    def test_a_saved_posterior(self, covariance, tmp_path):
-        net, x = made(covariance), draw(6, 3, seed=1)
+    def test_a_saved_posterior(self, tmp_path):
+        net, x = made(), draw(6, 3, seed=1)
         net.posterior().save(tmp_path / "q.safetensors")
         q = ba.load_posterior(tmp_path / "q.safetensors")
         assert q.hyperparameters["prior"] == "GaussianPrior(precision=1.0, mean=0.0)"
         pred = ba.predict(mlp(), q, x, likelihood=ba.Gaussian())
         close(pred.epistemic, net(x).variance.detach())
 
-    def test_moments_of_the_network_that_it_has_followed(self):
-        """The hook on its last layer is no hindrance, and other ones still are."""
-        net, x = made("diagonal"), draw(6, 3, seed=1)
-        net(x)
-        pred = ba.predict(net.model, net.posterior(), x, likelihood=ba.Gaussian(), method="moments")
-        close(pred.mean, net(x).mean.detach())
-        close(pred.epistemic, net(x).variance.detach())
-        assert ba.fawn(net.model)(x).mean.shape == (6, 2)
-        net.model[2].register_forward_hook(lambda *_: None)
-        with pytest.raises(
-            ValueError, match="^model must have no forward hooks to propagate moments, got some at '2'$"
-        ):
-            ba.fawn(net.model)
 
-    def test_a_mixture_of_them(self):
-        nets, x = [made(), ba.variational_last_layer(mlp(seed=1))], draw(6, 3, seed=1)
-        mixture = ba.Mixture([net.posterior() for net in nets])
-        pred = ba.predict(nets[0].model, mixture, x, likelihood=ba.Gaussian())
-        means = torch.stack([net(x).mean.detach() for net in nets])
-        inside = torch.stack([net(x).variance.detach() for net in nets]).mean(0)
-        close(pred.epistemic, inside + means.var(0))
+def of_a_posterior():
+    mean = {name: p.detach() for name, p in mlp().named_parameters()}
+    return priors.PosteriorPrior(ba.DiagonalGaussian(mean, {name: torch.full_like(m, 0.3) for name, m in mean.items()}))
 
 
-class TestTraining:
-    @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
-    @pytest.mark.parametrize("covariance", COVARIANCES)
-    def test_any_optimiser_over_all_parameters(self, make, covariance):
-        x, y = draw(50, 3), draw(50, 3).sum(1, keepdim=True).sin()
-        net = ba.variational_last_layer(mlp(1), covariance=covariance)
-        likelihood = ba.Gaussian(1.0, learned=True)
-        optimizer = make([*net.parameters(), *likelihood.parameters()], lr=0.02)
-        before = [p.clone() for p in net.parameters()]
-        losses = []
-        for _ in range(150):
-            optimizer.zero_grad()
-            loss = net.loss(x, y, likelihood=likelihood, num_data=50)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        assert losses[-1] < losses[0] - 0.1
-        assert all(not torch.equal(p, old) for p, old in zip(net.parameters(), before, strict=True))
-
-    @pytest.mark.parametrize("covariance", COVARIANCES)
-    def test_a_state_dict_resumes(self, covariance):
-        x, y = draw(20, 3), draw(20, 2, seed=1)
-
-        def train(net, optimizer, steps):
-            for _ in range(steps):
-                optimizer.zero_grad()
-                net.loss(x, y, likelihood=ba.Gaussian(), num_data=20).backward()
-                optimizer.step()
-
-        net = ba.variational_last_layer(mlp(), covariance=covariance, prior=priors.LearnedGaussianPrior())
-        optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-        train(net, optimizer, 5)
-        file = io.BytesIO()
-        torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, file)
-        train(net, optimizer, 5)
-        file.seek(0)
-        saved = torch.load(file, weights_only=True)
-        other = ba.variational_last_layer(mlp(seed=3), covariance=covariance, prior=priors.LearnedGaussianPrior())
-        its = torch.optim.Adam(other.parameters(), lr=0.01)
-        other.load_state_dict(saved["net"])
-        its.load_state_dict(saved["optimizer"])
-        train(other, its, 5)
-        ours, theirs = net.state_dict(), other.state_dict()
-        assert list(ours) == list(theirs)
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
-    def test_copies(self, copied):
-        net, x = made(), draw(4, 3)
-        other = copied(net)
-        assert torch.equal(other(x).variance, net(x).variance)
-        with torch.no_grad():
-            other.model[0].weight.zero_()
-        assert not torch.equal(other(x).variance, net(x).variance)
-
-    @pytest.mark.parametrize("prior", [priors.LaplacePrior(0.5), priors.GaussianPrior(2.0, mean=0.3)])
-    def test_other_priors(self, prior):
-        """Of correlated weights, against samples of ``log q - log p``."""
-        net = made(prior=prior)
-        random = net.posterior().random
-        theta = random.sample(20_000)
-        terms = random.log_prob(theta) - sum(
-            prior.log_density(theta[name], name).flatten(1).sum(1) for name in random.mean
-        )
-        error = terms.std().item() / math.sqrt(len(terms))
-        assert abs(net.kl_divergence().item() - terms.mean().item()) < 3.5 * error
-
-    def test_a_posterior_as_prior(self):
-        first = ba.DiagonalGaussian.point_mass(mlp())
-        variance = {name: torch.full_like(mean, 0.3) for name, mean in first.mean.items()}
-        q = ba.DiagonalGaussian(first.mean, variance)
-        net = made(prior=q)
-        expected = net.posterior().random.kl_divergence(
-            ba.DiagonalGaussian(
-                {name: q.mean[name] for name in ("2.weight", "2.bias")},
-                {name: q.variance[name] for name in ("2.weight", "2.bias")},
-            )
-        )
-        close(net.kl_divergence().item(), expected.item())
+@pytest.mark.parametrize(
+    "prior", [priors.LaplacePrior(0.5), priors.GaussianPrior(2.0, mean=0.3), of_a_posterior()], ids=str
+)
+def test_other_priors(prior):
+    """Of correlated weights, against samples of ``log q - log p``."""
+    net = made(prior=prior)
+    random = net.posterior().random
+    theta = random.sample(5_000)
+    terms = random.log_prob(theta) - sum(prior.log_density(theta[name], name).flatten(1).sum(1) for name in random.mean)
+    error = terms.std().item() / math.sqrt(len(terms))
+    assert abs(net.kl_divergence().item() - terms.mean().item()) < 3.5 * error
 
 
 class Dictionary(nn.Module):
@@ -458,27 +279,15 @@ class TestNetworks:
         assert isinstance(diagonal, ba.DiagonalGaussian)
 
     @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler's own
-    @pytest.mark.parametrize("covariance", COVARIANCES)
-    def test_compiled_as_a_whole(self, covariance):
+    def test_compiled_as_a_whole(self):
         torch.compiler.reset()
-        net, x, y = made(covariance), draw(5, 3), draw(5, 2, seed=1)
+        net, x, y = made(), draw(5, 3), draw(5, 2, seed=1)
         compiled = torch.compile(net, fullgraph=True, backend="eager")
         for _ in range(3):
             ours = net.loss(x, y, likelihood=ba.Gaussian(), num_data=5, wrapper=compiled)
             assert torch.equal(ours, net.loss(x, y, likelihood=ba.Gaussian(), num_data=5))
             (gradient,) = torch.autograd.grad(ours, net.log_scale.get_parameter("2/weight"))
             assert gradient.any()
-
-    def test_wrappers(self):
-        net, x, y = made(), draw(5, 3), draw(5, 2, seed=1)
-        expected = net.loss(x, y, likelihood=ba.Gaussian(), num_data=5)
-        wrapped = DataParallel(net)  # without devices it only calls its module
-        assert torch.equal(net.loss(x, y, likelihood=ba.Gaussian(), num_data=5, wrapper=wrapped), expected)
-        with pytest.raises(ValueError, match="^wrapper must contain the network whose loss is computed, got Linear$"):
-            net.loss(x, y, likelihood=ba.Gaussian(), num_data=5, wrapper=nn.Linear(1, 1))
-
-    def test_two_ranks(self, tmp_path):
-        in_two_ranks("moments.workers", ["last_layer"], tmp_path)
 
     def test_autocast_is_for_the_layers_before(self):
         torch.manual_seed(0)
@@ -491,75 +300,6 @@ class TestNetworks:
         assert inside.mean.dtype == inside.variance.dtype == loss.dtype == torch.float32
         assert not torch.equal(inside.mean, outside.mean)  # the features are rounded
         close(inside.variance, outside.variance, rtol=0.05, atol=1e-5)
-
-    def test_narrow_weights(self):
-        net = ba.variational_last_layer(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).bfloat16())
-        found = net(torch.ones(5, 3, dtype=torch.bfloat16))
-        assert found.mean.dtype == found.variance.dtype == torch.float32
-        assert net.posterior().mean["0.weight"].dtype == torch.float32
-
-
-class Twice(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x):
-        return self.layer(self.layer(x))
-
-
-class Shared(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
-        self.second.weight = self.first.weight
-
-    def forward(self, x):
-        return self.second(self.first(x))
-
-
-def frozen():
-    model = mlp()
-    model[2].bias.requires_grad_(False)
-    return model
-
-
-@pytest.mark.parametrize(
-    ("model", "arguments", "message"),
-    [
-        (lambda: 3, {}, "^model must be a torch.nn.Module, got 3$"),
-        (nn.ReLU, {}, "^model must have an nn.Linear, got none$"),
-        (mlp, {"covariance": "kron"}, r"^covariance must be one of \('full', 'diagonal'\), got 'kron'$"),
-        (mlp, {"last_layer": "1"}, r"^last_layer must be the name of an nn.Linear, one of \['0', '2'\], got '1'$"),
-        (mlp, {"prior": priors.ScaleMixturePrior()}, "^prior must have a divergence in closed form, got ScaleMixture"),
-        (mlp, {"prior": -1.0}, "^prior must be positive and finite, got -1.0$"),
-        (mlp, {"initial_std": 0.0}, "^initial_std of '2.weight' must be positive and finite, got 0.0$"),
-        (frozen, {}, "^last_layer must have trainable parameters of its own, got '2.bias', which is frozen$"),
-        (Shared, {}, "got 'second.weight', which is shared with another module$"),
-        (
-            lambda: nn.Linear(1000, 11),
-            {},
-            "^covariance must be 'diagonal' for a layer of more than 10,000 weights, got 'full' for 11,011$",
-        ),
-    ],
-)
-def test_refusals(model, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ba.variational_last_layer(model(), **arguments)
-
-
-def test_a_layer_that_does_not_give_the_outputs():
-    x = draw(2, 3)
-    net = ba.variational_last_layer(mlp(), last_layer="0")
-    with pytest.raises(ValueError, match="^last_layer must give the network's outputs, got '0', after which they ch"):
-        net(x)
-    with pytest.raises(ValueError, match="^last_layer must give the network's outputs, got '0'"):
-        ba.variational_last_layer(nn.Sequential(nn.Linear(3, 2), nn.Softmax(-1)).double())(x)
-    with pytest.raises(ValueError, match="^last_layer must give the network's outputs, got '0'"):
-        ba.variational_last_layer(nn.Sequential(nn.Linear(3, 2), nn.ReLU(inplace=True)).double())(x)
-    with pytest.raises(ValueError, match="^last_layer must be called once in the model's forward, got 2 calls of 'lay"):
-        ba.variational_last_layer(Twice().double())(x)
-    assert net._observer.calls is None
 
 
 @pytest.mark.parametrize("hook", [lambda layer, args, output: 2 * output, lambda layer, args, output: output.mul_(2)])
@@ -578,24 +318,3 @@ def test_inference_mode():
     with torch.inference_mode():
         found = net(x)
     torch.testing.assert_close(found.variance, net(x).variance)
-
-
-def test_arguments_of_the_loss():
-    net, x, y = made(), draw(5, 3), draw(5, 2, seed=1)
-    for change, message in (
-        ({"num_data": 0}, "^num_data must be a positive, finite number, got 0$"),
-        ({"kl_weight": -1.0}, "^kl_weight must be finite and not negative, got -1.0$"),
-        ({"temperature": 2.0}, "^temperature must be"),
-        ({"likelihood": 3}, "^likelihood must be"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            net.loss(x, y, **{"likelihood": ba.Gaussian(), "num_data": 5, **change})
-    with pytest.raises(ValueError, match="^target must be of the output's shape"):
-        net.loss(x, y[:, 0], likelihood=ba.Gaussian(), num_data=5)
-    with pytest.raises(ValueError, match=r"^bound must be one of \('tilted', 'jensen'\), got 'bohning'$"):
-        ba.Categorical(bound="bohning")
-
-
-def test_what_it_is_shows():
-    assert "last_layer='2', covariance='diagonal'" in repr(made("diagonal"))
-    assert isinstance(made(), LastLayerModule)

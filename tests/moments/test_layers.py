@@ -14,7 +14,7 @@ import bayesadam as ba
 from bayesadam.functional import moments as maps
 from bayesadam.moments import Graph, Moments
 from bayesadam.moments.replacements import _REPLACEMENTS, replacement
-from moments.references import BOUND, close, draw, spread
+from moments.references import close, draw, spread
 
 
 def by_integrals(first, second):
@@ -74,10 +74,6 @@ class TestMaximum:
         args = [draw(6, seed=1), spread(6, seed=2) + 0.1, draw(6, seed=3), spread(6, seed=4) + 0.1]
         assert torch.autograd.gradcheck(maps.maximum, [value.requires_grad_() for value in args])
 
-    def test_other_shapes(self):
-        with pytest.raises(ValueError, match="^variance must be of the mean's shape"):
-            maps.max_pool(torch.zeros(1, 4), torch.zeros(1, 5), (2,))
-
 
 def loop(mean, variance, kernel, stride, padding, dilation, ceil_mode):
     """Windows of a row, one after another, two values at a time by Clark's equations."""
@@ -131,57 +127,6 @@ class TestMaxPooling:
             ours = graph.run(model, {}, (Moments(x, torch.full_like(x, 1e-16)),), {})
             close(ours.mean, layer(x), rtol=0.0, atol=1e-6)
 
-    @pytest.mark.parametrize(
-        ("window", "mean_error", "std_error"), [(2, 0.002, 0.022), (3, 0.013, 0.054), (4, 0.036, 0.081)]
-    )
-    def test_accuracy_for_equal_units_is_the_stated_one(self, window, mean_error, std_error):
-        """Against an integral over the density of the largest of ``n`` standard normals."""
-        n = window**2
-        density = lambda x: n * norm.pdf(x) * norm.cdf(x) ** (n - 1)  # noqa: E731
-        mean = integrate.quad(lambda x: x * density(x), -9, 9)[0]
-        variance = integrate.quad(lambda x: (x - mean) ** 2 * density(x), -9, 9)[0]
-        zero = torch.zeros(1, 1, window, window, dtype=torch.float64)
-        ours = maps.max_pool(zero, zero + 1.0, (window, window))
-        assert abs(float(ours[0]) - mean) < mean_error
-        assert -std_error < float(ours[1].sqrt()) - math.sqrt(variance) < 0.0
-
-    def test_accuracy_for_random_units_by_monte_carlo(self):
-        """Windows of 2 x 2 with unlike means and variances: within .06 and .14 of the largest deviation."""
-        mean, std = draw(1, 50, 2, 2, seed=1), (0.7 * draw(1, 50, 2, 2, seed=2)).exp()
-        samples = (mean + std * draw(40_000, 50, 2, 2, seed=3)).amax((-2, -1))
-        ours = maps.max_pool(mean, std.square(), (2, 2))
-        largest = std.amax((-2, -1))[0]
-        noise = BOUND * samples.std(0) / 200.0
-        assert ((ours[0][0, :, 0, 0] - samples.mean(0)).abs() < 0.06 * largest + noise).all()
-        assert ((ours[1][0, :, 0, 0].sqrt() - samples.std(0)).abs() < 0.14 * largest + noise).all()
-        plain = (mean.amax((-2, -1))[0] - samples.mean(0)).abs()
-        assert (plain > 0.06 * largest + noise).float().mean() > 0.5  # the maximum of the means is no such thing
-
-    def test_a_network_with_pooling_is_trained_and_predicted_with(self):
-        torch.manual_seed(0)
-        x = torch.randn(40, 1, 8, 8)
-        y = (x[:, 0, :, :4].amax((1, 2)) > x[:, 0, :, 4:].amax((1, 2))).long()
-        model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 2))
-        net, likelihood = ba.fawn(model, initial_std=0.02), ba.Categorical()
-        optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
-        losses = []
-        for _ in range(40):
-            optimizer.zero_grad()
-            loss = net.loss(x, y, likelihood=likelihood, num_data=4000)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        assert losses[-1] < 0.7 * losses[0]
-        pred = ba.predict(model, net.posterior(), x, likelihood=likelihood, method="moments")
-        sampled = ba.predict(model, net.posterior(), x, likelihood=likelihood, method="monte_carlo", mc_samples=200)
-        assert (pred.probs - sampled.probs).abs().max() < 0.2
-
-    def test_indices_are_refused(self):
-        model = nn.Sequential(nn.MaxPool1d(2, return_indices=True))
-        for x in (torch.zeros(1, 1, 4), Moments(torch.zeros(1, 1, 4), torch.ones(1, 1, 4))):
-            with pytest.raises(ValueError, match="^return_indices must be False to propagate moments"):
-                Graph(model).run(model, {}, (x,), {})
-
 
 class TestEmbedding:
     def test_means_and_variances_of_rows(self):
@@ -199,27 +144,6 @@ class TestEmbedding:
             second = w.variance @ (mean**2 + variance) + w.mean**2 @ variance + b.variance
             close(ours.variance[row], second)
 
-    def test_samples(self):
-        """Distinct tokens: exact with the one linear layer after it."""
-        model = nn.Sequential(nn.Embedding(4, 2), nn.Flatten(), nn.Linear(4, 1)).double()
-        q = ba.DiagonalGaussian(
-            {n: p.detach() for n, p in model.named_parameters()},
-            {n: spread(*p.shape, seed=3) for n, p in model.named_parameters()},
-        )
-        tokens = torch.tensor([[0, 3], [2, 1]])
-        pred = ba.predict(model, q, tokens, likelihood=ba.Gaussian(4.0), method="moments")
-        draws = ba.predict(model, q, tokens, likelihood=ba.Gaussian(4.0), method="monte_carlo", mc_samples=20_000)
-        error = (pred.mean - draws.mean).abs() / (draws.epistemic / 20_000).sqrt()
-        assert error.max() < BOUND
-        assert (pred.epistemic / draws.epistemic - 1.0).abs().max() < 0.06
-
-    def test_a_norm_that_is_bounded_is_refused(self):
-        model = nn.Sequential(nn.Embedding(4, 2, max_norm=1.0))
-        with pytest.raises(
-            ValueError, match="^max_norm must be None to propagate moments through an embedding, got 1.0"
-        ):
-            Graph(model).run(model, {}, (torch.tensor([1]),), {})
-
 
 def test_replacements_exist():
     """Every name that a message gives is there, and every layer that it gives in place of another has a rule."""
@@ -234,23 +158,6 @@ def test_replacements_exist():
                 assert getattr(nn, word.removeprefix("nn.")) in MODULES
     assert callable(ba.variational)
     assert callable(ba.Categorical)
-
-
-def test_what_is_named_for_recurrent_networks_works():
-    class Recurrent(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lstm, self.out = nn.LSTM(2, 3, batch_first=True), nn.Linear(3, 1)
-
-        def forward(self, x):
-            return self.out(self.lstm(x)[0][:, -1])
-
-    model, x = Recurrent(), draw(6, 5, 2, dtype=torch.float32)
-    with pytest.raises(ValueError, match=r"got the layer 'lstm' \(LSTM\); use bayesadam\.variational\(model\)"):
-        ba.fawn(model)
-    net = ba.variational(model)
-    assert net(x).shape == (6, 1)
-    assert not torch.equal(net(x), net(x))
 
 
 def test_batch_norm_after_training_mode():

@@ -1,7 +1,5 @@
 """Methods that take second derivatives: exact posteriors, precisions that stay positive, and how they are called."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -327,12 +325,3 @@ def test_sharded_parameters_are_refused_where_a_step_needs_all_of_them(options, 
         with pytest.raises(ValueError, match=message):
             opt.add_param_group({"params": [Sharded(torch.zeros(3))]})
         assert len(opt.param_groups) == 1
-
-
-def test_losses_and_gradients_that_are_left_have_no_graph():
-    net = make_net(torch.float64)
-    opt = Method("von exact")(net)
-    loss = opt.step(lambda: loss_of(net))
-    assert math.isfinite(loss.item())
-    assert loss.grad_fn is None
-    assert all(p.grad.grad_fn is None for p in net.parameters())

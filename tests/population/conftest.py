@@ -1,62 +1,25 @@
-"""Ragged problems, and the reference: a member trained alone by the library's own optimiser in an ordinary loop."""
+"""The reference: a member trained alone by the library's own optimiser in an ordinary loop; and comparisons."""
 
 import copy
 import inspect
-import math
 import re
 
 import torch
-from torch import nn
 
 import bayesadam as ba
 from bayesadam import population
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.optim import OPTIMIZERS
+from population.problems import BATCH, F32, F64, option
 
-F32, F64 = torch.float32, torch.float64
-NAN = math.nan
 TOLERANCE = {F32: {"rtol": 1e-5, "atol": 1e-6}, F64: {"rtol": 1e-10, "atol": 1e-12}}
 ROUNDING = {"rtol": 1e-12, "atol": 1e-14}
-RAGGED = (13, 7, 3, 20)  # in batches of 5: of 3, 2, 1 and 4 minibatches, the last ones of 3, 2, 3 and 5
-BATCH = 5
 REQUIRED = {"vadagrad": {"initial_precision": 50.0}}
-
-
-def draw(*shape, seed=0, dtype=F64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64).to(dtype)
-
-
-def regression(sizes=RAGGED, outputs=2, dtype=F64, seed=0):
-    """A pair of each size; the targets follow the inputs, so that there is something to learn."""
-    pairs = []
-    for i, size in enumerate(sizes):
-        x = draw(size, 3, seed=seed + 2 * i, dtype=dtype)
-        noise = draw(size, outputs, seed=seed + 2 * i + 1, dtype=dtype)
-        pairs.append((x, x.sum(1, keepdim=True).sin() + 0.5 * noise))
-    return pairs
-
-
-def mlp(outputs=2, dtype=F64):
-    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, outputs)).to(dtype)
-
-
-def models_of(make=mlp, count=4):
-    return population.initialize(make, seeds=range(count))
-
-
-def noise_of(*precisions, dtype=F64, learned=False):
-    """A Gaussian likelihood in this dtype; one precision, or one per output."""
-    value = precisions[0] if len(precisions) == 1 else torch.tensor(precisions)
-    return ba.Gaussian(value, learned=learned).to(dtype)
 
 
 def exactly(message):
     """A pattern that matches this message alone."""
     return f"^{re.escape(message)}$"
-
-
-def option(value, member):
-    return value[member] if isinstance(value, list) else value
 
 
 class Alone:

@@ -1,31 +1,18 @@
-"""Every refusal, in full; nothing has changed after it."""
+"""What is refused: every kind of mistake once, with words of the message; nothing has changed after it."""
 
 import copy
+import math
 
 import pytest
 import torch
 from torch import nn
 
 import bayesadam as ba
-from population.conftest import F64, exactly, mlp, models_of, noise_of, regression, train
-
-
-def other_depth():
-    return [*models_of(count=3), nn.Sequential(mlp())]
-
-
-def one_frozen():
-    models = models_of()
-    models[2][0].requires_grad_(False)
-    return models
-
-
-def all_frozen():
-    return [model.requires_grad_(False) for model in models_of()]
-
-
-def with_batch_norm():
-    return models_of(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).to(F64))
+from bayesadam import population
+from bayesadam.optim import vadam
+from population.conftest import exactly, train
+from population.problems import F64, mlp, models_of, noise_of, regression, some_frozen
+from population.test_objectives import Lasso
 
 
 class Pairs(nn.Module):
@@ -48,118 +35,149 @@ class Counting(nn.Module):
         return self.net(x)
 
 
-REFUSALS = {
-    "models must have at least one network, got none": {"models": []},
-    "epochs must be a whole number of at least 1, got 0": {"epochs": 0},
-    "epochs must be a whole number of at least 1, got 1.5": {"epochs": 1.5},
-    "batch_size must be a whole number of at least 1, got -1": {"batch_size": -1},
-    "patience must be a whole number of at least 1, got 0": {"patience": 0, "validation": regression((4,))[0]},
-    "chunk must be a whole number of at least 1, got 0": {"chunk": 0},
-    "validation_samples must be a whole number of at least 1, got 0": {"validation_samples": 0},
-    "nonfinite must be 'raise' or 'skip', got 'ignore'": {"nonfinite": "ignore"},
-    "validation must be given with patience=3, got None": {"patience": 3},
-    "data must be one pair or one for each of 4 members, got 3": {"data": regression((4, 5, 6))},
-    "validation must be one pair or one for each of 4 members, got 3": {"validation": regression((4, 5, 6))},
-    "data of member 2 must have data points, each with a target, got shapes (4, 3) and (3, 2)": {
-        "data": [*regression((4, 4)), (torch.zeros(4, 3), torch.zeros(3, 2)), *regression((4,))]
-    },
-    "validation of member 0 must have data points, each with a target, got shapes (4, 3) and (3, 2)": {
-        "validation": (torch.zeros(4, 3), torch.zeros(3, 2))
-    },
-    "data of member 0 must have data points, each with a target, got shapes (0, 3) and (0, 2)": {
-        "data": (torch.zeros(0, 3), torch.zeros(0, 2))
-    },
-    "data of member 0 must have data points, each with a target, got shapes (4, 3) and ()": {
-        "data": (torch.zeros(4, 3), torch.zeros(()))
-    },
-    "data of member 3 must have inputs like the first ones, (3,) torch.float64, got (2,) torch.float64": {
-        "data": [*regression((4, 4, 4)), (torch.zeros(4, 2, dtype=F64), torch.zeros(4, 2, dtype=F64))]
-    },
-    "models must have parameters of one dtype, float32 or float64, got bfloat16": {
-        "models": models_of(lambda: mlp(dtype=torch.bfloat16))
-    },
-    "models must have parameters of one dtype, float32 or float64, got float32 and float64": {
-        "models": models_of(lambda: nn.Sequential(nn.Linear(3, 6), nn.Linear(6, 2).double()))
-    },
-    "data of member 1: target must be of the output's shape (1, 5, 2), got (5, 1)": {
-        "data": [*regression((4,)), *regression((5,), 1), *regression((6, 7))]
-    },
-    "data of member 0: target must be of the output's shape (1, 5, 2), got (5,)": {
-        "data": (torch.zeros(5, 3, dtype=F64), torch.zeros(5, dtype=F64))
-    },
-    "validation of member 1: target must be of the output's shape (1, 5, 2), got (5, 1)": {
-        "validation": [*regression((4,)), *regression((5,), 1), *regression((6, 7))]
-    },
-    "data of member 0: target must be in [0, 2), got 1 to 2": {
-        "data": (torch.zeros(5, 3, dtype=F64), torch.tensor([1, 1, 1, 2, 1])), "likelihood": ba.Categorical()
-    },
-    "likelihood must be one or one for each of 4 members, got 2": {"likelihood": [noise_of(1.0)] * 2},
-    "likelihood must be of one kind for all members, got another at position 3": {
-        "likelihood": [noise_of(1.0)] * 3 + [noise_of(1.0, 2.0)]
-    },
-    "likelihood must be a bayesadam.likelihoods.Likelihood, got MSELoss() at position 0": {
-        "likelihood": [nn.MSELoss()] * 4
-    },
-    "likelihood must be a bayesadam.likelihoods.Likelihood, got MSELoss()": {"likelihood": nn.MSELoss()},
-    "steps_per_epoch must be a whole number of at least 1, got 0": {"steps_per_epoch": 0, "replacement": True},
-    "steps_per_epoch must be given with replacement=True only, got 3": {"steps_per_epoch": 3},
-    f"lr_decay must not be given together with lr_schedule, got {abs!r} and {float!r}": {
-        "lr_decay": abs, "lr_schedule": float
-    },
-    f"models must be of one architecture, got another one at position 3: {nn.Sequential(mlp())!r}": {
-        "models": other_depth()
-    },
-    f"models must be of one architecture, got another one at position 2: {mlp()!r}": {"models": one_frozen()},
-    f"models must have trainable parameters, got none in {mlp()!r}": {"models": all_frozen()},
-    "models must not have batch normalisation in training mode, whose statistics mix the examples "
-    "(use LayerNorm or GroupNorm), got '1'": {"models": with_batch_norm()},
-    "models must not change their buffers in a forward pass, got a new value of 'calls'": {
-        "models": models_of(Counting)
-    },
-    "prior_precision must have one value for each of 4 members, got 3": {"prior_precision": [1.0, 2.0, 3.0]},
-    "seed must have one value for each of 4 members, got 2": {"seed": [1, 2]},
-    "seed must be an integer in [0, 2**64), got -1": {"seed": -1},
-    "lr must be a number or a 1-element tensor, finite and at least 0, got -1": {"lr": -1},
-    "prior_precision must be a positive, finite number or 'init', got 0.0": {"prior_precision": [1.0, 1.0, 0.0, 1.0]},
-    "prior_precision must be a number in a population, got 'init'": {"prior_precision": [1.0, 1.0, "init", 1.0]},
-    "total_steps must be None for all members or for none, got [5, None, 5, 5]": {"total_steps": [5, None, 5, 5]},
-    "betas must be a pair of numbers in [0, 1), got (0.9, 1.0)": {"betas": (0.9, 1.0)},
-    "mc_samples must be even when antithetic=True, got 3": {"mc_samples": 3, "antithetic": True},
-    "mc_samples must be the same for all members, got different values": {"mc_samples": [1, 2, 1, 1]},
-    "antithetic must be the same for all members, got different values": {
-        "mc_samples": 2, "antithetic": [True, False, True, True]
-    },
-    "rescale_lr must be the same for all members, got different values": {
-        "method": "ivon", "rescale_lr": [True, False, True, True], "num_data": 50
-    },
-}  # fmt: skip
-TYPE_ERRORS = {
-    "maximize must not be given to a population of 'vadam', got True": {"maximize": True},
-    f"beta_decay must not be given to a population of 'adam', got {abs!r}": {"method": "adam", "beta_decay": abs},
-    "extra must not be given to a population of 'vadam', got None": {"extra": None},
-    "mc_samples must not be given to a population of 'adam', got 2": {"method": "adam", "mc_samples": 2},
-    "VadaGrad has no prior, so prior_precision must not be given, got 1.0": {
-        "method": "vadagrad", "prior_precision": 1.0
-    },
-    "models must return a tensor, got tuple": {"models": models_of(Pairs)},
-}  # fmt: skip
+class Means(Lasso):
+    def losses(self, model, x, y):
+        return super().losses(model, x, y).mean()
 
 
-def refuse(error, message, changes, tmp_path):
+class Vector(Lasso):
+    def penalty(self, model):
+        return torch.ones(2)
+
+
+def pairs(*shapes):
+    return tuple(torch.zeros(*shape, dtype=F64) for shape in shapes)
+
+
+def objective(value, likelihood=None):
+    return {"objective": value, "likelihood": likelihood}
+
+
+NORMALISED = models_of(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).to(F64))
+OTHER_WEIGHTS = ba.DiagonalGaussian({"a": torch.zeros(1)}, {"a": torch.ones(1)})
+NONFINITE = "finite, not negative and not all 0"
+VALUES = [
+    # the run
+    ({"models": []}, "models must have at least one network, got none"),
+    ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
+    ({"batch_size": 1.5}, "batch_size must be a whole number"),
+    ({"patience": 0, "validation": regression((4,))[0]}, "patience must be a whole number"),
+    ({"chunk": -1}, "chunk must be a whole number"),
+    ({"validation_samples": 0}, "validation_samples must be a whole number"),
+    ({"nonfinite": "ignore"}, "nonfinite must be 'raise' or 'skip', got 'ignore'"),
+    ({"patience": 3}, "validation must be given with patience=3, got None"),
+    ({"steps_per_epoch": 0, "replacement": True}, "steps_per_epoch must be a whole number"),
+    ({"steps_per_epoch": 3}, "steps_per_epoch must be given with replacement=True only, got 3"),
+    ({"lr_decay": abs, "lr_schedule": float}, "lr_decay must not be given together with lr_schedule"),
+    # data
+    ({"data": regression((4, 5, 6))}, "data must be one pair or one for each of 4 members, got 3"),
+    ({"validation": regression((4, 5, 6))}, "validation must be one pair or one for each of 4 members, got 3"),
+    ({"data": pairs((4, 3), (3, 2))}, "data of member 0 must have data points, each with a target, got shapes"),
+    ({"validation": pairs((4, 3), (3, 2))}, "validation of member 0 must have data points, each with a target"),
+    ({"data": pairs((0, 3), (0, 2))}, "data of member 0 must have data points"),
+    ({"data": [*regression((4, 4, 4)), pairs((4, 2), (4, 2))]}, "data of member 3 must have inputs like the first"),
+    ({"data": [*regression((4,)), *regression((5,), 1), *regression((6, 7))]}, "data of member 1: target must be of"),
+    ({"validation": regression((5,), 1)[0]}, "validation of member 0: target must be of the output's shape"),
+    ({"data": (torch.zeros(5, 3, dtype=F64), torch.tensor([1, 1, 1, 2, 1])), "likelihood": ba.Categorical()},
+     "data of member 0: target must be in [0, 2), got 1 to 2"),
+    ({"sample_weight": [torch.ones(4)] * 4}, "sample_weight of member 0 must be of shape (13,), got (4,)"),
+    ({"sample_weight": [-torch.ones(13)] * 4}, NONFINITE),
+    ({"sample_weight": [torch.zeros(13)] * 4}, NONFINITE),
+    ({"sample_weight": [torch.full((13,), math.nan)] * 4}, NONFINITE),
+    ({"sample_weight": [torch.ones(13)] * 3}, "sample_weight must be one tensor or one for each of 4 members, got 3"),
+    ({"sample_weight": torch.ones(13), "data": regression((13,))[0], "method": "vogn"},
+     "sample_weight must be None for a method of squared gradients"),
+    # models
+    ({"models": models_of(lambda: mlp(dtype=torch.bfloat16))}, "float32 or float64, got bfloat16"),
+    ({"models": models_of(lambda: nn.Sequential(nn.Linear(3, 6), nn.Linear(6, 2).double()))}, "float32 and float64"),
+    ({"models": [*models_of(count=3), nn.Sequential(mlp())]}, "models must be of one architecture, got another one at "
+     "position 3"),
+    ({"models": some_frozen(2)}, "models must be of one architecture, got another one at position 2"),
+    ({"models": [model.requires_grad_(False) for model in models_of()]}, "models must have trainable parameters"),
+    ({"models": NORMALISED}, "models must not have batch normalisation in training mode"),
+    ({"models": models_of(Counting)}, "models must not change their buffers in a forward pass"),
+    # likelihoods and objectives
+    ({"likelihood": [noise_of(1.0)] * 2}, "likelihood must be one or one for each of 4 members, got 2"),
+    ({"likelihood": [noise_of(1.0)] * 3 + [noise_of(1.0, 2.0)]}, "likelihood must be of one kind for all members"),
+    ({"likelihood": nn.MSELoss()}, "likelihood must be a bayesadam.likelihoods.Likelihood, got MSELoss()"),
+    (objective(ba.Gaussian(4.0)), "objective must be a population.Objective, got Gaussian()"),
+    (objective([Lasso(0.1)] * 3), "objective must be one or one for each of 4 members, got 3"),
+    (objective([Lasso(0.1)] * 3 + [Lasso(0.2)]), "objective must be of one kind for all members"),
+    ({**objective(Lasso(0.1)), "validation": regression()}, "validation must be None with an objective"),
+    (objective(None), "likelihood must be given, or objective in its place, got None and None"),
+    (objective(Lasso(0.1), ba.Gaussian(4.0)), "likelihood must be given, or objective in its place, got Gaussian()"),
+    (objective(Means(0.1)), "losses of the objective must be of shape (2,) for 2 data points, got ()"),
+    (objective(Vector(0.1)), "penalty of the objective must be one number, got shape (2,)"),
+    # options of the methods
+    ({"prior_precision": [1.0, 2.0, 3.0]}, "prior_precision must have one value for each of 4 members, got 3"),
+    ({"seed": [1, 2]}, "seed must have one value for each of 4 members, got 2"),
+    ({"seed": -1}, "seed must be an integer in [0, 2**64), got -1"),
+    ({"lr": -1}, "lr must be a number or a 1-element tensor, finite and at least 0, got -1"),
+    ({"prior_precision": [1.0, 1.0, 0.0, 1.0]}, "prior_precision must be a positive, finite number or 'init', got 0.0"),
+    ({"prior_precision": [1.0, 1.0, "init", 1.0]}, "prior_precision must be a number in a population, got 'init'"),
+    ({"total_steps": [5, None, 5, 5]}, "total_steps must be None for all members or for none"),
+    ({"betas": (0.9, 1.0)}, "betas must be a pair of numbers in [0, 1), got (0.9, 1.0)"),
+    ({"mc_samples": 3, "antithetic": True}, "mc_samples must be even when antithetic=True, got 3"),
+    ({"mc_samples": [1, 2, 1, 1]}, "mc_samples must be the same for all members, got different values"),
+    ({"method": "ivon", "rescale_lr": [True, False, True, True]}, "rescale_lr must be the same for all members"),
+    ({"method": "bbb", "eps": [0.1, math.inf, 0.1, 0.1]}, "eps must be a finite number of at least 0, got inf"),
+    ({"method": "bbb", "temperature": 1.5}, "temperature must be in [0, 1], got 1.5"),
+    ({"method": "von", "hessian": "hutchinson"}, "hessian must be one of ('reparameterized', 'exact', "),
+    ({"method": "von", "covariance": "full"}, "covariance must be one of ('diagonal',) in a population, got 'full'"),
+    ({"method": "ngvi", "correction": "backtracking"}, "correction must be one of ('elementwise', None)"),
+    ({"method": "von", "correction": ["elementwise"] * 3 + [None]}, "correction must be the same for all members"),
+    ({"method": "adam", "prior": 2.0}, "prior must be a DiagonalGaussian with positive variances"),
+    ({"method": "adam", "prior": ba.DiagonalGaussian.point_mass(mlp())}, "prior must be a DiagonalGaussian with"),
+    ({"method": "adam", "prior": OTHER_WEIGHTS}, "posterior"),
+    *(({"method": method}, "method must be one of ")
+      for method in ("sgd", None, torch.optim.Adam, ba.optim.PerturbedOptimizer, vadam.VadamRule())),
+]  # fmt: skip
+TYPES = [
+    ({"maximize": True}, "maximize must not be given to a population of 'vadam', got True"),
+    ({"method": ba.Vadam, "maximize": True}, "maximize must not be given to a population of 'Vadam', got True"),
+    ({"method": "adam", "beta_decay": abs}, "beta_decay must not be given to a population of 'adam'"),
+    ({"extra": None}, "extra must not be given to a population of 'vadam', got None"),
+    ({"method": "bbb", "weight_decay": 0.1}, "weight_decay"),
+    ({"method": "vogn", "curvature": None}, "curvature must not be given to a population of 'vogn', got None"),
+    ({"method": "vadagrad", "prior_precision": 1.0}, "VadaGrad has no prior, so prior_precision must not be given"),
+    ({"models": models_of(Pairs)}, "models must return a tensor, got tuple"),
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "changes", "words"), [*((ValueError, *case) for case in VALUES), *((TypeError, *case) for case in TYPES)]
+)
+def test_training(error, changes, words, tmp_path):
     arguments = {"models": models_of(), "data": regression(), "likelihood": noise_of(4.0), "epochs": 1, **changes}
     before = [copy.deepcopy(model.state_dict()) for model in arguments["models"]]
-    with pytest.raises(error, match=exactly(message)):
+    with pytest.raises(error) as raised:
         train(**arguments, checkpoint=tmp_path / "run")
+    assert words in str(raised.value)
     after = [model.state_dict() for model in arguments["models"]]
     torch.testing.assert_close(after, before, rtol=0, atol=0)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("message", REFUSALS)
-def test_wrong_values(message, tmp_path):
-    refuse(ValueError, message, REFUSALS[message], tmp_path)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"method": "laplace"}, "method must be 'monte_carlo' or 'mean', got 'laplace'"),
+        ({"mc_samples": 0}, "mc_samples must be at least 1, got 0"),
+        ({"x": [torch.zeros(2, 3)] * 3}, "x must be one tensor or one for each of 4 members, got 3"),
+    ],
+)
+def test_predictions(arguments, message):
+    nets = train(models_of(), regression(), noise_of(4.0), epochs=1)
+    with pytest.raises(ValueError, match=exactly(message)):
+        nets.predict(**{"x": torch.zeros(2, 3, dtype=F64), **arguments})
 
 
-@pytest.mark.parametrize("message", TYPE_ERRORS)
-def test_wrong_kinds(message, tmp_path):
-    refuse(TypeError, message, TYPE_ERRORS[message], tmp_path)
+def test_predictions_need_a_likelihood():
+    nets = train(models_of(), regression(), None, objective=Lasso(0.1), epochs=1)
+    with pytest.raises(ValueError, match=r"^likelihood must be given to train\(\) to predict, got the objective Lasso"):
+        nets.predict(torch.zeros(3, 3, dtype=F64))
+
+
+def test_size_without_replacement():
+    with pytest.raises(ValueError, match=exactly("size must be given with replacement=True only, got 3")):
+        population.order(20, seed=0, epoch=0, size=3)

@@ -8,20 +8,8 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam.posterior.report import PER_TENSOR
-from population.conftest import (
-    F64,
-    RAGGED,
-    ROUNDING,
-    all_alone,
-    assert_same,
-    draw,
-    exactly,
-    mlp,
-    models_of,
-    noise_of,
-    regression,
-    train,
-)
+from population.conftest import ROUNDING, all_alone, assert_same, train
+from population.problems import RAGGED, draw, mlp, models_of, noise_of, regression, some_frozen
 
 
 class TestResults:
@@ -41,10 +29,6 @@ class TestResults:
                 assert loaded.variance[name].equal(nets.variance[name][member])
             expected = {k: v for k, v in fit.posterior().hyperparameters.items() if k != PER_TENSOR}
             assert {name: loaded.hyperparameters.get(name) for name in expected} == expected
-
-    def test_length_and_words(self, nets):
-        assert len(nets) == len(nets.posteriors) == 4
-        assert repr(nets) == "Population(4 members, 38 weights each)"
 
     @pytest.mark.parametrize("method", ["monte_carlo", "mean"])
     def test_predict_is_the_prediction_of_each(self, nets, method):
@@ -87,9 +71,7 @@ class TestResults:
         assert all(model.training for model in models)
 
     def test_predict_with_frozen_parts_and_little_memory(self, monkeypatch):
-        models = models_of()
-        for model in models:
-            model[0].requires_grad_(False)
+        models = some_frozen(*range(4))
         few = train(models, regression(), noise_of(4.0), epochs=1)
         monkeypatch.setitem(importlib.import_module("bayesadam.population.train").WORKING_SET, "cpu", 1)
         little = train(models, regression(), noise_of(4.0), epochs=1)  # one member and one row at a time
@@ -99,23 +81,3 @@ class TestResults:
             torch.testing.assert_close(one.means, other.means, **ROUNDING)
             expected = ba.predict(models[member], few.posteriors[member], x, likelihood=noise_of(4.0))
             torch.testing.assert_close(one.means, expected.means, **ROUNDING)
-
-    def test_predict_at_a_point(self):
-        nets = train(models_of(), regression(), noise_of(4.0), method="adam", epochs=1)
-        x = draw(6, 3)
-        for member, prediction in enumerate(nets.predict(x)):
-            expected = ba.predict(models_of()[member], nets.posteriors[member], x, likelihood=noise_of(4.0))
-            torch.testing.assert_close(prediction.mean, expected.mean, **ROUNDING)
-            assert not prediction.epistemic.any()
-
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ({"method": "laplace"}, "method must be 'monte_carlo' or 'mean', got 'laplace'"),
-            ({"mc_samples": 0}, "mc_samples must be at least 1, got 0"),
-            ({"x": [torch.zeros(2, 3)] * 3}, "x must be one tensor or one for each of 4 members, got 3"),
-        ],
-    )
-    def test_refusals(self, nets, arguments, message):
-        with pytest.raises(ValueError, match=exactly(message)):
-            nets.predict(**{"x": torch.zeros(2, 3, dtype=F64), **arguments})

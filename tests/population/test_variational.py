@@ -1,201 +1,13 @@
-"""Bayes by Backprop: a member is the fit by autograd and ``torch.optim.Adam``, and finds what can be known exactly."""
-
-import copy
-import math
+"""Bayes by Backprop in a population finds what can be known exactly, also where numbers are extreme."""
 
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Normal, kl_divergence
-from torch.func import functional_call
 
-import bayesadam as ba
-from bayesadam import noise, population
+from bayesadam import population
 from bayesadam.population.draws import Draws
-from population.conftest import (
-    BATCH,
-    F32,
-    F64,
-    NAN,
-    RAGGED,
-    ROUNDING,
-    TOLERANCE,
-    assert_same,
-    draw,
-    exactly,
-    mlp,
-    models_of,
-    noise_of,
-    option,
-    regression,
-    rows_of,
-    train,
-)
-
-OWN = {
-    "lr": [0.01, 0.02, 0.03, 0.04],
-    "betas": [(0.9, 0.99), (0.8, 0.95), (0.5, 0.9), (0.0, 0.97)],
-    "eps": [1e-8, 1e-2, 0.1, 0.0],
-    "prior_precision": [1.0, 2.0, 0.5, 10.0],
-    "initial_precision": [20.0, 15.0, 30.0, 25.0],
-    "num_data": [13, 70, 2.5, 20],
-    "temperature": [1.0, 0.5, 0.1, 0.0],
-    "seed": [11, 2**63, 0, 5],
-}
-
-
-class Slow:
-    """One fit in plain PyTorch: the loss with its divergence, autograd through the samples, and ``torch.optim.Adam``.
-
-    Attributes:
-        mean, variance: By weight name.
-        learned: Parameters of the likelihood: they have the weights' prior, and no noise.
-        losses: Mean negative log-likelihood at the samples, of every epoch.
-    """
-
-    def __init__(
-        self,
-        model,
-        data,
-        likelihood,
-        *,
-        epochs,
-        lr,
-        seed=0,
-        batch_size=BATCH,
-        betas=(0.9, 0.999),
-        eps=1e-8,
-        mc_samples=1,
-        antithetic=False,
-        prior_precision=1.0,
-        initial_precision=None,
-        temperature=1.0,
-        num_data=None,
-    ):
-        x, y = data
-        num_data = num_data or len(x)
-        initial_precision = initial_precision or max(num_data, prior_precision)
-        self.likelihood = copy.deepcopy(likelihood)
-        learned = list(self.likelihood.parameters())
-        numbers = {name: i for i, (name, _) in enumerate(model.named_parameters())}
-        start = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-        frozen = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
-        self.mean = {name: p.clone().requires_grad_() for name, p in start.items()}
-        rho = math.log(math.expm1(initial_precision**-0.5))
-        rhos = {name: torch.full_like(p, rho).requires_grad_() for name, p in start.items()}
-        adam = torch.optim.Adam([*self.mean.values(), *rhos.values(), *learned], lr=lr, betas=betas, eps=eps)
-        self.losses, step = [], 0
-        for epoch in range(epochs):
-            losses = []
-            for rows in torch.from_numpy(population.order(len(x), seed=seed, epoch=epoch)).split(batch_size):
-                rows = rows if batch_size < len(x) else torch.arange(len(x))
-                found = []
-                for sample in range(mc_samples):
-                    theta = {}
-                    for name, mean in self.mean.items():
-                        at = sample // 2 if antithetic else sample
-                        drawn = noise.normal(seed, step, at, numbers[name], mean.shape)
-                        drawn = drawn.to(mean) * (-1.0 if antithetic and sample % 2 else 1.0)
-                        theta[name] = mean + nn.functional.softplus(rhos[name]) * drawn
-                    output = functional_call(model, {**theta, **frozen}, x[rows])
-                    found.append(self.likelihood(output, y[rows]))
-                prior = Normal(*torch.tensor([0.0, prior_precision**-0.5], dtype=F64))
-                divergence = sum(
-                    kl_divergence(Normal(mean, nn.functional.softplus(rhos[name])), prior).sum()
-                    for name, mean in self.mean.items()
-                )
-                divergence += sum(0.5 * prior_precision * p.square().sum() for p in learned)
-                loss = sum(found) / mc_samples
-                adam.zero_grad()
-                (loss + temperature * divergence / num_data).backward()
-                adam.step()
-                losses.append(loss.item())
-                step += 1
-            self.losses.append(sum(losses) / len(losses))
-        self.variance = {name: nn.functional.softplus(rho).square() for name, rho in rhos.items()}
-
-
-def compare(models, data, likelihood, tolerance=TOLERANCE[F64], **options):
-    """Train together, and each member slowly; a list holds one value per member."""
-    options = {"epochs": 3, "lr": 0.02, "seed": [3, 4, 5, 6], **options}
-    nets = train(models, data, likelihood, method="bbb", **options)
-    for i, (model, pair) in enumerate(zip(models, data, strict=True)):
-        own = {name: option(value, i) for name, value in options.items()}
-        slow = Slow(model, pair, option(likelihood, i), **own)
-        for found, expected in ((nets.mean, slow.mean), (nets.variance, slow.variance)):
-            assert list(found) == list(expected)
-            for name, value in expected.items():
-                torch.testing.assert_close(found[name][i], value.detach(), **tolerance)
-        learned = [parameter.detach() for parameter in slow.likelihood.parameters()]
-        found = [parameter.detach() for parameter in nets.likelihoods[i].parameters()]
-        torch.testing.assert_close(found, learned, **tolerance)
-        torch.testing.assert_close(nets.history["loss"][i], torch.tensor(slow.losses, dtype=F64), **tolerance)
-    return nets
-
-
-def part_frozen():
-    net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)).to(F64)
-    net[0].bias.requires_grad_(False)
-    return net
-
-
-class Residual(nn.Module):
-    """Not a plain perceptron."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(3, 3).to(F64), nn.Linear(3, 2).to(F64)
-
-    def forward(self, x):
-        return self.last(x + self.first(x).tanh())
-
-
-class TestEqualsAutograd:
-    SAMPLES = pytest.mark.parametrize(("mc_samples", "antithetic"), [(1, False), (5, False), (4, True)])
-
-    @SAMPLES
-    def test_everything_differs_among_members(self, mc_samples, antithetic):
-        likelihood = [noise_of(*pair) for pair in [(1.0, 4.0), (2.0, 2.0), (0.5, 9.0), (3.0, 0.1)]]
-        compare(models_of(), regression(), likelihood, mc_samples=mc_samples, antithetic=antithetic, **OWN)
-
-    @SAMPLES
-    def test_defaults(self, mc_samples, antithetic):
-        compare(models_of(), regression(), noise_of(4.0), mc_samples=mc_samples, antithetic=antithetic)
-
-    @pytest.mark.parametrize("name", OWN)
-    def test_one_option_at_a_time(self, name):
-        compare(models_of(), regression(), noise_of(4.0), epochs=2, mc_samples=2, **{name: OWN[name]})
-
-    def test_float32(self):
-        models, data = models_of(lambda: mlp(dtype=F32)), regression(dtype=F32)
-        compare(models, data, ba.Gaussian(4.0), TOLERANCE[F32], mc_samples=2, **OWN)
-
-    @pytest.mark.parametrize("make", [part_frozen, Residual])
-    def test_networks(self, make):
-        compare(models_of(make), regression(), noise_of(4.0), mc_samples=2)
-
-    @pytest.mark.parametrize("precisions", [(1.0,), (1.0, 4.0)])
-    def test_a_learned_noise(self, precisions):
-        compare(models_of(), regression(), noise_of(*precisions, learned=True), mc_samples=2, **OWN)
-
-    def test_classes(self):
-        data = [(draw(n, 3, seed=n), torch.arange(n) % 4) for n in RAGGED]
-        compare(models_of(lambda: mlp(4)), data, ba.Categorical(), mc_samples=2)
-
-    def test_full_batch(self):
-        compare(models_of(), regression(), noise_of(4.0), batch_size=20, epochs=5, mc_samples=2)
-
-    def test_many_steps_with_a_wide_posterior(self):
-        """Where ``sigma`` and its logarithm are far from each other."""
-        compare(models_of(), regression(), noise_of(0.1), epochs=20, lr=0.1, prior_precision=0.04,
-                initial_precision=0.05, mc_samples=2)  # fmt: skip
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 3, 4])
-def test_chunks_do_not_change_the_result(chunk):
-    options = {"method": "bbb", "epochs": 3, "mc_samples": 2, **OWN}
-    nets = train(models_of(), regression(), noise_of(4.0, learned=True), chunk=chunk, **options)
-    assert_same(nets, train(models_of(), regression(), noise_of(4.0, learned=True), **options), ROUNDING)
+from population.conftest import train
+from population.problems import F32, F64, draw, models_of, noise_of, regression
 
 
 class TestConjugate:
@@ -223,7 +35,7 @@ class TestConjugate:
             (x, y),
             [noise_of(precision) for precision in precisions],
             method="bbb",
-            epochs=2000,
+            epochs=1000,
             batch_size=40,
             lr=0.05,
             lr_schedule=lambda done: 1.0 - done,
@@ -242,40 +54,20 @@ class TestConjugate:
             found = torch.cat([nets.variance["weight"][i, 0], nets.variance["bias"][i]])
             torch.testing.assert_close(found, variance, rtol=1e-6, atol=0.0)
 
-    def test_without_data_it_finds_the_prior(self):
-        """Weights that no input reaches."""
-        pair = torch.zeros(4, 4, dtype=F64), torch.zeros(4, 1, dtype=F64)
-        nets = train(
-            models_of(lambda: nn.Linear(4, 1, bias=False).to(F64), 2),
-            pair,
-            noise_of(1.0),
-            method="bbb",
-            epochs=2000,
-            lr=0.05,
-            lr_schedule=lambda done: 1.0 - done,
-            mc_samples=8,
-            prior_precision=[0.25, 9.0],
-            initial_precision=[0.3, 200.0],
-        )
-        assert nets.mean["weight"].abs().max() < 1e-6
-        expected = torch.tensor([4.0, 1 / 9.0], dtype=F64)[:, None, None].expand(2, 1, 4)
-        torch.testing.assert_close(nets.variance["weight"], expected, rtol=1e-6, atol=0.0)
-
 
 class TestNumbers:
     RULE = population.BayesByBackprop.rule
 
     @pytest.mark.parametrize("dtype", [F32, F64])
-    @pytest.mark.parametrize("precision", [1e-12, 1e-3, 0.01, 1.0, 1e3, 1e12])
+    @pytest.mark.parametrize("precision", [1e-12, 1.0, 1e12])
     def test_starts_at_the_initial_precision(self, precision, dtype):
         state = self.RULE.init(torch.zeros(2, dtype=dtype), {"initial_precision": precision})
         found = self.RULE.precision(state, {})
         torch.testing.assert_close(found, torch.full((2,), precision, dtype=dtype), rtol=40 * torch.finfo(dtype).eps,
                                    atol=0.0)  # fmt: skip
 
-    @pytest.mark.parametrize("rho", [-800.0, -60.0, -1.0, 0.0, 15.0, 30.0, 60.0, 800.0])
-    @pytest.mark.parametrize("dtype", [F32, F64])
-    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    @pytest.mark.parametrize("rho", [-800.0, -60.0, 0.0, 30.0, 800.0])
+    @pytest.mark.parametrize(("temperature", "dtype"), [(0.0, F32), (1.0, F32), (1.0, F64)])
     def test_the_gradient_of_rho_at_extremes(self, temperature, dtype, rho):
         """By one step whose first average is a tenth of it, against numbers of 50 digits."""
         from mpmath import mp, mpf
@@ -293,102 +85,10 @@ class TestNumbers:
         due = torch.full((1,), float(expected) / 10, dtype=dtype)
         torch.testing.assert_close(state["rho_exp_avg"], due, rtol=20 * torch.finfo(dtype).eps, atol=1e-37)
 
-    def test_a_precision_that_overflows_is_no_noise(self):
-        nets = train(
-            models_of(lambda: mlp(dtype=F32)),
-            regression(dtype=F32),
-            ba.Gaussian(4.0),
-            method="bbb",
-            epochs=3,
-            initial_precision=1e40,
-        )
-        for name, variance in nets.variance.items():
-            assert not variance.any()
-            assert nets.mean[name].isfinite().all()
 
-
-class TestResult:
-    def test_posteriors(self):
-        models = models_of(part_frozen)
-        nets = train(models, regression(), noise_of(1.0, learned=True), method="bbb", epochs=2)
-        for member, q in enumerate(nets.posteriors):
-            assert isinstance(q, ba.DiagonalGaussian)
-            assert list(q.mean) == list(q.variance) == ["0.weight", "2.weight", "2.bias"]
-            assert q.hyperparameters["method"] == "BayesByBackprop"
-            for name, variance in q.variance.items():
-                scale = nn.functional.softplus(nets.state["rho"][name][member])
-                torch.testing.assert_close(variance, scale.square(), **ROUNDING)
-        values = [likelihood.noise_precision.item() for likelihood in nets.likelihoods]
-        assert len({1.0, *values}) == 5
-
-    @pytest.mark.parametrize("prior", [1.0, 17.0])
-    def test_starts_as_other_methods_do(self, prior):
-        nets = [
-            train(models_of(), regression(), noise_of(4.0), method=method, epochs=1, lr=0.0, prior_precision=prior,
-                  betas=(0.9, 1 - 1e-15))
-            for method in ("bbb", "vadam")
-        ]  # fmt: skip
-        for name, variance in nets[0].variance.items():
-            torch.testing.assert_close(variance, nets[1].variance[name], rtol=1e-9, atol=0.0)
-            assert nets[0].mean[name].equal(nets[1].mean[name])
-
-    def test_predicts_as_the_posterior_does(self):
-        models, x = models_of(), draw(5, 3, seed=9)
-        nets = train(models, regression(), noise_of(4.0), method="bbb", epochs=2)
-        for model, q, found in zip(models, nets.posteriors, nets.predict(x, mc_samples=7), strict=True):
-            alone = ba.predict(model, q, x, likelihood=noise_of(4.0), mc_samples=7)
-            torch.testing.assert_close(found.mean, alone.mean, **ROUNDING)
-            torch.testing.assert_close(found.variance, alone.variance, **ROUNDING)
-
-    def test_early_stop_gives_the_best(self):
-        held_out = regression((9,), seed=50)[0]
-        options = {"method": "bbb", "lr": [0.05, 0.3, 0.1, 0.02], "mc_samples": 2}
-        nets = train(models_of(), regression(), noise_of(16.0), epochs=25, validation=held_out, patience=2, **options)
-        assert "patience" in nets.stopped
-        for member, values in enumerate(nets.history["validation"]):
-            best = values.nan_to_num(math.inf).argmin().item()
-            whole = train(models_of(), regression(), noise_of(16.0), epochs=best + 1, **options)
-            torch.testing.assert_close(rows_of(nets, [member]), rows_of(whole, [member]), **ROUNDING)
-            density = nets.predict(held_out[0], mc_samples=16)[member].log_prob(held_out[1]).mean()
-            torch.testing.assert_close(values[best], -density, **ROUNDING)
-
-    def test_a_bad_member_stops_alone(self):
-        data = regression()
-        data[1][1][0] = NAN
-        nets = train(models_of(), data, noise_of(4.0), method="bbb", epochs=3, nonfinite="skip")
-        assert nets.stopped == ["epochs", "nonfinite", "epochs", "epochs"]
-        assert all(value.isfinite().all() for value in rows_of(nets, slice(None)).values())
-        with pytest.raises(FloatingPointError, match="^the gradient of member 1 must be finite"):
-            train(models_of(), data, noise_of(4.0), method="bbb", epochs=3)
-
-
-def test_the_posterior_may_start_wider_than_the_prior():
-    options = {"prior_precision": 50.0, "initial_precision": 10.0, "lr": 0.0}
-    nets = train(models_of(), regression(), noise_of(4.0), method="bbb", epochs=1, **options)
-    for value in nets.variance.values():
-        torch.testing.assert_close(value, torch.full_like(value, 0.1))
-
-
-REFUSED = {
-    "eps must be a finite number of at least 0, got -1e-08": {"eps": -1e-8},
-    "eps must be a finite number of at least 0, got inf": {"eps": [0.1, math.inf, 0.1, 0.1]},
-    "eps must be a finite number of at least 0, got nan": {"eps": NAN},
-    "eps must be a finite number of at least 0, got '1'": {"eps": "1"},
-    "lr must be a number or a 1-element tensor, finite and at least 0, got -1": {"lr": -1},
-    "betas must be a pair of numbers in [0, 1), got (0.9, 1.0)": {"betas": (0.9, 1.0)},
-    "prior_precision must be a positive, finite number or 'init', got 0.0": {"prior_precision": [1.0, 1.0, 0.0, 1.0]},
-    "temperature must be in [0, 1], got 1.5": {"temperature": 1.5},
-    "mc_samples must be even when antithetic=True, got 3": {"mc_samples": 3, "antithetic": True},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_refusals(message):
-    with pytest.raises(ValueError, match=exactly(message)):
-        train(models_of(), regression(), noise_of(4.0), method="bbb", epochs=1, **REFUSED[message])
-
-
-@pytest.mark.parametrize("name", ["maximize", "nonfinite_gradients", "weight_decay"])
-def test_unknown_options(name):
-    with pytest.raises(TypeError, match=name):
-        train(models_of(), regression(), noise_of(4.0), method="bbb", epochs=1, **{name: 0.1})
+def test_starts_as_other_methods_do():
+    options = {"epochs": 1, "lr": 0.0, "prior_precision": 17.0, "betas": (0.9, 1 - 1e-15)}
+    nets = [train(models_of(), regression(), noise_of(4.0), method=method, **options) for method in ("bbb", "vadam")]
+    for name, variance in nets[0].variance.items():
+        torch.testing.assert_close(variance, nets[1].variance[name], rtol=1e-9, atol=0.0)
+        assert nets[0].mean[name].equal(nets[1].mean[name])

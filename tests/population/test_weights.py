@@ -5,9 +5,8 @@ import copy
 import pytest
 import torch
 
-import bayesadam as ba
 from bayesadam import population
-from population.conftest import BATCH, RAGGED, draw, exactly, models_of, noise_of, regression
+from population.problems import BATCH, RAGGED, draw, models_of, noise_of, regression
 
 OPTIONS = {"method": "adam", "epochs": 3, "lr": 0.01, "seed": 5}
 
@@ -29,24 +28,13 @@ def alone(model, x, y, weight, likelihood, batch_size, seed):
     return dict(model.named_parameters())
 
 
-@pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("batch_size", [BATCH, 100])
-def test_weighted_members_are_as_alone(batch_size, learned):
+def test_weighted_members_are_as_alone(batch_size):
     pairs, models = regression(), models_of()
     weights = [draw(size, seed=30 + size).exp() for size in RAGGED]
     likelihood = noise_of(2.0)
-    nets = population.train(
-        models,
-        pairs,
-        likelihood=noise_of(2.0, learned=learned),
-        batch_size=batch_size,
-        sample_weight=weights,
-        **OPTIONS,
-    )
-    if learned:  # another path through the likelihood, and other weights of the networks
-        even = population.train(models, pairs, likelihood=noise_of(2.0, learned=True), batch_size=batch_size, **OPTIONS)
-        assert not torch.allclose(even.mean["0.weight"], nets.mean["0.weight"])
-        return
+    options = {**OPTIONS, "likelihood": likelihood, "batch_size": batch_size}
+    nets = population.train(models, pairs, sample_weight=weights, **options)
     for member, (model, (x, y), weight) in enumerate(zip(models, pairs, weights, strict=True)):
         expected = alone(model, x, y, weight, likelihood, batch_size, OPTIONS["seed"] + member)
         for name, value in expected.items():
@@ -78,40 +66,3 @@ def test_only_ratios_count_and_shared_data_are_weighted_too():
         torch.testing.assert_close(value, second.mean[name], rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(value, apart.mean[name], rtol=1e-9, atol=1e-12)
         assert not torch.allclose(value, even.mean[name])
-
-
-@pytest.mark.parametrize(
-    ("weight", "message"),
-    [
-        (torch.ones(4), "sample_weight of member 0 must be of shape (6,), got (4,)"),
-        (-torch.ones(6), "sample_weight of member 0 must be finite, not negative and not all 0"),
-        (torch.zeros(6), "sample_weight of member 0 must be finite, not negative and not all 0"),
-        (torch.full((6,), torch.nan), "sample_weight of member 0 must be finite, not negative and not all 0"),
-        ([torch.ones(6)] * 3, "sample_weight must be one tensor or one for each of 1 members, got 3"),
-    ],
-)
-def test_weights_that_are_none(weight, message):
-    with pytest.raises(ValueError, match=exactly(message)):
-        population.train(
-            models_of(count=1),
-            regression((6,)),
-            likelihood=noise_of(2.0),
-            batch_size=3,
-            sample_weight=weight,
-            **OPTIONS,
-        )
-
-
-@pytest.mark.parametrize("options", [{"method": "vogn"}, {"method": "von", "options": {"hessian": "exact"}}])
-def test_squares_of_single_gradients_have_no_weights(options):
-    with pytest.raises(ValueError, match="sample_weight must be None for a method of squared gradients"):
-        population.train(
-            models_of(count=1),
-            regression((6,)),
-            likelihood=ba.Gaussian(2.0).double(),
-            batch_size=3,
-            sample_weight=torch.ones(6),
-            epochs=1,
-            lr=0.01,
-            **options,
-        )

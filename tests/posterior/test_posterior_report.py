@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import bayesadam as ba
-from bayesadam.posterior import LowRankGaussian, PartialGaussian
 from bayesadam.posterior.report import PER_TENSOR, quantiles
+from posterior.kinds import GAUSSIANS
 
 
 def posterior(shares=(0.25, 0.75), priors=(2.0, 4.0), **hyperparameters):
@@ -109,17 +109,10 @@ def test_sentences_say_what_the_numbers_mean(share, said):
     assert str(report).endswith("\n\n" + "\n".join(report.sentences))
 
 
-def test_the_table_is_aligned_and_complete():
+def test_the_table_is_complete():
     lines = str(posterior().report()).splitlines()
-    assert lines[0].split("  ")[0] == "tensor"
-    assert [line.split()[0] for line in lines[1:4]] == ["w", "b", "all"]
-    places = {title: lines[0].index(title) for title in ("weights", "width", "start", "|mean|", "determined")}
-    assert all(
-        line[place - 2 : place] == "  " and line[place] != " " for line in lines[:4] for place in places.values()
-    )
-    assert lines[1][places["start"] :].startswith("25% ")
-    assert lines[1][places["weights"] :].startswith("30 x 10 ")
-    assert "<pre>tensor" in posterior().report()._repr_html_()
+    assert [line.split()[0] for line in lines[:4]] == ["tensor", "w", "b", "all"]
+    assert {"30 x 10", "25%"} <= {cell.strip() for cell in lines[1].split("  ")}
 
 
 def test_the_dictionary_is_json():
@@ -131,43 +124,19 @@ def test_the_dictionary_is_json():
     assert told["steps"] is None
 
 
-def test_every_gaussian_has_one_by_its_marginal_variances():
-    torch.manual_seed(0)
-    mean = {"w": torch.randn(2, 2), "b": torch.randn(2)}
-    root = torch.randn(6, 6, dtype=torch.float64)
-    told = {"prior_precision": 0.01, PER_TENSOR: {"b": {"start_share": 0.5, "prior_precision": 0.02}}}
-    dense = ba.DenseGaussian(mean, root @ root.T + torch.eye(6, dtype=torch.float64), hyperparameters=told)
-    low_rank = LowRankGaussian(
-        mean,
-        {name: torch.ones_like(value) for name, value in mean.items()},
-        {n: torch.randn(3, *v.shape) for n, v in mean.items()},
-        hyperparameters=told,
-    )
-    for q in (dense, low_rank):
-        report = q.report()
-        assert report == ba.DiagonalGaussian(mean, q.variance, hyperparameters=told).report()
-        assert [row.start_share for row in report.rows] == [None, 0.5]
-        assert [row.prior_precision for row in report.rows] == [0.01, 0.02]
-    assert dense.marginal().report() == dense.report()
-    partial = PartialGaussian(dense, {"first": torch.zeros(3)})
-    assert [row.num_random for row in partial.report().rows] == [4, 2, 0]
-
-
-def test_it_survives_what_is_done_to_a_posterior(tmp_path):
-    q = posterior()
-    q.save(tmp_path / "q.safetensors")
-    assert ba.load_posterior(tmp_path / "q.safetensors").report() == q.report()
-    assert q.to(dtype=torch.float64).report().total.start_share == q.report().total.start_share
-    narrow = q.to(dtype=torch.bfloat16).report()
-    assert narrow.rows[0].width == pytest.approx(q.report().rows[0].width, rel=0.01)
-    pruned = q.prune(0.5).report()
-    assert pruned.total.num_random == 200
-    assert [row.start_share for row in pruned.rows] == [0.25, 0.75]
-
-
 def test_quantiles_are_values_and_may_be_infinite():
     values = torch.arange(101.0)
     assert quantiles(values.flip(0)) == (1.0, 50.0, 99.0)
     assert quantiles(torch.tensor([3.0])) == (3.0, 3.0, 3.0)
     assert quantiles(torch.tensor([1.0, math.inf, math.inf]))[1:] == (math.inf, math.inf)
     assert quantiles(torch.zeros(0)) is None
+
+
+@pytest.mark.parametrize("kind", ["dense", "low rank", "kronecker"])
+def test_every_gaussian_has_one_by_its_marginal_variances(kind):
+    told = {"prior_precision": 0.01, PER_TENSOR: {"a": {"start_share": 0.5, "prior_precision": 0.02}}}
+    q = GAUSSIANS[kind](**told)
+    report = q.report()
+    assert report == ba.DiagonalGaussian(q.mean, q.variance, hyperparameters=told).report()
+    assert [row.start_share for row in report.rows] == [None, 0.5, None, None]
+    assert [row.prior_precision for row in report.rows] == [0.01, 0.02, 0.01, 0.01]

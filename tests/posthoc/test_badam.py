@@ -1,7 +1,7 @@
 """Badam: variances from every optimiser's state by hand, and from the gradients that it saw."""
 
 import copy
-import json
+import math
 from functools import partial
 
 import pytest
@@ -14,21 +14,17 @@ from bayesadam.posthoc import badam
 F64 = {"dtype": torch.float64}
 OPTIMIZERS = {
     "Adam": partial(torch.optim.Adam, betas=(0.8, 0.93)),
-    "Adam, foreach": partial(torch.optim.Adam, betas=(0.8, 0.93), foreach=True),
     "Adam, fused": partial(torch.optim.Adam, betas=(0.8, 0.93), fused=True),
     "Adam, tensor lr": partial(torch.optim.Adam, lr=torch.tensor(0.02), betas=(0.8, 0.93), foreach=False),
     "Adam, b2 = 0": partial(torch.optim.Adam, betas=(0.8, 0.0)),
-    "Adam, default": torch.optim.Adam,
     "Adam, maximize": partial(torch.optim.Adam, maximize=True),
     "Adam, amsgrad": partial(torch.optim.Adam, betas=(0.8, 0.5), amsgrad=True),
     "AdamW": partial(torch.optim.AdamW, betas=(0.8, 0.93), weight_decay=0.1),
-    "AdamW, amsgrad": partial(torch.optim.AdamW, betas=(0.8, 0.5), amsgrad=True),
     "NAdam": partial(torch.optim.NAdam, betas=(0.8, 0.93)),
     "RAdam": partial(torch.optim.RAdam, betas=(0.8, 0.93)),
     "RMSprop": partial(torch.optim.RMSprop, lr=1e-3, alpha=0.9),
     "RMSprop, centred": partial(torch.optim.RMSprop, lr=1e-3, alpha=0.9, centered=True, momentum=0.5),
     "Adagrad": partial(torch.optim.Adagrad, lr=0.05),
-    "Adagrad, fused": partial(torch.optim.Adagrad, lr=0.05, fused=True),
     "Adagrad, from 0.5": partial(torch.optim.Adagrad, lr=0.05, initial_accumulator_value=0.5),
 }
 STEPS = 12
@@ -52,18 +48,6 @@ def train(model, optimizer, steps=STEPS):
         seen.append({n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None})
         optimizer.step()
     return seen
-
-
-def from_state(optimizer, state, group):
-    """The second moments as the table of methods has them, from the state."""
-    step = float(state["step"])
-    if isinstance(optimizer, torch.optim.RMSprop):
-        moments = state["square_avg"].clone()
-        return moments - state["grad_avg"] ** 2 if group["centered"] else moments
-    if isinstance(optimizer, torch.optim.Adagrad):
-        return (state["sum"] - group["initial_accumulator_value"]) / step
-    key = "max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"
-    return state[key] / (1 - group["betas"][1] ** step)
 
 
 def from_gradients(optimizer, group, grads):
@@ -92,9 +76,6 @@ def test_variance_from_every_optimizer(name):
     assert list(q.mean) == [n for n, _ in model.named_parameters()]
     for key, parameter in model.named_parameters():
         assert torch.equal(q.mean[key], parameter)
-        by_hand = from_state(optimizer, optimizer.state[parameter], group)
-        exact = {"rtol": 1e-12, "atol": 0.0}
-        torch.testing.assert_close(q.variance[key], 1 / (50 * by_hand.sqrt() + 0.3), **exact)
         slow = from_gradients(optimizer, group, [step[key] for step in seen])
         torch.testing.assert_close(q.variance[key], 1 / (50 * slow.sqrt() + 0.3), rtol=1e-9, atol=0.0)
 
@@ -128,44 +109,32 @@ def test_groups_with_different_betas():
 def test_final_form_without_prior_and_second_version():
     model = network()
     optimizer = torch.optim.Adam(model.parameters())
-    train(model, optimizer)
-    final = badam(optimizer, model, num_data=20, prior_precision=0.0)
+    seen = train(model, optimizer)
+    again = torch.optim.Adam(model.parameters())
+    again.load_state_dict(optimizer.state_dict())
+    final = badam(again, model, num_data=20, prior_precision=0.0)
     second = badam(optimizer, model, num_data=20, prior_precision=3.0, weights="mle")
+    options = {"num_data": 20, "prior_precision": 3.0, "weights": "mle"}
+    assert second.hyperparameters == {"method": "badam", "optimizer": "Adam", **options}
     for name, parameter in model.named_parameters():
-        root = from_state(optimizer, optimizer.state[parameter], optimizer.param_groups[0]).sqrt()
-        exact = {"rtol": 1e-12, "atol": 0.0}
+        root = from_gradients(optimizer, optimizer.param_groups[0], [step[name] for step in seen]).sqrt()
+        exact = {"rtol": 1e-9, "atol": 0.0}
         torch.testing.assert_close(final.variance[name], 1 / (20 * root), **exact)
         assert torch.equal(final.mean[name], parameter)
         torch.testing.assert_close(second.variance[name], 1 / (20 * root + 3.0), **exact)
         torch.testing.assert_close(second.mean[name], parameter.detach() * root / (root + 3.0 / 20), **exact)
 
 
-def test_hyperparameters_and_file(tmp_path):
-    model = network()
-    optimizer = torch.optim.AdamW(model.parameters())
-    train(model, optimizer)
-    q = badam(optimizer, model, num_data=20, prior_precision=2.0, weights="mle")
-    told = {"method": "badam", "optimizer": "AdamW", "num_data": 20, "prior_precision": 2.0, "weights": "mle"}
-    assert q.hyperparameters == told
-    assert json.loads(json.dumps(told)) == told
-    q.save(tmp_path / "q.safetensors")
-    assert ba.load_posterior(tmp_path / "q.safetensors").hyperparameters == told
-
-
 def test_copies_and_leaves_everything_as_it_is():
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), amsgrad=True)
     train(model, optimizer)
-    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    before = copy.deepcopy((dict(model.state_dict()), optimizer.state_dict()["state"]))
     q = badam(optimizer, model, num_data=20, weights="mle")
     for value in (*q.mean.values(), *q.variance.values()):
         value.zero_()
-    now = model.state_dict(), optimizer.state_dict()
-    for name, value in now[0].items():
-        assert torch.equal(value, before[0][name])
-    for key, state in now[1]["state"].items():
-        for name, value in state.items():
-            assert torch.equal(value, before[1]["state"][key][name])
+    now = dict(model.state_dict()), optimizer.state_dict()["state"]
+    torch.testing.assert_close(now, before, rtol=0, atol=0)
 
 
 def test_low_precision_weights_give_a_posterior_in_float32():
@@ -189,105 +158,61 @@ def test_frozen_parameters_have_no_posterior():
     q.match(model)
 
 
-def test_state_that_was_loaded():
+def refused(
+    message,
+    optimizer=torch.optim.Adam,
+    steps=1,
+    model=None,
+    error=ValueError,
+    change=lambda model, opt: None,
+    **options,
+):
+    model = network() if model is None else model
+    optimizer = optimizer(model.parameters())
+    if steps:
+        train(model, optimizer, steps)
+    change(model, optimizer)
+    with pytest.raises(error, match=message):
+        badam(optimizer, model, **{"num_data": 10, **options})
+
+
+def test_refusals():
+    refused("^optimizer must be one of torch.optim's AdamW and Adam, .*, got SGD$", torch.optim.SGD, error=TypeError)
+    for name in ("Adam", "RMSprop", "Adagrad"):
+        message = f"^optimizer must have trained the model, got {name} without a step$"
+        refused(message, OPTIMIZERS[name], steps=0, error=RuntimeError)
+    for value in (0, math.inf, "10", None):
+        refused("^num_data must be a positive, finite number, got ", num_data=value)
+    for value in (-1.0, math.nan, "1"):
+        message = "^prior_precision must be a finite number of at least 0, or 'safe', got "
+        refused(message, prior_precision=value)
+    refused("^weights must be 'map' or 'mle', got 'mean'$", weights="mean")
+    message = "^optimizer must hold the model's trainable parameter '2.weight', got no such parameter$"
+    refused(message, lambda p: torch.optim.Adam([*p][:2]))
+    refused(
+        "^the second moments of '2.bias' must be finite, got inf or nan$",
+        change=lambda model, opt: opt.state[model[2].bias]["exp_avg_sq"].fill_(math.nan),
+    )
+    refused("^model must have a trainable parameter, got none$", change=lambda model, opt: model.requires_grad_(False))
     model = network()
+    with pytest.raises(TypeError, match=r"got Vadam \(it has a posterior of its own: optimizer.posterior\(\)\)$"):
+        badam(ba.Vadam(model.named_parameters(), num_data=10), model, num_data=10)
+
+
+@pytest.mark.parametrize("name", ["Adam", "Adagrad"])
+def test_a_parameter_without_gradients_is_refused(name):
+    model = network()
+    model.register_parameter("unused", nn.Parameter(torch.zeros(2, **F64)))
+    refused("^optimizer must have stepped with a gradient of 'unused', got none", OPTIMIZERS[name], model=model)
+
+
+def test_dead_inputs_need_a_prior():
+    model = network()
+    model[0].weight.register_hook(lambda grad: grad.index_fill(1, torch.tensor([1]), 0.0))
     optimizer = torch.optim.Adam(model.parameters())
     train(model, optimizer)
-    again = torch.optim.Adam(model.parameters())
-    again.load_state_dict(optimizer.state_dict())
-    q, r = (badam(o, model, num_data=20) for o in (optimizer, again))
-    assert all(torch.equal(q.variance[name], r.variance[name]) for name in q.mean)
-
-
-def test_predicts():
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters())
-    train(model, optimizer)
-    q = badam(optimizer, model, num_data=20)
-    pred = ba.predict(model, q, torch.zeros(4, 3, **F64), likelihood=ba.Gaussian(), mc_samples=8)
-    assert (pred.epistemic > 0).all()
-
-
-class TestRefusals:
-    @pytest.mark.parametrize("cls", [torch.optim.Adamax, torch.optim.SGD, torch.optim.Adadelta, torch.optim.Rprop])
-    def test_other_optimizers(self, cls):
-        model = network()
-        message = (
-            "^optimizer must be one of torch.optim's AdamW and Adam, NAdam, RAdam, RMSprop, Adagrad, "
-            f"got {cls.__name__}$"
-        )
-        with pytest.raises(TypeError, match=message):
-            badam(cls(model.parameters()), model, num_data=10)
-
-    def test_own_optimizers(self):
-        model = network()
-        optimizer = ba.Vadam(model.named_parameters(), num_data=10)
-        with pytest.raises(TypeError, match=r"got Vadam \(it has a posterior of its own: optimizer.posterior\(\)\)$"):
-            badam(optimizer, model, num_data=10)
-
-    @pytest.mark.parametrize("name", ["Adam", "RMSprop", "Adagrad"])
-    def test_no_step(self, name):
-        model = network()
-        optimizer = OPTIMIZERS[name](model.parameters())
-        with pytest.raises(RuntimeError, match=f"^optimizer must have trained the model, got {name} without a step$"):
-            badam(optimizer, model, num_data=10)
-
-    @pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), "10", None])
-    def test_num_data(self, value):
-        model = network()
-        with pytest.raises(ValueError, match="^num_data must be a positive, finite number, got "):
-            badam(torch.optim.Adam(model.parameters()), model, num_data=value)
-
-    @pytest.mark.parametrize("value", [-1.0, float("inf"), float("nan"), "1"])
-    def test_prior_precision(self, value):
-        model = network()
-        with pytest.raises(ValueError, match="^prior_precision must be a finite number of at least 0, or 'safe', got "):
-            badam(torch.optim.Adam(model.parameters()), model, num_data=10, prior_precision=value)
-
-    def test_weights(self):
-        model = network()
-        with pytest.raises(ValueError, match="^weights must be 'map' or 'mle', got 'mean'$"):
-            badam(torch.optim.Adam(model.parameters()), model, num_data=10, weights="mean")
-
-    def test_a_parameter_that_the_optimizer_does_not_hold(self):
-        model = network()
-        optimizer = torch.optim.Adam(model[0].parameters())
-        train(model, optimizer)
-        message = "^optimizer must hold the model's trainable parameter '2.weight', got no such parameter$"
-        with pytest.raises(ValueError, match=message):
-            badam(optimizer, model, num_data=10)
-
-    @pytest.mark.parametrize("name", ["Adam", "Adagrad"])
-    def test_a_parameter_without_gradients(self, name):
-        model = network()
-        model.register_parameter("unused", nn.Parameter(torch.zeros(2, **F64)))
-        optimizer = OPTIMIZERS[name](model.parameters())
-        train(model, optimizer)
-        with pytest.raises(ValueError, match="^optimizer must have stepped with a gradient of 'unused', got none"):
-            badam(optimizer, model, num_data=10)
-
-    def test_dead_inputs_without_prior(self):
-        model = network()
-        model[0].weight.register_hook(lambda grad: grad.index_fill(1, torch.tensor([1]), 0.0))
-        optimizer = torch.optim.Adam(model.parameters())
-        train(model, optimizer)
-        message = "^prior_precision must be positive where second moments are 0, got 0 and 4 zeros of 12 in '0.weight' "
-        with pytest.raises(ValueError, match=message):
-            badam(optimizer, model, num_data=10, prior_precision=0)
-        q = badam(optimizer, model, num_data=10, prior_precision=0.5)
-        assert (q.variance["0.weight"][:, 1] == 2.0).all()
-
-    def test_moments_that_are_not_finite(self):
-        model = network()
-        optimizer = torch.optim.Adam(model.parameters())
-        train(model, optimizer)
-        optimizer.state[model[2].bias]["exp_avg_sq"][0] = float("nan")
-        with pytest.raises(ValueError, match="^the second moments of '2.bias' must be finite, got inf or nan$"):
-            badam(optimizer, model, num_data=10)
-
-    def test_no_trainable_parameter(self):
-        model = network()
-        optimizer = torch.optim.Adam(model.parameters())
-        train(model, optimizer)
-        with pytest.raises(ValueError, match="^model must have a trainable parameter, got none$"):
-            badam(optimizer, model.requires_grad_(False), num_data=10)
+    message = "^prior_precision must be positive where second moments are 0, got 0 and 4 zeros of 12 in '0.weight' "
+    with pytest.raises(ValueError, match=message):
+        badam(optimizer, model, num_data=10, prior_precision=0)
+    q = badam(optimizer, model, num_data=10, prior_precision=0.5)
+    assert (q.variance["0.weight"][:, 1] == 2.0).all()

@@ -3,19 +3,16 @@
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.distributions import MultivariateNormal
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
-from bayesadam.functional.outputs import logistic_scale, softmax_factor
+from bayesadam.functional.outputs import softmax_factor
 from bayesadam.posterior.partial import PartialGaussian
 from bayesadam.posthoc import LaplaceApproximation, laplace
-from bayesadam.posthoc import full as full_module
 from bayesadam.posthoc import last_layer as last_layer_module
 from posthoc.models import (
     CASES,
@@ -31,9 +28,11 @@ from posthoc.models import (
     slow_log_likelihood,
     slow_matrix,
 )
+from predictive.networks import assert_unchanged, snapshot
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 BOTH = pytest.mark.parametrize("curvature", ["ggn", "empirical_fisher"])
+STRUCTURES = pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer"])
 EVERY = pytest.mark.parametrize("name", list(CASES))
 
 
@@ -54,38 +53,31 @@ def references():
     return reference
 
 
+def values(fitted):
+    """What was found, as one tensor."""
+    return flat(fitted.curvature) if isinstance(fitted.curvature, dict) else fitted.curvature
+
+
+def part(structure, matrix, size):
+    return matrix.diagonal() if structure == "diagonal" else matrix[-size:, -size:]
+
+
 class TestCurvature:
     @EVERY
     @BOTH
-    def test_full_is_the_slow_loop(self, name, curvature, references):
+    @STRUCTURES
+    def test_is_that_of_the_slow_loop(self, name, curvature, structure, references):
         model, x, y, likelihood = case(name)
-        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="full", curvature=curvature)
-        torch.testing.assert_close(fitted.curvature, references(name, curvature), **EXACT)
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure, curvature=curvature)
+        whole, found = references(name, curvature), values(fitted)
+        torch.testing.assert_close(found, part(structure, whole, len(found)), **EXACT)
+        assert len(found) == sum(fitted.mean[key].numel() for key in fitted.random)
+        assert (len(found) == len(whole)) == (structure != "last_layer")
         assert fitted.log_likelihood == pytest.approx(slow_log_likelihood(model, x, y, likelihood), rel=1e-12)
         assert fitted.num_data == (y.numel() if isinstance(likelihood, ba.Categorical) else len(x))
+        assert list(fitted.mean) == [n for n, _ in model.named_parameters()]
 
-    @EVERY
     @BOTH
-    def test_diagonal_is_the_slow_loop(self, name, curvature, references):
-        model, x, y, likelihood = case(name)
-        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="diagonal", curvature=curvature)
-        assert list(fitted.curvature) == [n for n, _ in model.named_parameters()]
-        for key, parameter in model.named_parameters():
-            assert fitted.curvature[key].shape == parameter.shape
-        torch.testing.assert_close(flat(fitted.curvature), references(name, curvature).diagonal(), **EXACT)
-        assert fitted.log_likelihood == pytest.approx(slow_log_likelihood(model, x, y, likelihood), rel=1e-12)
-
-    @EVERY
-    @BOTH
-    def test_last_layer_is_a_block_of_the_whole(self, name, curvature, references):
-        model, x, y, likelihood = case(name)
-        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="last_layer", curvature=curvature)
-        size = len(fitted.curvature)
-        assert size == sum(fitted.mean[key].numel() for key in fitted.random)
-        torch.testing.assert_close(fitted.curvature, references(name, curvature)[-size:, -size:], **EXACT)
-        assert fitted.log_likelihood == pytest.approx(slow_log_likelihood(model, x, y, likelihood), rel=1e-12)
-
-    @pytest.mark.parametrize("curvature", ["ggn", "empirical_fisher"])
     @pytest.mark.parametrize(("layer", "start", "stop"), [("0", 0, 20), ("2", 20, 45)])
     def test_any_linear_layer(self, layer, start, stop, curvature, references):
         model, x, y, likelihood = case("categorical")
@@ -94,7 +86,7 @@ class TestCurvature:
         block = references("categorical", curvature)[start:stop, start:stop]
         torch.testing.assert_close(fitted.curvature, block, **EXACT)
 
-    @pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer"])
+    @STRUCTURES
     def test_is_a_sum_over_batches_whatever_they_are(self, structure):
         model, x, y, likelihood = case("outputs")
         options = {"likelihood": likelihood, "structure": structure}
@@ -106,17 +98,9 @@ class TestCurvature:
         ):
             assert other.num_data == whole.num_data == N
             assert other.log_likelihood == pytest.approx(whole.log_likelihood, rel=1e-12)
-            values = [f.curvature if structure != "diagonal" else flat(f.curvature) for f in (other, whole)]
-            torch.testing.assert_close(*values, **EXACT)
+            torch.testing.assert_close(values(other), values(whole), **EXACT)
 
-    def test_full_in_small_chunks(self, monkeypatch, references):
-        monkeypatch.setattr(full_module, "CHUNK", 700)
-        model, x, y, likelihood = case("categorical")
-        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="full")
-        torch.testing.assert_close(fitted.curvature, references("categorical", "ggn"), **EXACT)
-
-    @pytest.mark.parametrize("mapped", [True, False])
-    @pytest.mark.parametrize("batch_size", [None, 1, 3, 6])
+    @pytest.mark.parametrize(("mapped", "batch_size"), [(True, None), (True, 3), (False, 6)])
     def test_full_with_a_shared_tensor_that_is_as_long_as_a_batch(self, batch_size, mapped):
         anchors = draw(3, 2, seed=1)
 
@@ -134,70 +118,30 @@ class TestCurvature:
         fitted = LaplaceApproximation(Kernel(), data, likelihood=likelihood, structure="full", batch_size=batch_size)
         torch.testing.assert_close(fitted.curvature, slow_matrix(Kernel(), x, y, likelihood, "ggn"), **EXACT)
 
-    @pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer"])
-    def test_a_parameter_without_axes(self, structure):
-        class Tempered(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.scale, self.model = nn.Parameter(torch.tensor(1.5, **F64)), mlp()
-
-            def forward(self, x):
-                return self.model(x) * self.scale
-
-        _, x, y, likelihood = case("categorical")
-        options = {"structure": structure} | ({"last_layer": "model.4"} if structure == "last_layer" else {})
-        fitted = LaplaceApproximation(Tempered(), (x, y), likelihood=likelihood, **options)
-        expected = slow_matrix(Tempered(), x, y, likelihood, "ggn")
-        if structure == "diagonal":
-            torch.testing.assert_close(flat(fitted.curvature), expected.diagonal(), **EXACT)
-        else:
-            size = len(fitted.curvature)
-            torch.testing.assert_close(fitted.curvature, expected[-size:, -size:], **EXACT)
-            assert (size == len(expected)) == (structure == "full")
-
-    @BOTH
-    def test_full_of_a_module_that_cannot_be_mapped(self, curvature, references):
-        class Unmapped(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.model = mlp()
-
-            def forward(self, x):
-                return self.model(x) * (1.0 if x.sum().item() > -1e9 else 0.0)
-
-        _, x, y, likelihood = case("categorical")
-        fitted = LaplaceApproximation(Unmapped(), (x, y), likelihood=likelihood, structure="full", curvature=curvature)
-        torch.testing.assert_close(fitted.curvature, references("categorical", curvature), **EXACT)
-
-    @pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer"])
+    @STRUCTURES
     def test_num_data_scales_curvature_and_likelihood(self, structure):
         model, x, y, likelihood = case("categorical")
-        part = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure)
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure)
         scaled = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure, num_data=900)
-        values = [f.curvature if structure != "diagonal" else flat(f.curvature) for f in (part, scaled)]
-        torch.testing.assert_close(100 * values[0], values[1], **EXACT)
+        torch.testing.assert_close(100 * values(fitted), values(scaled), **EXACT)
         assert scaled.num_data == 900
-        assert scaled.log_likelihood == pytest.approx(100 * part.log_likelihood)
+        assert scaled.log_likelihood == pytest.approx(100 * fitted.log_likelihood)
 
-    @pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer"])
+    @STRUCTURES
     def test_frozen_weights_are_left_out_and_unused_ones_are_flat(self, structure, references):
         model, x, y, likelihood = case("categorical")
         model[0].weight.requires_grad_(False)
         model.register_module("5", nn.Identity())
         model[5].register_parameter("unused", nn.Parameter(torch.ones(2, **F64)))
-        whole = references("categorical", "ggn")[15:, 15:]
         fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure)
         assert list(fitted.mean) == ["0.bias", "2.weight", "4.weight", "4.bias", "5.unused"]
-        if structure == "diagonal":
-            torch.testing.assert_close(flat(fitted.curvature)[:-2], whole.diagonal(), **EXACT)
-            assert (fitted.curvature["5.unused"] == 0).all()
-        elif structure == "full":
-            torch.testing.assert_close(fitted.curvature[:-2, :-2], whole, **EXACT)
-            assert not fitted.curvature[-2:].any()
-        else:
+        if structure == "last_layer":
             assert fitted.random == ("4.weight", "4.bias")
+        else:
+            whole = torch.block_diag(references("categorical", "ggn")[15:, 15:], torch.zeros(2, 2))
+            torch.testing.assert_close(values(fitted), part(structure, whole, len(whole)), **EXACT)
 
-    @pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer"])
+    @STRUCTURES
     def test_inputs_of_several_tensors_and_outputs_in_a_box(self, structure):
         class Boxed(nn.Module):
             def __init__(self):
@@ -211,20 +155,16 @@ class TestCurvature:
         shift, box = draw(N, 3, seed=9), Boxed()
         options = {"likelihood": likelihood, "structure": structure}
         plain = LaplaceApproximation(mlp(), (x + shift, y), **options)
-        values = {}
         loader = DataLoader(TensorDataset(x, shift, y), batch_size=4)
-        forms = {
-            "tuple": ((x, shift), y),
-            "dict": ({"x": x, "shift": shift, "scale": 1.0}, y),
-            "loader": [[[a, b], c] for a, b, c in loader],
-        }
-        for form, data in forms.items():
+        for data in (
+            ((x, shift), y),
+            ({"x": x, "shift": shift, "scale": 1.0}, y),
+            [[[a, b], c] for a, b, c in loader],
+        ):
             fitted = LaplaceApproximation(box, data, output=lambda out: out["logits"], **options)
-            values[form] = fitted.curvature if structure != "diagonal" else flat(fitted.curvature)
-            expected = plain.curvature if structure != "diagonal" else flat(plain.curvature)
-            torch.testing.assert_close(values[form], expected, **EXACT)
+            torch.testing.assert_close(values(fitted), values(plain), **EXACT)
 
-    @pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer"])
+    @pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer", "kron", "last_layer_kron"])
     def test_leaves_the_model_as_it_was(self, structure):
         model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 4)).double()
         model[1].running_mean.copy_(draw(5))
@@ -232,29 +172,16 @@ class TestCurvature:
         x, y = draw(N, 3), classes(N, count=4)
         (model(x).square().mean()).backward()
         model[3].bias.grad = None
-        state = {k: v.clone() for k, v in model.state_dict().items()}
-        grads = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
-        kept = [p.grad for p in model.parameters()]
-        modes = [m.training for m in model.modules()]
-        options = {"likelihood": ba.Categorical(), "structure": structure}
-        first, second = (LaplaceApproximation(model, (x, y), **options) for _ in range(2))
-        values = [f.curvature if structure != "diagonal" else flat(f.curvature) for f in (first, second)]
-        assert torch.equal(*values)  # no dropout
-        reference = slow_matrix(model, x, y, ba.Categorical(), "ggn")
-        size = len(values[0])
-        expected = reference.diagonal() if structure == "diagonal" else reference[-size:, -size:]
-        torch.testing.assert_close(values[0], expected, **EXACT)
-        model.train()
-        model[0].eval()
+        before, options = snapshot(model), {"likelihood": ba.Categorical(), "structure": structure}
+        fitted = LaplaceApproximation(model, (x, y), **options)
+        assert_unchanged(model, before)
         with pytest.raises(ValueError, match="target"):
             LaplaceApproximation(model, (x, y + 9), **options)
-        assert [m.training for m in model.modules()] == modes
-        for p, grad, same in zip(model.parameters(), grads, kept, strict=True):
-            assert p.grad is same
-            assert grad is None or torch.equal(grad, p.grad)
-        for key, value in model.state_dict().items():
-            assert torch.equal(value, state[key])
+        assert_unchanged(model, before)
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+        if "kron" not in structure:  # in evaluation mode
+            expected = slow_matrix(model, x, y, ba.Categorical(), "ggn")
+            torch.testing.assert_close(values(fitted), part(structure, expected, len(values(fitted))), **EXACT)
 
     def test_shared_weights(self):
         class Tied(nn.Module):
@@ -278,18 +205,9 @@ class TestCurvature:
         with pytest.raises(ValueError, match="^last_layer must have trainable parameters of its own, got 'b.weight', "):
             LaplaceApproximation(Tied(), (x, y), likelihood=ba.Categorical(), structure="last_layer")
 
-    def test_float32_is_close(self, references):
-        model, x, y, likelihood = case("categorical")
-        model = model.float()
-        for structure in ("diagonal", "full", "last_layer"):
-            fitted = LaplaceApproximation(model, (x.float(), y), likelihood=likelihood, structure=structure)
-            found = flat(fitted.curvature) if structure == "diagonal" else fitted.curvature.diagonal()
-            expected = references("categorical", "ggn").diagonal()[-len(found) :]
-            torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
-
 
 class TestFactors:
-    @pytest.mark.parametrize("scale", [0.1, 1.0, 30.0, 300.0])
+    @pytest.mark.parametrize("scale", [1.0, 300.0])
     def test_softmax(self, scale):
         logits = scale * draw(6, 5)
         p = logits.softmax(-1)
@@ -302,12 +220,6 @@ class TestFactors:
         p = logits.double().softmax(-1)
         hessian = (lambda s: s @ s.mT)(softmax_factor(logits).double())
         torch.testing.assert_close(hessian[0, 0], p[0] * (p[1] + p[2]), rtol=1e-5, atol=0.0)
-
-    def test_logistic_in_the_tails(self):
-        z = torch.tensor([-80.0, -3.0, 0.0, 5.0, 80.0])
-        p = torch.special.expit(z.double())
-        expected = (p * torch.special.expit(-z.double())).sqrt()
-        torch.testing.assert_close(logistic_scale(z).double(), expected, rtol=1e-5, atol=0.0)
 
 
 def linear_regression(prior=0.7, precision=4.0, count=30):
@@ -329,7 +241,7 @@ def linear_regression(prior=0.7, precision=4.0, count=30):
 
 class TestLinearRegression:
     @pytest.mark.parametrize("structure", ["full", "last_layer"])
-    @pytest.mark.parametrize("prior", [1e-3, 0.7, 100.0])
+    @pytest.mark.parametrize("prior", [1e-3, 100.0])
     def test_posterior_and_evidence_are_exact(self, structure, prior):
         model, x, y, likelihood, mean, covariance, evidence = linear_regression(prior)
         fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure)
@@ -375,32 +287,6 @@ class TestPosterior:
         assert ba.load_posterior(tmp_path / "q").hyperparameters == q.hyperparameters
         assert ba.predict(model, q, x, likelihood=likelihood, mc_samples=4).probs.shape == (N, 4)
 
-    def test_is_a_value_of_its_own(self):
-        model, x, y, likelihood = case("categorical")
-        for structure in ("diagonal", "full", "last_layer"):
-            fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure)
-            first = fitted.posterior(1.0)
-            kept = {k: v.clone() for k, v in first.mean.items()}
-            for value in fitted.posterior(1.0).mean.values():
-                value.zero_()
-            with torch.no_grad():
-                model[4].bias.add_(1.0)
-            again = fitted.posterior(1.0)
-            assert all(torch.equal(kept[name], q.mean[name]) for name in kept for q in (first, again))
-            assert all(torch.equal(first.variance[name], again.variance[name]) for name in kept)
-
-    def test_front_door_is_the_class(self):
-        model, x, y, likelihood = case("categorical")
-        options = {"structure": "full", "curvature": "empirical_fisher", "num_data": 90, "batch_size": 4}
-        q = laplace(model, (x, y), likelihood=likelihood, prior_precision=3.0, temperature=0.5, **options)
-        r = LaplaceApproximation(model, (x, y), likelihood=likelihood, **options).posterior(3.0, temperature=0.5)
-        assert torch.equal(q.scale_tril, r.scale_tril)
-        assert q.hyperparameters == r.hyperparameters
-        layer = laplace(model, (x, y), likelihood=likelihood, structure="last_layer", last_layer="0")
-        assert list(layer.random.mean) == ["0.weight", "0.bias"]
-        boxed = laplace(nn.Sequential(model, _Box()), (x, y), likelihood=likelihood, output=lambda out: out[0])
-        assert len(boxed.mean) == 5
-
 
 class _Box(nn.Module):
     def forward(self, x):
@@ -408,7 +294,7 @@ class _Box(nn.Module):
 
 
 class TestEvidence:
-    @pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer"])
+    @STRUCTURES
     def test_by_determinants(self, structure, references):
         model, x, y, likelihood = case("categorical")
         fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure)
@@ -421,13 +307,13 @@ class TestEvidence:
             expected += 0.5 * len(matrix) * math.log(precision) - 0.5 * logdet
             assert fitted.log_marginal_likelihood(precision) == pytest.approx(expected.item(), rel=1e-10)
 
-    @pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer"])
-    @pytest.mark.parametrize("num_data", [9, 1e-3, 1e7])
+    @STRUCTURES
+    @pytest.mark.parametrize("num_data", [9, 1e7])
     def test_best_prior_precision_is_the_top_of_a_dense_grid(self, structure, num_data):
         model, x, y, likelihood = case("categorical")
         fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure, num_data=num_data)
         best = fitted.best_prior_precision()
-        grid = torch.logspace(-8, 8, 3201, **F64).tolist()
+        grid = torch.logspace(-8, 8, 801, **F64).tolist()
         scores = [fitted.log_marginal_likelihood(value) for value in grid]
         top = max(range(len(grid)), key=scores.__getitem__)
         assert 0 < top < len(grid) - 1
@@ -440,216 +326,14 @@ class TestEvidence:
         )  # fmt: skip
         assert chosen.hyperparameters["prior_precision"] == best
 
-    def test_best_prior_precision_solves_mackays_equation(self):
+    def test_no_maximum(self):
         model, x, y, likelihood = case("categorical")
-        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="full")
-        best = fitted.best_prior_precision()
-        e = torch.linalg.eigvalsh(fitted.curvature)
-        theta = flat(fitted.mean)
-        assert best * (theta @ theta).item() == pytest.approx((e / (e + best)).sum().item(), rel=1e-12)
-
-    @pytest.mark.parametrize("what", ["weights", "curvature"])
-    def test_no_maximum(self, what):
-        model, x, y, likelihood = case("categorical")
-        with torch.no_grad():
-            for p in model.parameters() if what == "weights" else [model[4].weight, model[2].weight, model[0].weight]:
-                p.zero_()
-            x = torch.zeros_like(x) if what == "curvature" else x
-            if what == "curvature":
-                model[4].bias.fill_(0.0)[0] = 2000.0
-                model[0].bias.fill_(1.0)
-        fitted = LaplaceApproximation(model, (x, y * 0), likelihood=likelihood)
-        with pytest.raises(
-            ValueError, match=f"^{what} must not be all zero if a best prior precision is to exist, got 0.0"
-        ):
-            fitted.best_prior_precision()
-
-
-class TestRefusals:
-    def refused(self, message, error=ValueError, model=None, data=None, likelihood=None, **options):
-        plain = case("categorical")
-        model = plain[0] if model is None else model
-        data = plain[1:3] if data is None else data
-        with pytest.raises(error, match=message):
-            laplace(model, data, likelihood=plain[3] if likelihood is None else likelihood, **options)
-
-    def test_names(self):
-        structures = r"\('diagonal', 'kron', 'full', 'last_layer', 'last_layer_kron'\)"
-        self.refused(rf"^structure must be one of {structures}, got 'block'$", structure="block")
-        self.refused(r"^curvature must be one of \('ggn', 'empirical_fisher'\), got 'hessian'$", curvature="hessian")
-        self.refused(
-            r"^last_layer must only be given for a structure in \('last_layer', 'last_layer_kron'\), got '4'$",
-            last_layer="4",
-        )
-
-    @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), "evidence", None])
-    def test_prior_precision(self, value):
-        message = "^prior_precision must be a positive, finite number, 'marginal_likelihood' or 'safe', got "
-        self.refused(message, prior_precision=value)
-
-    @pytest.mark.parametrize(
-        ("name", "rule"), [("temperature", r"in \(0, 1\]"), ("num_data", "a positive, finite number")]
-    )
-    def test_numbers(self, name, rule):
-        self.refused(f"^{name} must be {rule}, got 0.0$", **{name: 0.0})
-        model, x, y, likelihood = case("categorical")
+        for p in model.parameters():
+            nn.init.zeros_(p)
         fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood)
-        for other, needed in {"prior_precision": "a positive, finite number", name: rule}.items():
-            with pytest.raises(ValueError, match=f"^{other} must be {needed}, got -1$"):
-                fitted.posterior(**{other: -1})
-        with pytest.raises(ValueError, match="^prior_precision must be a positive, finite number, got 0$"):
-            fitted.log_marginal_likelihood(0)
-
-    @pytest.mark.parametrize("value", [0, 1.5])
-    def test_batch_size(self, value):
-        self.refused(f"^batch_size must be a whole number of at least 1, got {value}$", batch_size=value)
-        model, x, y, likelihood = case("gaussian")
-        assert LaplaceApproximation(model, (x, y), likelihood=likelihood, batch_size=np.int64(2)).num_data == N
-
-    def test_likelihood(self):
-        class Poisson(ba.likelihoods.Likelihood):
-            def check(self, output, target): ...
-
-            def log_density(self, output, target):
-                return -torch.nn.functional.poisson_nll_loss(output, target, reduction="none")
-
-        x, y = draw(N, 3), classes(N).double()
-        model = Squeezed(mlp(3, 1))
-        fitted = LaplaceApproximation(
-            model, (x, y), likelihood=Poisson(), structure="full", curvature="empirical_fisher"
-        )
-        expected = slow_matrix(model, x, y, Poisson(), "empirical_fisher")
-        torch.testing.assert_close(fitted.curvature, expected, **EXACT)
-        message = r"^likelihood must be a bayesadam.likelihoods.Likelihood, got MSELoss\(\)$"
-        self.refused(message, likelihood=nn.MSELoss(), curvature="empirical_fisher")
-
-    def test_model(self):
-        self.refused("^model must have a trainable parameter, got none$", model=mlp().requires_grad_(False))
-        self.refused(
-            "^output must be given for a model that returns no tensor", TypeError, nn.Sequential(mlp(), _Box())
-        )
-
-    def test_size(self):
-        big = nn.Sequential(nn.Linear(3, 2000), nn.Tanh(), nn.Linear(2000, 4)).double()
-        message = (
-            "^structure must be 'kron', 'last_layer' or 'diagonal' where a matrix would have more than 10,000 rows, "
-            "got 'full' for 16,004 weights, which is 2.0 GB$"
-        )
-        self.refused(message, model=big, structure="full")
-        wide = nn.Sequential(nn.Linear(3, 30_000), nn.Tanh(), nn.Linear(30_000, 4)).double()
-        message = (
-            "^structure must be 'last_layer_kron' or 'diagonal' where .* got 'last_layer' for 120,004 weights, "
-            "which is 115.2 GB$"
-        )
-        self.refused(message, model=wide, structure="last_layer")
-
-    @pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer"])
-    def test_data(self, structure):
-        _, x, y, _ = case("categorical")
-        refused = lambda message, data: self.refused(message, data=data, structure=structure)  # noqa: E731
-        refused("^data must have at least one example, got none$", [])
-        refused("^data must have at least one example, got none$", (x[:0], y[:0]))
-        refused("^data must give pairs of inputs and a tensor of targets, got Tensor$", [x])
-        refused(r"^data must give pairs .*, got tuple of \['Tensor'\]$", (x,))
-        refused(r"^data must give pairs .*, got tuple of \['Tensor', 'list'\]$", (x, [1]))
-        refused(r"^targets must have as many rows as the inputs, 9, got shape \(4,\)$", (x, y[:4]))
-        refused(r"^targets must have as many rows as the inputs, 9, got shape \(\)$", (x, y[0]))
-        refused(r"^target must be in \[0, 4\), got 0 to 7$", (x, torch.where(y == 3, 7, 0)))
-
-    @pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer"])
-    def test_outputs_that_are_not_finite(self, structure):
-        _, x, y, _ = case("categorical")
-        self.refused("^the log-likelihood must be finite, got nan$", data=(x * float("nan"), y), structure=structure)
-
-    def test_curvature_that_is_not_finite(self):
-        x, y = torch.full((3, 2), 1e30), torch.zeros(3)
-        model = Squeezed(nn.Linear(2, 1))
-        with torch.no_grad():
-            for p in model.parameters():
-                p.zero_()
-        message = "^the curvature must be finite, got inf or nan$"
-        self.refused(message, model=model, data=(x, y), likelihood=ba.Gaussian())
-
-    def test_layers(self):
-        options = {"structure": "last_layer"}
-        message = r"^last_layer must be the name of an nn.Linear, one of \['0', '2', '4'\], got '1'$"
-        self.refused(message, last_layer="1", **options)
-        none = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()).double()
-        message = "^model must have an nn.Linear for structure='last_layer', got none$"
-        self.refused(message, model=none, **options)
-        frozen = mlp()
-        frozen[4].bias.requires_grad_(False)
-        message = "^last_layer must have trainable parameters of its own, got '4.bias', which is frozen$"
-        self.refused(message, model=frozen, **options)
-        normed = nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Linear(3, 4).double()))
-        self.refused("^model must have an nn.Linear for structure='last_layer', got none$", model=normed, **options)
-
-    @pytest.mark.parametrize("structure", ["last_layer", "last_layer_kron"])
-    def test_a_default_that_does_not_give_the_outputs(self, structure):
-        """Heads that are passed over, a norm layer after the last linear one, and weights beside it."""
-
-        class Scaled(nn.Linear):
-            def forward(self, x):
-                return 2.0 * super().forward(x)
-
-        class Beside(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.first, self.second = nn.Linear(3, 2), nn.Linear(3, 2)
-
-            def forward(self, x):
-                return torch.cat([self.first(x), self.second(x)], 1)
-
-        class Pointwise(nn.Conv1d):
-            def forward(self, x):
-                return super().forward(x.unsqueeze(-1)).squeeze(-1)
-
-        body, weight_norm = [nn.Linear(3, 5), nn.Tanh()], torch.nn.utils.parametrizations.weight_norm
-        for model, name, other in (
-            (nn.Sequential(*body, weight_norm(nn.Linear(5, 4))), "0", "2.bias"),
-            (nn.Sequential(*body, Scaled(5, 4)), "0", "2.weight"),
-            (nn.Sequential(*body, Pointwise(5, 4, 1)), "0", "2.weight"),
-            (nn.Sequential(*body, nn.Linear(5, 4), nn.LayerNorm(4)), "2", "3.weight"),
-            (Beside(), "second", "first.weight"),
-        ):
-            message = (
-                "^last_layer must be given for a model whose last nn.Linear does not give its outputs, got None: "
-                f"'{other}' acts after or beside '{name}'$"
-            )
-            self.refused(message, model=model.double(), structure=structure)
-            assert not any(module._forward_hooks for module in model.modules())
-            _, x, y, likelihood = case("categorical")
-            fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure, last_layer=name)
-            assert fitted.posterior().hyperparameters["gives_outputs"] is False
-
-    def test_calls_of_the_layer(self):
-        class Calls(nn.Module):
-            def __init__(self, count):
-                super().__init__()
-                self.body, self.head, self.count = nn.Linear(3, 4).double(), nn.Linear(4, 4).double(), count
-
-            def forward(self, x):
-                x = self.body(x)
-                for _ in range(abs(self.count)):
-                    y = self.head(x)
-                return x if self.count < 1 else y
-
-        for count, named in ((0, {"last_layer": "head"}), (2, {}), (2, {"last_layer": "head"})):
-            message = f"^last_layer must be called once in the model's forward, got {count} calls of 'head'$"
-            self.refused(message, model=Calls(count), structure="last_layer", **named)
-        message = "^last_layer must be a layer that the model's outputs depend on, got 'head'$"
-        self.refused(message, model=Calls(-1), structure="last_layer")
-
-    def test_a_model_that_calls_no_layer(self):
-        class Uncalled(nn.Linear):
-            def forward(self, x):
-                return F.linear(x, self.inner.weight, self.inner.bias)
-
-        model = Uncalled(3, 4).double()
-        model.inner = nn.Linear(3, 4).double()
-        message = "^model must call an nn.Linear for structure='last_layer', got no call$"
-        self.refused(message, model=model, structure="last_layer")
-        assert not model.inner._forward_hooks
+        message = "^weights must not be all zero if a best prior precision is to exist, got 0.0"
+        with pytest.raises(ValueError, match=message):
+            fitted.best_prior_precision()
 
 
 @pytest.mark.parametrize("loader", [False, True])
@@ -714,49 +398,10 @@ def test_whether_the_layer_gives_the_outputs(structure):
         assert fitted.posterior().hyperparameters["gives_outputs"] is gives
 
 
-@pytest.mark.parametrize("structure", ["last_layer", "last_layer_kron"])
-def test_outputs_that_are_changed_in_place_after_the_last_layer(structure):
-    model, x, y, likelihood = case("categorical")
-    found = [
-        LaplaceApproximation(
-            nn.Sequential(*model, nn.LeakyReLU(0.1, inplace=inplace)),
-            (x, y),
-            likelihood=likelihood,
-            structure=structure,
-        )
-        for inplace in (True, False)
-    ]
-    samples = [fitted.posterior().sample(3, seed=0) for fitted in found]
-    torch.testing.assert_close(*samples, **EXACT)
-
-
-def test_a_layer_without_bias(references):
-    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4, bias=False)).double()
-    _, x, y, likelihood = case("categorical")
-    reference = slow_matrix(model, x, y, likelihood, "ggn")
-    fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="last_layer")
-    torch.testing.assert_close(fitted.curvature, reference[20:, 20:], **EXACT)
-    assert fitted.random == ("2.weight",)
-
-
-def test_a_layer_without_bias_at_positions():
-    model, x, y, likelihood = case("summed")
-    model.head.register_parameter("bias", None)
-    reference = slow_matrix(model, x, y, likelihood, "ggn")
-    fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="last_layer")
-    torch.testing.assert_close(fitted.curvature, reference[-12:, -12:], **EXACT)
-
-
 def test_only_what_can_be_known_is_called_a_layer():
     assert not last_layer_module._is_plain(nn.MultiheadAttention(4, 2))
     assert last_layer_module._is_plain(nn.Linear(2, 2))
     assert not last_layer_module._is_plain(convnet()[0])
-
-
-def test_progress(capsys):
-    model, x, y, likelihood = case("gaussian")
-    laplace(model, (x, y), likelihood=likelihood, progress=True)
-    assert "fitting the curvature" in capsys.readouterr().err
 
 
 def test_full_curvature_of_low_rank():
@@ -773,3 +418,147 @@ def test_full_curvature_of_low_rank():
         ba.posthoc.LaplaceApproximation(model, (x, x[:, :1]), likelihood=ba.Gaussian(4.0), structure="kron").posterior(
             rank=2
         )
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_outputs_that_have_no_axes_for_a_single_row(mapped):
+    class Scalars(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = nn.Linear(2, 1).double()
+
+        def forward(self, x):
+            return self.model(x).squeeze() * (1.0 if mapped or x.sum().item() > -1e9 else 0.0)
+
+    x, y = draw(9, 2), draw(9, seed=1)
+    fitted = LaplaceApproximation(Scalars(), (x, y), likelihood=ba.Gaussian(1.0), structure="full")
+    rows = torch.cat([x, torch.ones(9, 1, **F64)], 1)
+    torch.testing.assert_close(fitted.curvature, rows.T @ rows, **EXACT)
+
+
+def test_a_likelihood_that_has_a_density_only_has_the_empirical_fisher():
+    class Poisson(ba.likelihoods.Likelihood):
+        def check(self, output, target): ...
+
+        def log_density(self, output, target):
+            return -torch.nn.functional.poisson_nll_loss(output, target, reduction="none")
+
+    model, x, y = Squeezed(mlp(3, 1)), draw(N, 3), classes(N).double()
+    options = {"structure": "full", "curvature": "empirical_fisher"}
+    fitted = LaplaceApproximation(model, (x, y), likelihood=Poisson(), **options)
+    expected = slow_matrix(model, x, y, Poisson(), "empirical_fisher")
+    torch.testing.assert_close(fitted.curvature, expected, **EXACT)
+
+
+def unlike(**changes):
+    """Data of the first case with other parts."""
+    return {"model": mlp(), "data": (draw(N, 3), classes(N, count=4)), "likelihood": ba.Categorical(), **changes}
+
+
+def frozen_head():
+    model = mlp()
+    model[4].bias.requires_grad_(False)
+    return model
+
+
+X, LABELS = draw(N, 3), classes(N, count=4)
+LAST = {"structure": "last_layer"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"structure": "block"}, r"^structure must be one of \('diagonal', .*\), got 'block'$"),
+        ({"curvature": "hessian"}, r"^curvature must be one of \('ggn', 'empirical_fisher'\), got 'hessian'$"),
+        ({"last_layer": "4"}, "^last_layer must only be given for a structure in .*, got '4'$"),
+        ({"prior_precision": 0.0}, "^prior_precision must be a positive, finite number, 'marginal_likelihood' or"),
+        ({"prior_precision": "evidence"}, "^prior_precision must be a positive, finite number, .*, got 'evidence'$"),
+        ({"temperature": 0.0}, r"^temperature must be in \(0, 1\], got 0.0$"),
+        ({"num_data": 0.0}, "^num_data must be a positive, finite number, got 0.0$"),
+        ({"batch_size": 1.5}, "^batch_size must be a whole number of at least 1, got 1.5$"),
+        ({"likelihood": nn.MSELoss()}, r"^likelihood must be a bayesadam.likelihoods.Likelihood, got MSELoss\(\)$"),
+        ({"model": mlp().requires_grad_(False)}, "^model must have a trainable parameter, got none$"),
+        (
+            {"model": nn.Sequential(nn.Linear(3, 2000), nn.Linear(2000, 4)).double(), "structure": "full"},
+            "^structure must be 'kron', 'last_layer' or 'diagonal' where a matrix would have more than 10,000 rows, "
+            "got 'full' for 16,004 weights, which is 2.0 GB$",
+        ),
+        ({"data": []}, "^data must have at least one example, got none$"),
+        ({"data": (X[:0], LABELS[:0])}, "^data must have at least one example, got none$"),
+        ({"data": [X]}, "^data must give pairs of inputs and a tensor of targets, got Tensor$"),
+        ({"data": (X, [1])}, r"^data must give pairs .*, got tuple of \['Tensor', 'list'\]$"),
+        ({"data": (X, LABELS[:4])}, r"^targets must have as many rows as the inputs, 9, got shape \(4,\)$"),
+        ({"data": (X, LABELS[0])}, r"^targets must have as many rows as the inputs, 9, got shape \(\)$"),
+        ({"data": (X, LABELS + 4)}, r"^target must be in \[0, 4\), got 4 to 7$"),
+        ({"data": (X * math.nan, LABELS)}, "^the log-likelihood must be finite, got nan$"),
+        ({**LAST, "last_layer": "1"}, r"^last_layer must be the name of an nn.Linear, one of .*, got '1'$"),
+        ({**LAST, "model": nn.PReLU().double()}, "^model must have an nn.Linear for structure='last_layer', got none$"),
+        ({**LAST, "model": frozen_head()}, "^last_layer must have trainable parameters of its own, got '4.bias',"),
+    ],
+)
+def test_refusals(changes, message):
+    with pytest.raises(ValueError, match=message):
+        laplace(**unlike(**changes))
+
+
+def test_refusals_of_what_is_known_later():
+    fitted = LaplaceApproximation(**unlike())
+    for call in (fitted.posterior, fitted.log_marginal_likelihood):
+        with pytest.raises(ValueError, match="^prior_precision must be a positive, finite number, got -1$"):
+            call(-1)
+    with pytest.raises(TypeError, match="^output must be given for a model that returns no tensor"):
+        laplace(**unlike(model=nn.Sequential(mlp(), _Box())))
+    model = Squeezed(nn.Linear(2, 1))
+    for p in model.parameters():
+        nn.init.zeros_(p)
+    with pytest.raises(ValueError, match="^the curvature must be finite, got inf or nan$"):
+        laplace(model, (torch.full((3, 2), 1e30), torch.zeros(3)), likelihood=ba.Gaussian())
+
+
+@pytest.mark.parametrize("structure", ["last_layer", "last_layer_kron"])
+def test_a_default_that_does_not_give_the_outputs(structure):
+    """Heads that are passed over, a norm layer after the last linear one, and weights beside it."""
+
+    class Beside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return torch.cat([self.first(x), self.second(x)], 1)
+
+    body, weight_norm = [nn.Linear(3, 5), nn.Tanh()], torch.nn.utils.parametrizations.weight_norm
+    for model, name, other in (
+        (nn.Sequential(*body, weight_norm(nn.Linear(5, 4))), "0", "2.bias"),
+        (nn.Sequential(*body, nn.Linear(5, 4), nn.LayerNorm(4)), "2", "3.weight"),
+        (Beside(), "second", "first.weight"),
+    ):
+        message = (
+            "^last_layer must be given for a model whose last nn.Linear does not give its outputs, got None: "
+            f"'{other}' acts after or beside '{name}'$"
+        )
+        with pytest.raises(ValueError, match=message):
+            laplace(**unlike(model=model.double(), structure=structure))
+        assert not any(module._forward_hooks for module in model.modules())
+        fitted = LaplaceApproximation(**unlike(model=model, structure=structure, last_layer=name))
+        assert fitted.posterior().hyperparameters["gives_outputs"] is False
+
+
+def test_calls_of_the_last_layer():
+    class Calls(nn.Module):
+        def __init__(self, count):
+            super().__init__()
+            self.body, self.head, self.count = nn.Linear(3, 4).double(), nn.Linear(4, 4).double(), count
+
+        def forward(self, x):
+            x = self.body(x)
+            for _ in range(abs(self.count)):
+                y = self.head(x)
+            return x if self.count < 1 else y
+
+    for count, named in ((0, {"last_layer": "head"}), (2, {}), (2, {"last_layer": "head"})):
+        message = f"^last_layer must be called once in the model's forward, got {count} calls of 'head'$"
+        with pytest.raises(ValueError, match=message):
+            laplace(**unlike(model=Calls(count), **LAST, **named))
+    with pytest.raises(ValueError, match="^last_layer must be a layer that the model's outputs depend on, got 'head'$"):
+        laplace(**unlike(model=Calls(-1), **LAST))

@@ -74,9 +74,8 @@ def by_hand(net, weights, batches, x):
     return run(x, statistics, own=False)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_every_sample_has_statistics_of_its_own(training):
-    net, x, like = network().train(training), draw(7, 3), draw(600, 3, seed=1)
+def test_every_sample_has_statistics_of_its_own():
+    net, x, like = network(), draw(7, 3), draw(600, 3, seed=1)
     q, before = posterior(net), state(net)
     prediction = ba.predict(net, q, x, likelihood=GAUSSIAN, mc_samples=4, seed=3, batch_norm=like, batch_size=2)
     assert_unchanged(net, before)
@@ -107,22 +106,6 @@ def test_without_samples_they_are_those_of_the_mean(method):
     assert not torch.allclose(prediction.mean, running.mean, atol=0.01)
 
 
-def test_the_scale_of_the_weights_before_a_layer_does_not_matter():
-    """What training does not see, a prediction does not see either: noise that changes a channel's scale only."""
-    net = nn.Sequential(nn.Linear(1, 4, bias=False), nn.BatchNorm1d(4, eps=1e-12), nn.Linear(4, 1)).double()
-    mean = {name: p.detach().clone() for name, p in net.named_parameters()}
-    mean["0.weight"] = torch.full((4, 1), 10.0, dtype=torch.float64)
-    variance = {name: torch.zeros_like(value) for name, value in mean.items()}
-    variance["0.weight"] += 4.0
-    q = ba.DiagonalGaussian(mean, variance)
-    x = draw(5, 1)
-    own = ba.predict(net, q, x, likelihood=GAUSSIAN, batch_norm=draw(300, 1, seed=1))
-    assert_close(own.epistemic, torch.zeros(5, 1, dtype=torch.float64), rtol=0, atol=1e-16)
-    with q.applied(net):
-        update_bn([draw(300, 1, seed=1)], net)
-    assert ba.predict(net, q, x, likelihood=GAUSSIAN).epistemic.max() > 1e-3
-
-
 class Named(nn.Module):
     """Called with a keyword and something that has no rows."""
 
@@ -134,27 +117,14 @@ class Named(nn.Module):
         return self.inner(x * scale)
 
 
-def rows_seen(net, like):
-    """The batches that a batch norm layer gets in training mode."""
-    seen = []
-    handle = net[1].register_forward_pre_hook(lambda m, args: seen.append(len(args[0])) if m.training else None)
-    ba.predict(net.eval(), posterior(net), draw(4, 3), likelihood=GAUSSIAN, mc_samples=2, batch_norm=like)
-    handle.remove()
-    assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]  # twice the same
-    return seen[: len(seen) // 2]
+def rows(inputs):
+    return [len(part) for part in batch_norm._batches(inputs, torch.device("cpu"))]
 
 
-def test_about_a_thousand_rows_are_used():
-    net = network()
-    assert rows_seen(net, draw(30, 3)) == [30]
-    assert rows_seen(net, draw(501, 3)) == [167] * 3
-    assert rows_seen(net, draw(2500, 3)) == [250] * 4
-    data = torch.utils.data.TensorDataset(draw(2500, 3), torch.zeros(2500))
-    assert rows_seen(net, torch.utils.data.DataLoader(data, 300)) == [300] * 4
-    assert rows_seen(net, torch.utils.data.DataLoader(data, 300, sampler=range(400))) == [300, 100]
-
-
-def test_rows_of_a_tensor_are_spread_evenly():
+def test_about_a_thousand_rows_are_used_spread_evenly():
+    assert rows(draw(30, 3)) == [30]
+    assert rows(draw(501, 3)) == [167] * 3
+    assert rows(torch.utils.data.DataLoader(draw(2500, 3), 300)) == [300] * 4
     parts = list(batch_norm._batches(torch.arange(2500.0), torch.device("cpu")))
     assert torch.cat(parts).tolist() == [number * 5 // 2 for number in range(1000)]
 
@@ -168,16 +138,6 @@ def test_inputs_may_have_any_form():
     plain = ba.predict(net.inner, posterior(net.inner), 2 * x, batch_norm=2 * like, **options)
     assert_close(named.means, ordered.means, rtol=0, atol=0)
     assert_close(named.means, plain.means)
-
-
-def test_other_distributions_have_them_too():
-    net, x, like = network(), draw(7, 3), draw(200, 3, seed=1)
-    for distribution in (ba.MCDropout(net), ba.ensemble([network(), net])):
-        before = state(net)
-        own = ba.predict(net, distribution, x, likelihood=GAUSSIAN, mc_samples=4, batch_norm=like)
-        running = ba.predict(net, distribution, x, likelihood=GAUSSIAN, mc_samples=4)
-        assert_unchanged(net, before)
-        assert not torch.allclose(own.means, running.means, atol=0.01)
 
 
 def test_errors_change_nothing():
@@ -225,37 +185,15 @@ class TestInputsKnownFromTraining:
         assert_unchanged(net, before)
         assert_close(default.means, ba.predict(net, q, x, batch_norm=seen, **options).means)
         assert not torch.allclose(default.means, ba.predict(net, q, x, batch_norm=None, **options).means, rtol=1e-3)
+        gaussian = {"likelihood": GAUSSIAN, "method": "linearized"}  # whose default are the running statistics
+        default, running = ba.predict(net, q, x, **gaussian), ba.predict(net, q, x, batch_norm=None, **gaussian)
+        assert torch.equal(default.mean, running.mean)
 
     def test_are_the_latest(self):
         net, _, seen = self.trained(rows=200, steps=4)
         assert torch.equal(inputs_of(net), seen[400:])
         net, _, seen = self.trained(rows=600, steps=2)
         assert torch.equal(inputs_of(net), seen[600:1112])
-
-    @pytest.mark.parametrize("method", ["linearized", "moments"])
-    def test_do_not_change_gaussian_outputs(self, method):
-        net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)).double()
-        opt = ba.IVON(ba.param_groups(net), num_data=100)
-        opt.attach(net)
-        opt.train()
-        net(draw(30, 3)).square().mean().backward()
-        opt.step()
-        opt.eval()
-        found = [
-            ba.predict(net, opt.posterior(), draw(5, 3), likelihood=GAUSSIAN, method=method, batch_norm=given)
-            for given in ("auto", None)
-        ]
-        assert torch.equal(found[0].mean, found[1].mean)
-
-    def test_are_not_kept_of_layers_with_fixed_statistics(self):
-        net = network()
-        opt = ba.IVON(net.named_parameters(), num_data=100)
-        opt.attach(net)
-        opt.train()
-        net[1].eval()
-        net(draw(30, 3)).square().mean().backward()
-        opt.step()
-        assert inputs_of(net) is None
 
     def test_several_inputs_keep_their_form(self):
         class Two(nn.Module):
@@ -287,36 +225,23 @@ class TestInputsKnownFromTraining:
             ba.predict(net, posterior(net), draw(5, 3), likelihood=GAUSSIAN, batch_norm="own")
 
 
-class TestTheWarning:
-    """Of running statistics with samples of an optimiser's posterior."""
-
-    @staticmethod
-    def trained(attached):
-        net = network()
-        opt = ba.IVON(net.named_parameters(), num_data=20.0, batch_size=20)
-        if attached:
-            opt.attach(net)
-        x, y = draw(20, 3), draw(20, 2, seed=1)
-        for _ in range(3):
-            with opt.sampled_params():
-                opt.zero_grad()
-                GAUSSIAN(net(x), y).backward()
-            opt.step()
-        return net, opt.posterior()
-
-    def test_is_issued_if_the_inputs_of_training_are_not_known(self):
-        net, q = self.trained(attached=False)
-        message = (
-            "^the network has batch norm layers, and their running statistics are averages over the weight samples"
-        )
-        for posterior in (q, ba.Mixture([q, q])):
-            with pytest.warns(UserWarning, match=message):
-                ba.predict(net, posterior, draw(4, 3), likelihood=GAUSSIAN, mc_samples=2)
-
-    @pytest.mark.parametrize("attached", [False, True])
-    def test_is_not_issued_otherwise(self, attached):
-        net, q = self.trained(attached)
-        told = [{}] if attached else [{"batch_norm": None}, {"batch_norm": draw(20, 3)}, {"method": "mean"}]
-        for options in told:
-            ba.predict(net, q, draw(4, 3), likelihood=GAUSSIAN, mc_samples=2, **options)
-        ba.predict(net, posterior(net), draw(4, 3), likelihood=GAUSSIAN, mc_samples=2)
+@pytest.mark.parametrize("attached", [False, True])
+def test_running_statistics_with_samples_of_an_optimizer_are_warned_of(attached):
+    """If the inputs of training are not known, and only then."""
+    net = network()
+    opt = ba.IVON(net.named_parameters(), num_data=20.0, batch_size=20)
+    if attached:
+        opt.attach(net)
+    for _ in range(3):
+        with opt.sampled_params():
+            opt.zero_grad()
+            GAUSSIAN(net(draw(20, 3)), draw(20, 2, seed=1)).backward()
+        opt.step()
+    q, options = opt.posterior(), {"likelihood": GAUSSIAN, "mc_samples": 2}
+    message = "^the network has batch norm layers, and their running statistics are averages over the weight samples"
+    for learned in () if attached else (q, ba.Mixture([q, q])):
+        with pytest.warns(UserWarning, match=message):
+            ba.predict(net, learned, draw(4, 3), **options)
+    for more in [{}] if attached else [{"batch_norm": None}, {"batch_norm": draw(20, 3)}, {"method": "mean"}]:
+        ba.predict(net, q, draw(4, 3), **options, **more)
+    ba.predict(net, posterior(net), draw(4, 3), **options)

@@ -1,39 +1,25 @@
 """The linearised predictive: against closed forms and slow loops, for every network, posterior and way to compute."""
 
-import io
 import itertools
 import math
-import sys
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import integrate, special, stats
+from scipy import special, stats
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 import bayesadam as ba
-from bayesadam.posterior.low_rank import LowRankGaussian
-from bayesadam.posterior.partial import PartialGaussian
 from bayesadam.predictive import GaussianLogitsPredictive, GaussianPredictive, jacobian, layerwise, linearized
 from bayesadam.predictive.gaussian import square_root, standard_normals
-from test_predictive import (
-    OUT_OF_MEMORY,
-    Halves,
-    Network,
-    assert_unchanged,
-    close,
-    draw,
-    raise_,
-    snapshot,
-    trained_part,
-)
+from posterior import kinds
+from posterior.kinds import BOUND, F64, GAUSSIANS, covariance, draw, weights
+from predictive.networks import OUT_OF_MEMORY, Halves, Network, assert_unchanged, close, raise_, snapshot, trained_part
 
-BOUND = 4.5
-F64 = {"dtype": torch.float64}
 LOOSE = {"rtol": 1e-10, "atol": 1e-10}
 
 
@@ -41,112 +27,10 @@ def linearize(model, q, x, likelihood=None, **options):
     return ba.predict(model, q, x, likelihood=likelihood or ba.Gaussian(2.0), method="linearized", **options)
 
 
-def means_of(model):
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def diagonal(model, scale=0.3, seed=0):
-    mean = means_of(model)
-    return ba.DiagonalGaussian(
-        mean, {n: scale * draw(*m.shape, seed=seed + len(n)).exp().to(m) for n, m in mean.items()}
-    )
-
-
-def spd(size, seed=0):
-    a = draw(size, size, seed=seed)
-    return a @ a.T / size + 0.1 * torch.eye(size, **F64)
-
-
-def dense(model, seed=0):
-    mean = means_of(model)
-    return ba.DenseGaussian(mean, spd(sum(m.numel() for m in mean.values()), seed))
-
-
-def low_rank(model, rank=3):
-    q = diagonal(model)
-    return LowRankGaussian(q.mean, q.variance, {n: draw(rank, *m.shape, seed=len(n)).to(m) for n, m in q.mean.items()})
-
-
-def kronecker(model):
-    """With bases of both sides, of one, and of none."""
-    q, left, right = diagonal(model), {}, {}
-    for number, (name, mean) in enumerate(q.mean.items()):
-        if mean.ndim and number % 3:
-            left[name] = torch.linalg.qr(draw(len(mean), len(mean), seed=1)).Q.to(mean)
-        if mean.ndim and number % 4 != 2:
-            columns = mean.numel() // len(mean)
-            right[name] = torch.linalg.qr(draw(columns, columns, seed=2)).Q.to(mean)
-    return ba.KroneckerGaussian(q.mean, q.variance, left, right)
-
-
-def split(model):
-    """The means, and those of the last third of the tensors."""
-    mean = means_of(model)
-    names = list(mean)[-max(1, len(mean) // 3) :]
-    return {n: m for n, m in mean.items() if n not in names}, {n: mean[n] for n in names}
-
-
-def partial_dense(model):
-    fixed, last = split(model)
-    return PartialGaussian(ba.DenseGaussian(last, spd(sum(m.numel() for m in last.values()))), fixed)
-
-
-def partial_diagonal(model):
-    fixed, last = split(model)
-    return PartialGaussian(ba.DiagonalGaussian(last, {n: draw(*m.shape).exp() for n, m in last.items()}), fixed)
-
-
-def some_point_masses(model):
-    """Whole tensors and single weights."""
-    q = diagonal(model)
-    variance = {
-        n: torch.where(draw(*v.shape, seed=3) > 0, v, 0) * (i % 3 != 1) for i, (n, v) in enumerate(q.variance.items())
-    }
-    return ba.DiagonalGaussian(q.mean, variance)
-
-
-POSTERIORS = (diagonal, some_point_masses, dense, low_rank, kronecker, partial_dense, partial_diagonal)
-
-
-def kronecker_block(q, name):
-    mean = q.mean[name]
-    rows = len(mean) if mean.ndim else 1
-    left = q.left.get(name, torch.eye(rows)).double().contiguous()
-    right = q.right.get(name, torch.eye(mean.numel() // rows)).double().contiguous()
-    basis = torch.kron(left, right)
-    return basis @ q.eigenvalues[name].double().flatten().diag() @ basis.T
-
-
-def full_covariance(q):
-    if isinstance(q, ba.DenseGaussian):
-        return q.covariance
-    if isinstance(q, PartialGaussian):
-        size = q.num_weights
-        whole, at = torch.zeros(size, size, **F64), 0
-        index = {}
-        for name, mean in q.mean.items():
-            index[name] = torch.arange(at, at + mean.numel())
-            at += mean.numel()
-        rows = torch.cat([index[name] for name in q.random.mean])
-        whole[rows[:, None], rows] = full_covariance(q.random)
-        return whole
-    if isinstance(q, ba.KroneckerGaussian):
-        return torch.block_diag(*(kronecker_block(q, name) for name in q.mean))
-    flat = torch.cat(
-        [v.double().flatten() for v in (q.diagonal if isinstance(q, LowRankGaussian) else q.variance).values()]
-    )
-    matrix = flat.diag()
-    if isinstance(q, LowRankGaussian):
-        for r in range(q.rank):
-            f = torch.cat([t[r].double().flatten() for t in q.factors.values()])
-            matrix += torch.outer(f, f)
-    return matrix
-
-
 def reference(model, q, rows, part=lambda z: z):
     """Mean and covariance of the outputs by two loops over data points and outputs."""
     model.eval()
-    sigma, found = full_covariance(q), []
+    sigma, found = covariance(q), []
     for row in rows:
         out = part(model(*row)).flatten()
         weights = [dict(model.named_parameters())[name] for name in q.mean]
@@ -161,6 +45,34 @@ def reference(model, q, rows, part=lambda z: z):
         found.append(j.double() @ sigma @ j.double().T)
     model.train()
     return torch.stack(found)
+
+
+def diagonal(model, scale=0.3):
+    return kinds.diagonal(weights(model)).scaled(scale**0.5)
+
+
+def dense(model):
+    return kinds.dense(weights(model))
+
+
+def some_point_masses(model):
+    """Whole tensors and single weights."""
+    q = diagonal(model)
+    variance = {
+        n: torch.where(draw(*v.shape, seed=3) > 0, v, 0) * (i % 3 != 1) for i, (n, v) in enumerate(q.variance.items())
+    }
+    return ba.DiagonalGaussian(q.mean, variance)
+
+
+def spd(size, seed=0):
+    a = draw(size, size, seed=seed)
+    return a @ a.T / size + 0.1 * torch.eye(size, **F64)
+
+
+POSTERIORS = {
+    **{kind: lambda model, make=make: make(weights(model)) for kind, make in GAUSSIANS.items()},
+    "some point masses": some_point_masses,
+}
 
 
 class Attention(nn.Module):
@@ -199,6 +111,11 @@ class Twice(nn.Module):
 
     def forward(self, x):
         return self.b(torch.tanh(self.a(torch.tanh(self.a(x)))))
+
+
+class Unused(Twice):
+    def forward(self, x):
+        return self.b(x)
 
 
 class Elsewhere(Twice):
@@ -345,6 +262,7 @@ NETWORKS = {
     "encoder": (encoder, draw(5, 3, 4), "map"),
     "called twice": (Twice, draw(5, 3), "map"),
     "used elsewhere": (Elsewhere, draw(5, 3), "map"),
+    "unused": (Unused, draw(5, 3), "map"),
     "tied": (Tied, draw(5, 3), "map"),
     "changed in place": (InPlace, draw(5, 3), "layers"),
     "squeezed": (Squeezed, draw(5, 3), "map"),
@@ -396,45 +314,39 @@ def only(monkeypatch, way):
 
 
 class TestAgainstSlowLoops:
-    @pytest.mark.parametrize("name", NETWORKS)
-    @pytest.mark.parametrize("posterior", POSTERIORS)
-    def test_covariance(self, name, posterior, ways):
+    def check(self, name, kind, ways):
         model, x = network(name)
-        q = posterior(model)
-        prediction = linearize(model, q, x)
+        q = POSTERIORS[kind](model)
+        state = {key: value.clone() for key, value in model.state_dict().items()}
+        for parameter in model.parameters():  # the posterior's mean counts, not what the model happens to have
+            parameter.data.mul_(-2.0)
+        found = linearize(model, q, x)
+        model.load_state_dict(state)
+        close(found.mean, model.eval()(x).detach())
         expected = reference(model, q, [(row[None],) for row in x])
-        close(prediction.epistemic_covariance, expected, **LOOSE)
+        close(found.epistemic_covariance, expected, rtol=1e-9, atol=1e-9 * expected.abs().max().item())
         assert expected.diagonal(dim1=1, dim2=2).min() > 0
-        if posterior in (diagonal, dense, low_rank):
-            assert set(ways) == {NETWORKS[name][2]}
+        return set(ways)
+
+    @pytest.mark.parametrize("name", NETWORKS)
+    @pytest.mark.parametrize("kind", ["diagonal", "dense"])
+    def test_of_every_network(self, name, kind, ways):
+        assert self.check(name, kind, ways) == {NETWORKS[name][2]}
+
+    @pytest.mark.parametrize("way", ["layers", "map", "loop"])
+    @pytest.mark.parametrize("name", ["MLP", "attention"])
+    @pytest.mark.parametrize("kind", POSTERIORS)
+    def test_of_every_posterior_in_every_way(self, name, kind, way, monkeypatch, ways):
+        only(monkeypatch, way)
+        assert self.check(name, kind, ways) == {way}
 
     @pytest.mark.parametrize("way", ["map", "loop"])
-    @pytest.mark.parametrize("name", ["MLP", "CNN", "attention", "no output axis"])
-    @pytest.mark.parametrize("posterior", POSTERIORS)
-    def test_the_ways_agree(self, name, way, posterior, monkeypatch, ways):
-        model, x = network(name)
-        q = posterior(model)
-        expected = linearize(model, q, x).epistemic_covariance
-        assert set(ways) == {"layers"}
+    @pytest.mark.parametrize("name", ["CNN", "no output axis"])
+    def test_in_ways_that_are_not_needed(self, name, way, monkeypatch, ways):
         only(monkeypatch, way)
-        close(linearize(model, q, x).epistemic_covariance, expected, **LOOSE)
-        assert set(ways[1:]) == {way} if way == "map" else set(ways) == {"layers", "loop"}
+        assert self.check(name, "low rank", ways) == {way}
 
-    @pytest.mark.parametrize("name", NETWORKS)
-    def test_outputs_are_those_at_the_mean(self, name):
-        """The posterior's, not what the model happens to have."""
-        model, x = network(name)
-        q = diagonal(model)
-        expected = ba.predict(model, q, x, likelihood=ba.Gaussian(2.0), method="mean")
-        with torch.no_grad():
-            for p in model.parameters():
-                p.mul_(-2.0)
-        prediction = linearize(model, q, x)
-        close(prediction.mean, expected.mean)
-        assert prediction.mean.shape == expected.mean.shape
-        close(prediction.aleatoric, expected.aleatoric)
-
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=20, deadline=None)
     @given(st.data())
     def test_any_shape_batch_and_memory(self, data):
         sizes = data.draw(st.lists(st.integers(1, 5), min_size=2, max_size=4))
@@ -442,14 +354,15 @@ class TestAgainstSlowLoops:
         model = mlp(sizes).double()
         if positions:
             model = nn.Sequential(model, nn.Flatten())
-        q = data.draw(st.sampled_from(POSTERIORS))(model)
+        q = POSTERIORS[data.draw(st.sampled_from([*POSTERIORS]))](model)
         x = draw(count, *[positions] * (positions > 0), sizes[0])
         expected = reference(model, q, [(row[None],) for row in x])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(linearized, "CHUNK_BYTES", data.draw(st.sampled_from([1, 100, 1000, 2**26])))
             only(patch, data.draw(st.sampled_from(["layers", "map", "loop"])))
             batch_size = data.draw(st.sampled_from([None, 1, 2, 5]))
-            close(linearize(model, q, x, batch_size=batch_size).epistemic_covariance, expected, **LOOSE)
+            found = linearize(model, q, x, batch_size=batch_size).epistemic_covariance
+            close(found, expected, rtol=1e-8, atol=1e-9 * expected.abs().max().item())
 
 
 class TestLinearModels:
@@ -457,40 +370,26 @@ class TestLinearModels:
 
     X = draw(6, 3, seed=9)
 
-    @pytest.mark.parametrize("outputs", [1, 3])
-    @pytest.mark.parametrize("posterior", POSTERIORS)
-    def test_closed_form(self, outputs, posterior):
+    @pytest.mark.parametrize(("outputs", "kind"), [(1, "dense"), *((3, kind) for kind in POSTERIORS)])
+    def test_closed_form(self, outputs, kind):
         model, noise = nn.Linear(3, outputs, **F64), torch.arange(1.0, outputs + 1)
-        q = posterior(model)
+        q = POSTERIORS[kind](model)
         prediction = linearize(model, q, self.X, ba.Gaussian(noise))
         eye = torch.eye(outputs, **F64)
         parts = [{"weight": torch.kron(eye, x[None]), "bias": eye} for x in self.X]
         j = torch.stack([torch.cat([part[name] for name in q.mean], 1) for part in parts])
-        epistemic = j @ full_covariance(q) @ j.mT
+        epistemic = j @ covariance(q) @ j.mT
         mean = self.X @ q.mean["weight"].T + q.mean["bias"]
-        covariance = epistemic + (1 / noise).diag()
+        total = epistemic + (1 / noise).diag()
         close(prediction.mean, mean)
         close(prediction.epistemic_covariance, epistemic)
-        close(prediction.covariance, covariance, rtol=1e-7, atol=1e-7)  # the noise is kept in float32
+        close(prediction.covariance, total, rtol=1e-7, atol=1e-7)  # the noise is kept in float32
         close(prediction.epistemic, epistemic.diagonal(dim1=1, dim2=2))
         close(prediction.variance, prediction.covariance.diagonal(dim1=1, dim2=2))
         y = draw(6, outputs, seed=4)
         exact = torch.distributions.MultivariateNormal(mean, prediction.covariance).log_prob(y)
         close(prediction.log_prob(y), exact)
         assert prediction.mean.dtype == prediction.variance.dtype == torch.float64
-
-    def test_bayesian_linear_regression(self):
-        """With known noise: mean ``x' m`` and variance ``x' Lambda^-1 x + noise`` (methods, section 1)."""
-        x, y, noise, prior = draw(20, 3), draw(20, seed=1), 1.0, 2.0
-        precision = x.T @ x / noise + prior * torch.eye(3, **F64)
-        m = torch.linalg.solve(precision, x.T @ y / noise)
-        q = ba.DenseGaussian.from_precision({"weight": m[None]}, precision)
-        model = nn.Linear(3, 1, bias=False, **F64)
-        prediction = linearize(model, q, self.X, ba.Gaussian(1 / noise))
-        variance = (self.X * torch.linalg.solve(precision, self.X.T).T).sum(1) + noise
-        close(prediction.mean[:, 0], self.X @ m)
-        close(prediction.variance[:, 0], variance)
-        close(prediction.quantile(0.9)[:, 0], self.X @ m + stats.norm.ppf(0.9) * variance.sqrt())
 
     def test_what_is_known_well_is_not_lost_in_float32(self, monkeypatch):
         """Two weights with standard deviations of 3e4 whose combination by the input has one of 1e-3."""
@@ -514,26 +413,12 @@ class TestLinearModels:
         expected = reference(model, q, [(row[None],) for row in self.X], lambda z: z[:, :2])
         close(prediction.epistemic_covariance, expected)
 
-    def test_monte_carlo_agrees_where_weights_hardly_vary(self):
-        with torch.random.fork_rng():
-            torch.manual_seed(2)
-            model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).double()
-        q = diagonal(model, scale=1e-6)
-        samples = 2000
-        sampled = ba.predict(model, q, self.X, likelihood=ba.Gaussian(), mc_samples=samples)
-        exact = linearize(model, q, self.X, ba.Gaussian())
-        z = (sampled.mean - exact.mean) / (exact.epistemic / samples).sqrt()
-        assert z.abs().max() < BOUND
-        z = (sampled.epistemic / exact.epistemic - 1) * math.sqrt((samples - 1) / 2)
-        assert z.abs().max() < BOUND
-        assert ((sampled.epistemic / (1.3 * exact.epistemic) - 1) * math.sqrt((samples - 1) / 2)).abs().min() > BOUND
-
     @pytest.mark.parametrize(
         "likelihood", [ba.Gaussian(), ba.HeteroscedasticGaussian(), ba.Categorical(), ba.Bernoulli()]
     )
     def test_point_masses_are_the_network_at_the_mean(self, likelihood):
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-        mean = means_of(model)
+        mean = weights(model)
         q = ba.DiagonalGaussian(mean, {n: torch.zeros_like(m) for n, m in mean.items()})
         x = self.X.float()
         exact = ba.predict(model, q, x, likelihood=likelihood, method="mean")
@@ -571,21 +456,6 @@ class TestClassification:
         close(prediction.logits, m, **LOOSE)
         close(prediction.covariance, c, **LOOSE)
 
-    @pytest.mark.parametrize("axis", [True, False])
-    def test_probit_of_labels(self, axis):
-        model, q, x, m, c = self.problem(2 if axis else 1)
-        output = None if axis else (lambda out: out.squeeze(-1))
-        prediction = linearize(model, q, x, ba.Bernoulli(), link="probit", output=output)
-        scaled = m / (1 + math.pi / 8 * c.diagonal(dim1=1, dim2=2)).sqrt()
-        close(prediction.probs, special.expit(scaled.numpy()).reshape(prediction.probs.shape), **LOOSE)
-        assert prediction.probs.shape == ((6, 2) if axis else (6,))
-
-    def test_the_probit_link_does_not_tell_the_mutual_information(self):
-        model, q, x, *_ = self.problem(3)
-        prediction = linearize(model, q, x, ba.Categorical(), link="probit")
-        with pytest.raises(ValueError, match=r"^link must be 'monte_carlo' for the mutual information, got 'probit'$"):
-            _ = prediction.mutual_information
-
     @pytest.mark.parametrize("covariance", [True, False])
     def test_draws_of_the_logits_have_their_mean_and_covariance(self, covariance):
         """A million draws of three logits; what they are shows in differences of log probabilities."""
@@ -605,33 +475,6 @@ class TestClassification:
         for shift in (error[1:] * error[:-1], error[:, 1:] * error[:, :-1]):  # independent draws and data points
             assert ((shift.sum((0, 1)) / math.sqrt(shift[..., 0].numel())).abs() < BOUND).all()
 
-    def test_monte_carlo_against_integration(self):
-        model, q, x, m, c = self.problem(2)
-        samples = 5000
-        prediction = linearize(model, q, x, ba.Categorical(), mc_samples=samples)
-        for i in range(len(x)):
-            mean = (m[i, 1] - m[i, 0]).item()
-            std = math.sqrt(c[i, 0, 0] + c[i, 1, 1] - 2 * c[i, 0, 1])
-
-            def moment(power, mean=mean, std=std):
-                def weight(t):
-                    return special.expit(mean + std * t) ** power * stats.norm.pdf(t)
-
-                return integrate.quad(weight, -12, 12, epsabs=1e-9)[0]
-
-            spread = math.sqrt((moment(2) - moment(1) ** 2) / samples)
-            assert abs(prediction.probs[i, 1].item() - moment(1)) < BOUND * spread
-
-    def test_mutual_information_and_density_come_from_the_draws(self):
-        model, q, x, *_ = self.problem(3)
-        prediction = linearize(model, q, x, ba.Categorical(), mc_samples=5)
-        plain = ba.predictive.ClassificationPredictive(prediction.log_probs)
-        assert prediction.log_probs.shape == (5, 6, 3)
-        assert prediction.mutual_information.equal(plain.mutual_information)
-        assert prediction.mutual_information.min() > 0
-        y = torch.arange(6) % 3
-        assert prediction.log_prob(y).equal(plain.log_prob(y))
-
     def test_a_draw_depends_on_seed_number_and_data_point_only(self):
         like = draw(2500, 3)
         whole = standard_normals(9, like, 5)
@@ -640,11 +483,6 @@ class TestClassification:
         assert not standard_normals(9, like, 6).equal(whole)
         assert len(whole.unique()) > 0.999 * whole.numel()
         assert standard_normals(2, draw(3, 4000), 0).shape == (2, 3, 4000)
-
-    def test_draws_are_not_those_of_the_weights(self):
-        q = ba.DiagonalGaussian({"w": torch.zeros(8)}, {"w": torch.ones(8)})
-        weights, draws = q.sample(1, seed=3)["w"], standard_normals(1, torch.zeros(8, 1), 3).flatten()
-        assert not torch.isin(weights, draws).any()
 
     def test_in_batches_the_draws_are_the_same(self):
         model, q, x, *_ = self.problem(3)
@@ -673,7 +511,7 @@ class TestClassification:
 
 
 class TestSquareRoot:
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=20, deadline=None)
     @given(st.integers(1, 6), st.integers(0, 6), st.integers(0, 100))
     def test_of_any_rank(self, size, rank, seed):
         rows = draw(3, size, rank, seed=seed)
@@ -683,9 +521,6 @@ class TestSquareRoot:
         close(root @ root.mT, matrix, rtol=1e-7, atol=1e-7)
         assert not root[0, 0].any()
         assert root.isfinite().all()
-
-    def test_of_zero_is_zero(self):
-        assert not square_root(torch.zeros(2, 3, 3)).any()
 
     def test_of_a_matrix_that_rounding_made_indefinite(self):
         matrix = torch.tensor([[[1.0, 1.0], [1.0, 1.0 - 1e-9]], [[1.0, 0.5], [0.5, 1.0]]], **F64)
@@ -705,23 +540,6 @@ def exact_parts(prediction):
 
 
 class TestGaussianPredictive:
-    def test_is_a_regression_predictive_of_one_component(self):
-        prediction = gaussian()
-        assert isinstance(prediction, ba.predictive.RegressionPredictive)
-        plain = ba.predictive.RegressionPredictive(prediction.means, prediction.variances)
-        close(prediction.variance, prediction.epistemic + prediction.aleatoric)
-        close(plain.variance, prediction.variance)
-        levels = [1e-6, 0.3, 0.5, 0.975]
-        close(prediction.quantile(levels), plain.quantile(levels))
-        assert prediction.quantile(0.3).shape == (4, 3)
-        close(prediction.quantile(0.3), prediction.quantile([0.3])[0])
-        assert ba.metrics.crps(prediction.mean, prediction.variance, draw(4, 3, seed=8)) > 0
-
-    @pytest.mark.parametrize("level", [0.0, 1.0, math.nan])
-    def test_refuses_levels(self, level):
-        with pytest.raises(ValueError, match=r"^probabilities must be in \(0, 1\), got "):
-            gaussian().quantile(level)
-
     def test_log_prob_uses_the_whole_covariance(self):
         prediction, y = gaussian(), draw(4, 3, seed=8)
         for i in range(4):
@@ -729,7 +547,9 @@ class TestGaussianPredictive:
             exact = stats.multivariate_normal.logpdf(y[i].numpy(), prediction.mean[i].numpy(), covariance.numpy())
             close(prediction.log_prob(y)[i], exact)
         assert (prediction.log_prob(y) - ba.predictive.RegressionPredictive.log_prob(prediction, y)).abs().max() > 0.1
-        assert ba.metrics.log_likelihood(prediction, y) == prediction.log_prob(y).mean().item()
+        plain = ba.predictive.RegressionPredictive(prediction.means, prediction.variances)
+        close(prediction.quantile([1e-6, 0.3, 0.975]), plain.quantile([1e-6, 0.3, 0.975]))
+        close(prediction.variance, prediction.epistemic + prediction.aleatoric)
 
     def test_without_covariances_outputs_are_independent(self):
         mean, epistemic, aleatoric = draw(4, 3), draw(4, 3, seed=1).exp(), torch.tensor(0.5, **F64)
@@ -745,15 +565,6 @@ class TestGaussianPredictive:
         close(rescaled.epistemic, 4 * epistemic)
         close(rescaled.aleatoric, torch.full((4, 3), 2.0, **F64))
 
-    def test_without_an_output_axis(self):
-        prediction = GaussianPredictive(draw(4), draw(4, 1, 1).exp(), torch.tensor(0.5, **F64))
-        close(prediction.variance, draw(4, 1, 1).exp().flatten() + 0.5)
-        assert prediction.covariance.shape == (4, 1, 1)
-        y = draw(4, seed=8)
-        close(prediction.log_prob(y), stats.norm.logpdf(y, prediction.mean, prediction.variance.sqrt()))
-        close(prediction.rescale(1.0, 3.0).variance, 9 * prediction.variance)
-        close(GaussianPredictive(draw(4), prediction.epistemic, prediction.aleatoric).covariance, prediction.covariance)
-
     @pytest.mark.parametrize("std", [3.0, torch.tensor([0.1, 7.0, 2.0], **F64)])
     def test_rescale(self, std):
         prediction, shift = gaussian(), torch.tensor([5.0, -2.0, 0.0], **F64)
@@ -766,7 +577,7 @@ class TestGaussianPredictive:
         y = draw(4, 3, seed=8)
         close(rescaled.log_prob(shift + scale * y), prediction.log_prob(y) - scale.log().sum())
 
-    @pytest.mark.parametrize("points", [(), (2,), (2, 1)])
+    @pytest.mark.parametrize("points", [(), (2, 1)])
     def test_the_last_axis_has_the_outputs_of_a_data_point(self, points):
         """Of the covariance of a whole row, what belongs to one data point counts for its density."""
         count = math.prod(points) * 3
@@ -783,14 +594,6 @@ class TestGaussianPredictive:
                 close(value, stats.multivariate_normal.logpdf(*normal, covariance.numpy()))
         close(prediction.rescale(1.0, 2.0).log_prob(1 + 2 * y), found - 3 * math.log(2))
 
-    @pytest.mark.parametrize("method", ["linearized", "moments"])
-    def test_of_positions_it_is_what_the_likelihood_counts(self, method):
-        model = nn.Linear(2, 3, dtype=torch.float64)
-        q, x, y = ba.DiagonalGaussian.point_mass(model), draw(4, 5, 2), draw(4, 5, 3, seed=1)
-        prediction = ba.predict(model, q, x, likelihood=ba.Gaussian(2.0), method=method)
-        expected = ba.Gaussian(2.0).nll(model(x), y).item()
-        assert ba.metrics.nll(prediction, y) == pytest.approx(expected, rel=1e-10)
-
     @pytest.mark.parametrize("kind", ["covariance", "variances"])
     def test_log_variances_that_leave_float32(self, kind):
         """The noise that a network gives far out: as in float64, and nan nowhere."""
@@ -806,32 +609,6 @@ class TestGaussianPredictive:
         close(prediction.quantile([0.1, 0.9]), exact.quantile([0.1, 0.9]).float(), rtol=1e-5, atol=1e-20)
         close(prediction.rescale(0.0, 3.0).log_prob(y), prediction.log_prob(y) - 2 * math.log(3), rtol=1e-5, atol=0)
 
-    def test_far_targets_in_float32(self):
-        prediction = GaussianPredictive(torch.zeros(1, 2), 0.01 * torch.eye(2)[None], torch.tensor(1e-4))
-        exact = 2 * stats.norm.logpdf(100, 0, math.sqrt(0.0101))
-        assert prediction.log_prob(torch.full((1, 2), 100.0)).item() == pytest.approx(exact, rel=1e-6)
-
-    def test_data_points_together_are_refused(self):
-        message = (
-            r"^method must be 'monte_carlo' for the joint log-likelihood, got a separate distribution for every data po"
-        )
-        with pytest.raises(ValueError, match=message):
-            gaussian().joint_log_likelihood(draw(4, 3))
-        logits = GaussianLogitsPredictive(draw(4, 3), draw(4, 3).exp(), ba.Categorical())
-        with pytest.raises(ValueError, match=message):
-            ba.metrics.joint_log_likelihood(logits, torch.zeros(4, dtype=torch.long))
-
-    def test_refuses_targets_that_would_broadcast(self):
-        with pytest.raises(ValueError, match=r"^target must be of shape \(4, 3\), got \(4, 1\)$"):
-            gaussian().log_prob(draw(4, 1))
-
-    def test_plots_take_it(self):
-        plots = pytest.importorskip("bayesadam.plots")
-        figure = pytest.importorskip("matplotlib.figure").Figure()
-        prediction = GaussianPredictive(draw(9, 1), draw(9, 1).exp(), torch.tensor(0.5, **F64))
-        axes = plots.regression_band(figure.subplots(), torch.arange(9.0), prediction, (draw(3), draw(3)))
-        assert axes.get_xlabel() == "x"
-
 
 class Sum(nn.Module):
     def __init__(self):
@@ -845,19 +622,14 @@ class Sum(nn.Module):
 class TestInputs:
     A, B = draw(7, 2), draw(7, 2, seed=1)
 
-    @pytest.mark.parametrize("way", ["layers", "map", "loop"])
-    @pytest.mark.parametrize("batch_size", [None, 3])
+    @pytest.mark.parametrize(("way", "batch_size"), [("layers", None), ("map", 3), ("loop", None)])
     @pytest.mark.parametrize(
         "inputs",
         [
             lambda a, b: (a, b),
-            lambda a, b: {"b": b, "a": a},
-            lambda a, b: (a, b, torch.tensor(0.0)),
             lambda a, b: (a, b, torch.zeros(1, 2)),
             lambda a, b: {"a": a, "b": b, "shift": 0.0},
             lambda a, b: [{"a": a[:4], "b": b[:4]}, {"a": a[4:], "b": b[4:]}],
-            lambda a, b: ((x, None) for x in zip(a.split(4), b.split(4), strict=True)),
-            lambda a, b: DataLoader([((x, y), 0) for x, y in zip(a, b, strict=True)], 4),
         ],
     )
     def test_several_inputs(self, inputs, batch_size, way, monkeypatch):
@@ -868,7 +640,7 @@ class TestInputs:
         found = linearize(model, q, inputs(self.A, self.B), batch_size=batch_size)
         close(found.epistemic_covariance, expected, **LOOSE)
 
-    @pytest.mark.parametrize("way", ["layers", "map", "loop"])
+    @pytest.mark.parametrize("way", ["layers", "map"])
     def test_output_takes_the_tensor_out(self, way, monkeypatch):
         class Wrapped(Sum):
             def forward(self, a, b):
@@ -885,25 +657,15 @@ class TestInputs:
         with pytest.raises(TypeError, match="^output must be given for a model that returns no tensor"):
             linearize(model, q, (self.A, self.B))
 
-    def test_an_output_with_other_rows_is_refused(self):
-        model = nn.Sequential(nn.Linear(2, 2), nn.Flatten(0)).double()
-        with pytest.raises(
-            ValueError, match=r"^output must have the 7 rows of the inputs along its first axis, got \(14,\)$"
-        ):
-            linearize(model, diagonal(model), self.A)
-
-    @pytest.mark.parametrize("inputs", [[], iter(())])
-    def test_an_empty_loader(self, inputs):
-        with pytest.raises(ValueError, match="^inputs must have at least one batch, got an empty loader$"):
-            linearize(Network(), trained_part(Network()), inputs)
-
     def test_no_data_points(self):
         model = nn.Linear(2, 3)
         prediction = linearize(model, diagonal(model), torch.zeros(0, 2), ba.Categorical())
         assert prediction.probs.shape == (0, 3)
 
-    @pytest.mark.parametrize("way", ["layers", "map", "loop"])
-    @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
+    @pytest.mark.parametrize(
+        ("dtype", "tolerance", "way"),
+        [(torch.float32, 1e-5, "layers"), (torch.float32, 1e-5, "map"), (torch.bfloat16, 0.05, "layers")],
+    )
     def test_dtypes(self, dtype, tolerance, way, monkeypatch):
         model = mlp((2, 6, 3)).to(dtype)
         for p in model.parameters():
@@ -915,19 +677,6 @@ class TestInputs:
         assert found.log_probs.dtype == found.covariance.dtype == torch.float32
         close(found.covariance.double(), exact.covariance, rtol=tolerance, atol=tolerance)
         close(found.log_probs.double(), exact.log_probs, rtol=2 * tolerance, atol=2 * tolerance)
-
-    @pytest.mark.parametrize("way", ["layers", "map", "loop"])
-    @pytest.mark.filterwarnings("ignore:.*lazily initialized")
-    def test_autocast(self, way, monkeypatch):
-        model = mlp((2, 6, 3))
-        q, x = diagonal(model), self.A.float()
-        exact = linearize(model, q, x).epistemic_covariance
-        only(monkeypatch, way)
-        with torch.autocast("cpu", torch.bfloat16):
-            found = linearize(model, q, x).epistemic_covariance
-        assert found.dtype == torch.float32
-        close(found, exact, rtol=0.05, atol=0.05 * exact.max().item())
-        assert not found.equal(exact)
 
     def test_autocast_is_for_the_network_only(self):
         """The derivatives of a linear layer are its inputs, which have all their digits."""
@@ -946,19 +695,7 @@ class TestInputs:
 
 
 class TestMemory:
-    @pytest.mark.parametrize("limit", [1, 5000])
-    @pytest.mark.parametrize("way", ["layers", "map", "loop"])
-    @pytest.mark.parametrize("name", ["MLP", "CNN", "attention"])
-    def test_chunks_change_nothing(self, name, way, limit, monkeypatch):
-        model, x = network(name)
-        x = x[:3]
-        q = diagonal(model)
-        expected = linearize(model, q, x).epistemic_covariance
-        only(monkeypatch, way)
-        monkeypatch.setattr(linearized, "CHUNK_BYTES", limit)
-        close(linearize(model, q, x).epistemic_covariance, expected, **LOOSE)
-
-    @pytest.mark.parametrize("batch_size", [None, 1, 3, 6])
+    @pytest.mark.parametrize("batch_size", [None, 3])
     @pytest.mark.parametrize("way", ["layers", "map", "loop"])
     def test_a_shared_tensor_that_is_as_long_as_a_chunk(self, way, batch_size, monkeypatch):
         class Kernel(nn.Sequential):
@@ -972,60 +709,41 @@ class TestMemory:
         found = linearize(model, q, (x, anchors), batch_size=batch_size).epistemic_covariance
         close(found, reference(model, q, [(row[None], anchors) for row in x]), **LOOSE)
 
-    @pytest.mark.parametrize("posterior", [diagonal, dense, low_rank])
-    @pytest.mark.parametrize("name", ["MLP", "CNN", "sequence"])
-    def test_data_points_one_by_one_in_a_layer(self, name, posterior, monkeypatch):
+    @pytest.mark.parametrize(
+        ("name", "kind"), [("MLP", "dense"), ("CNN", "diagonal"), ("CNN", "low rank"), ("sequence", "dense")]
+    )
+    def test_data_points_one_by_one_in_a_layer(self, name, kind, monkeypatch):
         """And columns of the factor."""
         model, x = network(name)
-        q = posterior(model)
+        q = POSTERIORS[kind](model)
         expected = linearize(model, q, x).epistemic_covariance
         original = layerwise.chunks
         monkeypatch.setattr(layerwise, "chunks", lambda count, size, limit: original(count, size, 1))
         close(linearize(model, q, x).epistemic_covariance, expected, **LOOSE)
 
-    def test_full_jacobians_are_bounded(self, monkeypatch):
-        """Rows of the Jacobian that exist at once, over data points and tensors."""
-        model = mlp((10, 20, 20, 3))
-        sizes = []
-        original = jacobian.Jacobians._by_map
+    @pytest.mark.parametrize(
+        ("way", "cls", "method"),
+        [("map", jacobian.Jacobians, "_by_map"), ("layers", linearized.OutputCovariance, "add")],
+    )
+    def test_derivatives_that_exist_at_once_are_bounded(self, way, cls, method, monkeypatch):
+        """Over data points and tensors."""
+        model, x = network("CNN")
+        sizes, original = [], getattr(cls, method)
 
-        def spy(self, batch, names, outputs):
-            found = original(self, batch, names, outputs)
-            sizes.append(sum(rows.numel() * rows.element_size() for rows in found.values()))
+        def spy(self, *args):
+            found = original(self, *args)
+            rows = args[1:2] if found is None else found.values()
+            sizes.append(sum(part.numel() * part.element_size() for part in rows))
             return found
 
-        only(monkeypatch, "map")
-        monkeypatch.setattr(jacobian.Jacobians, "_by_map", spy)
-        x = draw(20, 10).float()
-        for limit in (2**13, 2**15, 2**17):
-            sizes.clear()
-            monkeypatch.setattr(linearized, "CHUNK_BYTES", limit)
-            linearize(model, diagonal(model), x)
-            assert max(sizes) <= limit
-            assert len(sizes) > 1
-        per_tensor = 3 * 4 * 400  # the largest tensor's, of one data point
-        sizes.clear()
-        monkeypatch.setattr(linearized, "CHUNK_BYTES", 1)
-        linearize(model, diagonal(model), x)
-        assert max(sizes) <= per_tensor
-
-    def test_derivatives_of_layers_are_bounded(self, monkeypatch):
-        model, x = network("CNN")
-        sizes = []
-        original = linearized.OutputCovariance.add
-
-        def spy(self, name, rows, *part):
-            sizes.append(rows.numel() * rows.element_size())
-            original(self, name, rows, *part)
-
-        monkeypatch.setattr(linearized.OutputCovariance, "add", spy)
-        x = x.repeat(4, 1, 1, 1)
+        only(monkeypatch, way)
+        monkeypatch.setattr(cls, method, spy)
         for limit in (2**12, 2**14):
             sizes.clear()
             monkeypatch.setattr(linearized, "CHUNK_BYTES", limit)
-            linearize(model, diagonal(model), x)
+            linearize(model, diagonal(model), x.repeat(4, 1, 1, 1))
             assert max(sizes) <= limit
-        assert len(sizes) > 10
+            assert len(sizes) > 1
 
     @pytest.mark.parametrize("way", ["layers", "map"])
     def test_graphs_are_bounded(self, way, monkeypatch):
@@ -1057,33 +775,11 @@ class TestMemory:
         found = rows[1:] if way == "layers" else sizes
         assert 2**17 // (4 * 4000) // (1 + (way == "map")) <= max(found) <= 2**17 // 4000 // (1 + (way == "map"))
 
-    def test_weights_are_not_part_of_a_graph(self, monkeypatch):
-        rows = []
-        model = mlp((2, 10, 400, 1))
-        model.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
-        monkeypatch.setattr(linearized, "CHUNK_BYTES", 2**17)
-        linearize(model, diagonal(model), torch.ones(100, 2))
-        assert max(rows[1:]) >= 2**17 // (4 * 4 * 400)
-
-    def test_derivatives_of_a_layer_with_many_weights_are_bounded(self, monkeypatch):
-        sizes = []
-        original = linearized.OutputCovariance.add
-
-        def spy(self, name, rows, *part):
-            sizes.append(rows.numel() * rows.element_size())
-            original(self, name, rows, *part)
-
-        monkeypatch.setattr(linearized.OutputCovariance, "add", spy)
-        monkeypatch.setattr(linearized, "CHUNK_BYTES", 2**17)
-        model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Flatten(), nn.Linear(128, 1))
-        linearize(model, diagonal(model), torch.ones(20, 2, 64))
-        assert 2**16 < max(sizes) <= 2**17
-
-    @pytest.mark.parametrize("posterior", [diagonal, dense, low_rank])
-    def test_linear_layers_make_no_derivatives_of_weights(self, posterior, monkeypatch):
+    @pytest.mark.parametrize("kind", ["diagonal", "dense", "low rank"])
+    def test_linear_layers_make_no_derivatives_of_weights(self, kind, monkeypatch):
         monkeypatch.setattr(linearized.OutputCovariance, "add", lambda *args: raise_(AssertionError()))
         model, x = network("MLP")
-        linearize(model, posterior(model), x)
+        linearize(model, POSTERIORS[kind](model), x)
 
     def test_nothing_is_differentiated_that_is_certain(self, monkeypatch):
         """Neither for tensors of variance 0, nor for the layers before the first that is random."""
@@ -1096,16 +792,18 @@ class TestMemory:
 
         monkeypatch.setattr(linearized.MeanNetwork, "__init__", spy)
         model, x = network("MLP")
-        for q in (partial_dense(model), partial_diagonal(model)):
-            linearize(model, q, x)
-            assert seen.pop() == ["4.weight", "4.bias"]
+        last = {name: value for name, value in weights(model).items() if name.startswith("4")}
+        fixed = {name: value for name, value in weights(model).items() if name not in last}
+        linearize(model, ba.posterior.PartialGaussian(kinds.dense(last), fixed), x)
+        assert seen.pop() == ["4.weight", "4.bias"]
         q = some_point_masses(model)
         linearize(model, q, x)
         assert seen.pop() == [name for name, v in q.variance.items() if v.any()] != list(q.mean)
 
-    @pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
-    @pytest.mark.parametrize("way", ["layers", "map"])
+    @pytest.mark.parametrize(("way", "error"), [("layers", "accelerator"), ("map", "CPU")])
     def test_memory_that_runs_out_halves_the_rows(self, error, way, monkeypatch):
+        error = OUT_OF_MEMORY[error]
+
         class Limited(nn.Linear):
             def forward(self, x):
                 if len(x) > 4:
@@ -1119,22 +817,8 @@ class TestMemory:
         close(linearize(model, q, x).epistemic_covariance, expected, **LOOSE)
         with pytest.raises(RuntimeError, match="memory"):
             linearize(
-                Halves(0, error), ba.DiagonalGaussian(means_of(Halves(0, error)), means_of(Halves(0, error))), x[:, 0]
+                Halves(0, error), ba.DiagonalGaussian(weights(Halves(0, error)), weights(Halves(0, error))), x[:, 0]
             )
-
-    def test_memory_that_runs_out_in_a_jacobian_is_not_a_reason_to_loop(self, monkeypatch, ways):
-        model, x = network("own parameter")
-        original = jacobian.Jacobians._by_map
-
-        def limited(self, rows, *args):
-            if rows.count > 2:
-                OUT_OF_MEMORY["accelerator"]()
-            return original(self, rows, *args)
-
-        expected = linearize(model, diagonal(model), x).epistemic_covariance
-        monkeypatch.setattr(jacobian.Jacobians, "_by_map", limited)
-        close(linearize(model, diagonal(model), x).epistemic_covariance, expected, **LOOSE)
-        assert set(ways) == {"map"}
 
     def test_control_flow_that_comes_later(self, ways):
         """The first data points go through closed forms; then a layer is called twice."""
@@ -1192,8 +876,7 @@ class TestLeavesNoTrace:
         assert not any(tensor.requires_grad for tensor in tensors)
         assert one.variance.equal(linearize(model, trained_part(model), self.X, ba.Gaussian(learned=True)).variance)
 
-    @pytest.mark.parametrize("way", ["layers", "map", "loop"])
-    @pytest.mark.parametrize("at", [1, 2, 3, 4])
+    @pytest.mark.parametrize(("way", "at"), [("layers", 1), ("layers", 2), ("map", 3), ("loop", 4)])
     def test_after_an_error(self, way, at, monkeypatch):
         model = Network(lambda m: raise_(KeyboardInterrupt()) if m.calls == at else None)
         before = snapshot(model)
@@ -1203,8 +886,15 @@ class TestLeavesNoTrace:
         assert_unchanged(model, before)
         assert not any(m._forward_hooks for m in model.modules())
 
-    @pytest.mark.parametrize("way", ["layers", "map", "loop"])
-    @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+    @pytest.mark.parametrize(
+        ("way", "mode"),
+        [
+            ("layers", torch.inference_mode),
+            ("map", torch.inference_mode),
+            ("loop", torch.no_grad),
+            ("map", torch.no_grad),
+        ],
+    )
     def test_in_any_gradient_mode(self, mode, way, monkeypatch):
         model, x = network("MLP")
         q = diagonal(model)
@@ -1217,18 +907,12 @@ class TestLeavesNoTrace:
             close(prediction.epistemic_covariance, expected, **LOOSE)
             assert prediction.log_prob(torch.zeros(5, 2, **F64)).isfinite().all()
 
-    def test_global_generators_are_untouched(self):
-        model = Network()
-        before = torch.get_rng_state()
-        linearize(model, trained_part(model), self.X, ba.Bernoulli())
-        assert torch.get_rng_state().equal(before)
-
     def test_frozen_weights_and_those_before_them(self):
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
         model[0].requires_grad_(False)
         q = ba.DiagonalGaussian(
-            {n: m for n, m in means_of(model).items() if n[0] == "2"},
-            {n: m.exp() for n, m in means_of(model).items() if n[0] == "2"},
+            {n: m for n, m in weights(model).items() if n[0] == "2"},
+            {n: m.exp() for n, m in weights(model).items() if n[0] == "2"},
         )
         x = draw(5, 3)
         close(linearize(model, q, x).epistemic_covariance, reference(model, q, [(row[None],) for row in x]), **LOOSE)
@@ -1240,54 +924,25 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (
-                {"link": "probit"},
-                r"^link must be given for a method in .* and classification only, got 'probit' for",
-            ),
-            (
-                {"method": "mean", "link": "monte_carlo", "likelihood": ba.Bernoulli()},
-                "^link must be given for a method in ",
-            ),
-            (
-                {"method": "monte_carlo", "link": "probit", "likelihood": ba.Bernoulli()},
-                "^link must be given for a method in ",
-            ),
-            (
-                {"link": "logit", "likelihood": ba.Bernoulli()},
-                r"^link must be one of \('monte_carlo', 'probit'\), got 'logit'",
-            ),
+            ({"link": "probit"}, r"^link must be given for a method in .* and classification only, got 'probit' for"),
+            ({"method": "monte_carlo", "link": "probit", "likelihood": ba.Bernoulli()}, "^link must be given for a"),
+            ({"link": "logit", "likelihood": ba.Bernoulli()}, r"^link must be one of \('monte_carlo', 'probit'\), got"),
             ({"mc_samples": 0}, "^mc_samples must be a whole number of at least 1, got 0$"),
-            ({"batch_size": 0}, "^batch_size must be a whole number of at least 1, got 0$"),
             ({"seed": -1, "likelihood": ba.Bernoulli()}, "^seed must be "),
-            ({"likelihood": nn.MSELoss()}, "^likelihood must be a bayesadam.likelihoods.Likelihood, got MSELoss"),
+            ({"inputs": []}, "^inputs must have at least one batch, got an empty loader$"),
+            ({"posterior": kinds.bernoulli()}, "^posterior must be a Gaussian over the weights for"),
+            ({"posterior": diagonal(mlp())}, "^the model must have a parameter '0.weight' as the posterior does"),
         ],
     )
     def test_refused_before_the_model_runs(self, options, message):
         model = Network()
         before = snapshot(model)
         options = {"method": "linearized", "likelihood": ba.Gaussian(), **options}
+        q, x = options.pop("posterior", trained_part(model)), options.pop("inputs", self.X)
         with pytest.raises(ValueError, match=message):
-            ba.predict(model, trained_part(model), self.X, **options)
+            ba.predict(model, q, x, **options)
         assert model.calls == 0
         assert_unchanged(model, before)
-
-    def test_other_distributions(self):
-        class Other(ba.Posterior):
-            mean, hyperparameters = {}, {}
-            sample = writer = tensors = from_tensors = None
-
-        message = (
-            r"^posterior must be a Gaussian over the weights for method='linearized' \(use 'monte_carlo'\), got Other$"
-        )
-        model = Network()
-        with pytest.raises(ValueError, match=message):
-            linearize(model, Other(), self.X)
-        assert model.calls == 0
-
-    def test_a_posterior_of_another_model(self):
-        model = Network()
-        with pytest.raises(ValueError, match="^the model must have a parameter '0.weight' as the posterior does"):
-            linearize(model, diagonal(mlp()), self.X)
 
     def test_a_model_that_cuts_its_graph(self):
         class Detached(nn.Linear):
@@ -1295,29 +950,27 @@ class TestOptions:
                 return super().forward(x).detach()
 
         model = Detached(3, 1)
-        message = (
-            r"^the model's output must be differentiable with respect to the random weights for method='linearized'"
-        )
+        message = "^the model's output must be differentiable with respect to the random weights for"
         with pytest.raises(RuntimeError, match=message):
             linearize(model, diagonal(model), self.X)
 
-    def test_weights_that_are_not_used_add_nothing(self):
-        class Unused(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
 
-            def forward(self, x):
-                return self.a(x)
-
-        model = Unused().double()
-        x = draw(4, 3)
-        q = diagonal(model)
-        close(linearize(model, q, x).epistemic_covariance, reference(model, q, [(row[None],) for row in x]), **LOOSE)
-
-    def test_progress(self, capsys, monkeypatch):
-        monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
-        model = mlp((3, 1))
-        loader = DataLoader(TensorDataset(self.X, self.X), 2)
-        linearize(model, diagonal(model), loader, progress=True)
-        assert "100%" in stream.getvalue()
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: gaussian().quantile(1.0), r"^probabilities must be in \(0, 1\), got 1.0$"),
+        (lambda: gaussian().log_prob(draw(4, 1)), r"^target must be of shape \(4, 3\), got \(4, 1\)$"),
+        (lambda: gaussian().joint_log_likelihood(draw(4, 3)), "^method must be 'monte_carlo' for the joint"),
+        (
+            lambda: (
+                GaussianLogitsPredictive(
+                    draw(4, 3), draw(4, 3).exp(), ba.Categorical(), link="probit"
+                ).mutual_information
+            ),
+            "^link must be 'monte_carlo' for the mutual information, got 'probit'$",
+        ),
+    ],
+)
+def test_refusals(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

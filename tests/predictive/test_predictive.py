@@ -2,7 +2,6 @@
 
 import math
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -10,45 +9,27 @@ import rich.progress
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import optimize, special, stats
+from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
 from bayesadam import metrics
-from bayesadam.predictive import gaussian, monte_carlo
+from bayesadam.predictive import monte_carlo
 from bayesadam.predictive.result import from_outputs
-
-BOUND = 4.5
-F64 = {"dtype": torch.float64}
-EXACT = {"rtol": 1e-12, "atol": 1e-12}
-
-
-def draw(*shape, seed=0, **kind):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), **(kind or F64))
-
-
-def close(a, b, **tolerances):
-    torch.testing.assert_close(a, torch.as_tensor(b, dtype=a.dtype), **(tolerances or EXACT))
-
-
-def posterior_of(model, seed=0, std=0.3):
-    mean = {n: draw(*p.shape, seed=seed).to(p.dtype) for n, p in model.named_parameters()}
-    return ba.DiagonalGaussian(mean, {n: std**2 * torch.ones_like(m) for n, m in mean.items()})
-
-
-class Scale(nn.Module):
-    """``weight * x + bias``, element by element: the same bits in whatever chunks."""
-
-    def __init__(self, dtype=torch.float32):
-        super().__init__()
-        self.weight, self.bias = (nn.Parameter(torch.zeros(1, dtype=dtype)) for _ in range(2))
-        self.rows = []
-
-    def forward(self, x):
-        self.rows.append(len(x))
-        return torch.addcmul(self.bias, x, self.weight)
-
+from posterior.kinds import BOUND, F64, draw
+from predictive.networks import (
+    OUT_OF_MEMORY,
+    Halves,
+    Network,
+    Scale,
+    assert_unchanged,
+    close,
+    posterior_of,
+    raise_,
+    snapshot,
+    trained_part,
+)
 
 N = S = 1000
 NOISE = 0.7
@@ -72,14 +53,6 @@ class TestAgainstTheClosedForm:
     def variance_z(self, found, variance):
         return (found / variance - 1).sum().item() * math.sqrt((S - 1) / (2 * N))
 
-    def density_z(self, log_density, y, mean, variance):
-        """How far the mean of ``p_estimated / p_exact`` is from 1; the estimate's variance is in closed form too."""
-        noise = torch.tensor(NOISE, **F64)
-        exact = torch.distributions.Normal(mean, (variance + noise).sqrt()).log_prob(y)[:, 0]
-        square = torch.distributions.Normal(mean, (variance + noise / 2).sqrt()).log_prob(y)[:, 0]
-        relative = (square - 2 * exact - torch.log(2 * (math.pi * noise).sqrt())).exp() - 1
-        return (((log_density - exact).exp() - 1).sum() / (relative.sum() / S).sqrt()).item()
-
     def test_mean(self, problem):
         prediction, mean, variance = problem
         assert abs(self.mean_z(prediction.mean, mean, variance)) < BOUND
@@ -91,50 +64,6 @@ class TestAgainstTheClosedForm:
         assert self.variance_z(1.015 * prediction.epistemic, variance) > BOUND
         assert self.variance_z(0.985 * prediction.epistemic, variance) < -BOUND
         close(prediction.aleatoric, torch.full((N, 1), NOISE), rtol=1e-6, atol=0)
-
-    def test_log_density(self, problem):
-        prediction, mean, variance = problem
-        y = mean + 0.3
-        log_density = prediction.log_prob(y)
-        assert abs(self.density_z(log_density, y, mean, variance)) < BOUND
-        assert self.density_z(log_density, y, mean, 1.02 * variance) > BOUND  # too narrow by 1%, and so too high
-        assert self.density_z(log_density + 0.01, y, mean, variance) > BOUND
-
-    def test_joint_density_of_correlated_points(self):
-        model = nn.Linear(2, 1, **F64)
-        q = posterior_of(model, std=0.5)
-        x = torch.tensor([[1.0, 0.5], [1.0, 0.4]], **F64)
-        design = torch.cat([x, torch.ones(2, 1, **F64)], 1)
-        mean = design @ torch.cat([q.mean["weight"][0], q.mean["bias"]])
-        y = (mean + torch.tensor([0.5, 0.5], **F64)).unsqueeze(1)
-        samples = 2000
-        prediction = ba.predict(model, q, x, likelihood=ba.Gaussian(2.0), mc_samples=samples)
-        epistemic = 0.25 * design @ design.T
-        noise = 0.5 * torch.eye(2, **F64)
-        exact, square = (
-            torch.distributions.MultivariateNormal(mean, epistemic + part * noise).log_prob(y[:, 0])
-            for part in (1.0, 0.5)
-        )
-        relative = (square - 2 * exact).exp() / (4 * math.pi * 0.5) - 1
-        ratio = (prediction.joint_log_likelihood(y) - exact).exp()
-        bound = BOUND * math.sqrt(relative / samples)
-        assert abs(ratio - 1) < bound < 0.1
-        independent = torch.distributions.Normal(mean, (epistemic.diag() + 0.5).sqrt()).log_prob(y[:, 0]).sum()
-        assert abs((independent - exact).exp() - 1) > 2 * bound  # what forgetting the correlation would give
-
-    def test_is_the_model_at_the_samples_of_the_posterior(self):
-        model = nn.Linear(3, 2, **F64)
-        q, x = posterior_of(model), draw(5, 3, seed=9)
-        prediction = ba.predict(model, q, x, likelihood=ba.Gaussian(), mc_samples=4, seed=7)
-        theta = q.sample(4, seed=7)
-        close(prediction.means, torch.einsum("nd,scd->snc", x, theta["weight"]) + theta["bias"][:, None])
-        assert not prediction.means.equal(ba.predict(model, q, x, likelihood=ba.Gaussian(), mc_samples=4).means)
-
-    def test_sample_i_does_not_depend_on_how_many(self):
-        model = Scale()
-        q, x = posterior_of(model), draw(5)
-        few, many = (ba.predict(model, q, x, likelihood=ba.Gaussian(), mc_samples=s).means for s in (3, 9))
-        assert few.equal(many[:3])
 
     def test_method_mean_is_the_network_at_the_mean(self):
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -148,42 +77,6 @@ class TestAgainstTheClosedForm:
         level = prediction.quantile(0.9)
         close(level, expected.double() + 0.5 * stats.norm.ppf(0.9), rtol=1e-6, atol=1e-6)
 
-    def test_heteroscedastic(self):
-        model = nn.Linear(3, 4, **F64)
-        q, x = posterior_of(model), draw(5, 3)
-        prediction = ba.predict(model, q, x, likelihood=ba.HeteroscedasticGaussian(), mc_samples=6)
-        theta = q.sample(6)
-        out = torch.einsum("nd,scd->snc", x, theta["weight"]) + theta["bias"][:, None]
-        close(prediction.mean, out[..., :2].mean(0))
-        close(prediction.epistemic, out[..., :2].var(0))
-        close(prediction.aleatoric, out[..., 2:].exp().mean(0))
-
-
-class Halves(Scale):
-    """Memory for at most ``limit`` rows."""
-
-    def __init__(self, limit, error):
-        super().__init__()
-        self.limit, self.error = limit, error
-
-    def forward(self, x):
-        result = super().forward(x)
-        if len(x) > self.limit:
-            self.error()
-        return result
-
-
-def raise_(error):
-    raise error
-
-
-OUT_OF_MEMORY = {
-    "accelerator": lambda: raise_(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")),
-    "CPU": lambda: torch.empty(10**15),  # the allocator's own error on this system
-    "CPU, another system": lambda: raise_(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to ...")),
-    "Apple": lambda: raise_(RuntimeError("MPS backend out of memory (MPS allocated: 9.00 GB)")),
-}
-
 
 class TestChunks:
     X = draw(23, 2, dtype=torch.float32)
@@ -192,32 +85,18 @@ class TestChunks:
         model = model or Scale()
         return ba.predict(model, posterior_of(Scale()), inputs, likelihood=ba.Gaussian(), mc_samples=3, **options).means
 
-    @pytest.mark.parametrize("batch_size", [1, 5, 22, 23, 24, 1000])
+    @pytest.mark.parametrize("batch_size", [1, 5, 24])
     def test_batch_size_changes_nothing_but_the_rows(self, batch_size):
         model = Scale()
         assert self.means(self.X, model, batch_size=batch_size).equal(self.means(self.X))
         whole, rest = divmod(23, batch_size)
         assert model.rows == 3 * ([batch_size] * whole + [rest] * (rest > 0))
 
-    @pytest.mark.parametrize("group_bytes", [1, 100, 2**28])
-    @pytest.mark.parametrize("batch", [1, 4, 50])
-    @pytest.mark.parametrize("batch_size", [None, 3])
+    @pytest.mark.parametrize(("batch", "batch_size", "group_bytes"), [(4, None, 1), (4, 3, 100), (50, None, 2**28)])
     def test_loaders(self, batch, batch_size, group_bytes, monkeypatch):
         monkeypatch.setattr(monte_carlo, "GROUP_BYTES", group_bytes)
         loader = DataLoader(TensorDataset(self.X, torch.arange(23)), batch)
         assert self.means(loader, batch_size=batch_size).equal(self.means(self.X))
-
-    def test_a_sample_is_drawn_once_for_a_group_of_batches(self, monkeypatch):
-        class Seen(Scale):
-            def forward(self, x):
-                seen.append(self.weight.item())
-                return super().forward(x)
-
-        seen = []
-        monkeypatch.setattr(monte_carlo, "GROUP_BYTES", 64)  # two batches of four rows of eight bytes
-        self.means(DataLoader(self.X[:20], 4), Seen())
-        a, b, c = posterior_of(Scale()).sample(3)["weight"].flatten().tolist()
-        assert seen == 2 * [a, a, b, b, c, c] + [a, b, c]
 
     @pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
     @pytest.mark.parametrize("batch_size", [None, 20])
@@ -228,34 +107,14 @@ class TestChunks:
         assert model.rows[:4] == tried
         assert max(model.rows[4:]) == 2  # halved for good, for later samples too
 
-    def test_memory_that_runs_out_in_a_loader(self):
-        model = Halves(4, OUT_OF_MEMORY["accelerator"])
-        assert self.means(list(self.X.split(9)), model).equal(self.means(self.X))
-
-    @pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
-    @pytest.mark.parametrize("batch_size", [None, 2, 1])
-    def test_one_row_that_does_not_fit_is_an_error(self, error, batch_size):
-        model = Halves(0, error)
+    @pytest.mark.parametrize("batch_size", [None, 1])
+    def test_one_row_that_does_not_fit_is_an_error(self, batch_size):
+        model = Halves(0, OUT_OF_MEMORY["accelerator"])
         with pytest.raises(RuntimeError, match="memory"):
             self.means(self.X, model, batch_size=batch_size)
         assert model.rows[-1] == 1
         assert not model.weight.any()
         assert model.training
-
-    def test_any_other_error_is_not_tried_again(self):
-        model = Halves(4, lambda: raise_(RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
-        with pytest.raises(RuntimeError, match="mat1 and mat2"):
-            self.means(self.X, model)
-        assert model.rows == [23]
-
-    def test_tensors_of_another_length_are_passed_whole(self):
-        class Shifted(Scale):
-            def forward(self, x, shift, table, number):
-                assert len(table) == 40
-                return super().forward(x) + shift + table[3] + number
-
-        inputs = (self.X, torch.ones(1, 2), torch.arange(40.0), torch.tensor(2.0))
-        close(self.means(inputs, Shifted(), batch_size=4), self.means(self.X) + 6, rtol=1e-6, atol=1e-6)
 
 
 class Sum(Scale):
@@ -277,19 +136,10 @@ class TestInputs:
             lambda a, b: {"b": b, "a": a},
             lambda a, b: [{"a": a[:4], "b": b[:4]}, {"a": a[4:], "b": b[4:]}],
             lambda a, b: ((x, None) for x in zip(a.split(4), b.split(4), strict=True)),
-            lambda a, b: DataLoader([{"a": x, "b": y} for x, y in zip(a, b, strict=True)], 4),
             lambda a, b: DataLoader([((x, y), 0) for x, y in zip(a, b, strict=True)], 4),
             lambda a, b: DataLoader([({"a": x, "b": y}, 0) for x, y in zip(a, b, strict=True)], 4),
         ],
-        ids=[
-            "tuple",
-            "dict",
-            "list of dicts",
-            "generator",
-            "loader of dicts",
-            "loader of tuples",
-            "loader of (dict, y)",
-        ],
+        ids=["tuple", "dict", "list of dicts", "generator", "loader of tuples", "loader of (dict, y)"],
     )
     def test_several_inputs(self, inputs, batch_size):
         found = self.means(Sum(), inputs(self.A, self.B), batch_size=batch_size)
@@ -298,14 +148,12 @@ class TestInputs:
     @pytest.mark.parametrize(
         "inputs",
         [
-            lambda x: DataLoader(TensorDataset(x), 4),
             lambda x: DataLoader(TensorDataset(x, torch.zeros(10)), 4),
             lambda x: DataLoader(x, 4),
-            lambda x: list(x.split(3)),
             lambda x: (part for part in x.split(3)),
             lambda x: ([part, "a target"] for part in x.split(3)),
         ],
-        ids=["loader of [x]", "loader of (x, y)", "loader of x", "list", "generator", "generator of [x, y]"],
+        ids=["loader of (x, y)", "loader of x", "generator", "generator of [x, y]"],
     )
     def test_one_input(self, inputs):
         assert self.means(Scale(), inputs(self.A)).equal(self.means(Scale(), self.A))
@@ -322,19 +170,6 @@ class TestInputs:
         with pytest.raises(TypeError, match=message):
             self.means(model, self.A)
         assert not model.weight.any()
-
-    @pytest.mark.parametrize("outputs", [1, 3])
-    def test_regression_with_an_output_axis(self, outputs):
-        model = nn.Linear(2, outputs, **F64)
-        noise = torch.arange(1.0, outputs + 1)
-        prediction = ba.predict(model, posterior_of(model), draw(5, 2), likelihood=ba.Gaussian(noise), mc_samples=6)
-        assert prediction.means.shape == prediction.variances.shape == (6, 5, outputs)
-        for tensor in (prediction.mean, prediction.epistemic, prediction.aleatoric, prediction.variance):
-            assert tensor.shape == (5, outputs)
-        assert prediction.log_prob(draw(5, outputs)).shape == (5,)
-        assert prediction.quantile(0.1).shape == (5, outputs)
-        assert prediction.quantile([0.1, 0.5]).shape == (2, 5, outputs)
-        close(prediction.aleatoric, (1 / noise).expand(5, -1), rtol=1e-6, atol=0)
 
     def test_float64_stays_and_bfloat16_is_widened(self):
         x = draw(50, 3)
@@ -355,62 +190,6 @@ class TestInputs:
             information = stats.entropy(p.mean(0), axis=-1) - stats.entropy(p, axis=-1).mean(0)
             close(prediction.mutual_information, information, rtol=0, atol=1e-6)
             assert information.max() > 1e-3
-
-    def test_the_models_dtype_decides(self):
-        """A posterior kept in float64 is rounded into a float32 model."""
-        q = posterior_of(Scale(torch.float64))
-        means = ba.predict(Scale(), q, self.A, likelihood=ba.Gaussian(), mc_samples=2).means
-        theta = {n: t.float() for n, t in q.sample(2).items()}
-        assert means.equal(torch.addcmul(theta["bias"], self.A, theta["weight"]))
-
-
-class Network(nn.Module):
-    """With everything that behaves differently in training; ``during`` is called in every forward pass."""
-
-    def __init__(self, during=lambda model: None):
-        super().__init__()
-        self.first, self.norm, self.drop = nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)
-        self.frozen, self.last = nn.Linear(8, 8), nn.Linear(8, 1)
-        self.frozen.requires_grad_(False)
-        self.last.weight.grad = torch.ones_like(self.last.weight)
-        self.norm.eval()  # as people do when they fine-tune
-        self.drop.train()
-        self.calls, self.during = 0, during
-
-    def forward(self, x):
-        self.calls += 1
-        self.during(self)
-        return self.last(self.drop(self.norm(self.frozen(self.first(x)))))
-
-
-def trained_part(model):
-    return ba.DiagonalGaussian(
-        {n: p.detach() + 1 for n, p in model.named_parameters() if p.requires_grad},
-        {n: torch.ones_like(p) for n, p in model.named_parameters() if p.requires_grad},
-    )
-
-
-def snapshot(model):
-    state = {n: (t.clone(), t.data_ptr()) for n, t in (*model.named_parameters(), *model.named_buffers())}
-    modes = {n: m.training for n, m in model.named_modules()}
-    gradients = {n: (p.requires_grad, None if p.grad is None else p.grad.clone()) for n, p in model.named_parameters()}
-    return state, modes, gradients
-
-
-def bits(tensor):
-    return tensor.detach().reshape(-1).view(torch.uint8)
-
-
-def assert_unchanged(model, before):
-    state, modes, gradients = snapshot(model)
-    assert modes == before[1]
-    for name, (value, address) in state.items():
-        assert bits(value).equal(bits(before[0][name][0])), name
-        assert address == before[0][name][1], name
-    for name, (required, gradient) in gradients.items():
-        assert required == before[2][name][0]
-        assert (gradient is None) == (before[2][name][1] is None)
-        assert gradient is None or gradient.equal(before[2][name][1])
 
 
 class TestLeavesNoTrace:
@@ -433,34 +212,13 @@ class TestLeavesNoTrace:
         assert set(before[1].values()) == {True, False}
         assert_unchanged(model, before)
 
-    def test_the_weights_inside_are_those_of_the_samples_and_the_frozen_ones_stay(self):
-        seen = []
-        model = Network(lambda m: seen.append({n: p.clone() for n, p in m.named_parameters()}))
-        q = trained_part(model)
-        self.predict(model, q, seed=4)
-        theta = q.sample(3, seed=4)
-        for i, weights in enumerate(seen):
-            for name, value in weights.items():
-                assert value.equal(theta[name][i] if name in theta else model.frozen.get_parameter(name[7:]))
-
-    @pytest.mark.parametrize("error", [ValueError("in the model"), KeyboardInterrupt(), SystemExit(1)])
+    @pytest.mark.parametrize("error", [ValueError("in the model"), KeyboardInterrupt()])
     @pytest.mark.parametrize("at", [1, 2])
     def test_after_an_error(self, error, at):
         model = Network(lambda m: raise_(error) if m.calls == at else None)
         before = snapshot(model)
         with pytest.raises(type(error)):
             self.predict(model)
-        assert_unchanged(model, before)
-
-    def test_after_an_error_in_the_loader(self):
-        def batches():
-            yield self.X
-            raise OSError("disk")
-
-        model = Network()
-        before = snapshot(model)
-        with pytest.raises(OSError, match="disk"):
-            self.predict(model, inputs=batches())
         assert_unchanged(model, before)
 
     def test_no_gradients_are_tracked(self):
@@ -485,41 +243,16 @@ class TestLeavesNoTrace:
         assert self.predict(model).means.equal(one)
 
     @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            (lambda t: t.pop("last.bias"), "^the posterior must cover the model's trainable parameter 'last.bias'"),
-            (lambda t: t.update(extra=torch.ones(1)), "^the model must have a parameter 'extra' as the posterior does"),
-            (
-                lambda t: t.update({"last.bias": torch.ones(2)}),
-                r"^the model's parameter 'last.bias' must be of the posterior's shape \(2,\), got \(1,\)$",
-            ),
-        ],
-    )
-    def test_a_posterior_of_another_model_is_refused_before_anything(self, change, message):
-        model = Network()
-        before = snapshot(model)
-        mean, variance = dict(trained_part(model).mean), dict(trained_part(model).variance)
-        change(mean)
-        change(variance)
-        with pytest.raises(ValueError, match=message):
-            self.predict(model, ba.DiagonalGaussian(mean, variance), inputs=(raise_(AssertionError) for _ in "x"))
-        assert model.calls == 0
-        assert_unchanged(model, before)
-
-    @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (
-                {"method": "exact"},
-                r"^method must be one of \('auto', 'monte_carlo', .*'mean'\), got 'exact'$",
-            ),
-            ({"mc_samples": 0}, "^mc_samples must be a whole number of at least 1, got 0$"),
+            ({"method": "exact"}, r"^method must be one of \('auto', 'monte_carlo', .*'mean'\), got 'exact'$"),
             ({"mc_samples": 2.0}, "^mc_samples must be a whole number of at least 1, got 2.0$"),
             ({"batch_size": 0}, "^batch_size must be a whole number of at least 1, got 0$"),
-            ({"batch_size": -3}, "^batch_size must be a whole number of at least 1, got -3$"),
             ({"likelihood": nn.MSELoss()}, r"^likelihood must be a bayesadam.likelihoods.Likelihood, got MSELoss\(\)$"),
             ({"likelihood": ba.Gaussian}, "^likelihood must be a bayesadam.likelihoods.Likelihood, got <class"),
             ({"seed": -1}, "^seed must be "),
+            ({"inputs": []}, "^inputs must have at least one batch, got an empty loader$"),
+            ({"q": posterior_of(nn.Linear(3, 1))}, "^the model must have a parameter 'weight' as the posterior does"),
         ],
     )
     def test_refuses_options_before_the_model_runs(self, options, message):
@@ -529,20 +262,6 @@ class TestLeavesNoTrace:
             self.predict(model, **options)
         assert model.calls == 0
         assert_unchanged(model, before)
-
-    @pytest.mark.parametrize("method", ["monte_carlo", "linearized"])
-    def test_whole_numbers_of_numpy(self, method):
-        model, x = nn.Linear(2, 3), draw(5, 2, dtype=torch.float32)
-        options = {"likelihood": ba.Categorical(), "method": method}
-        q = posterior_of(model)
-        expected = ba.predict(model, q, x, mc_samples=3, batch_size=2, seed=1, **options).log_probs
-        numbers = {"mc_samples": np.int64(3), "batch_size": np.uint8(2), "seed": np.int64(1)}
-        assert ba.predict(model, q, x, **numbers, **options).log_probs.equal(expected)
-
-    @pytest.mark.parametrize("inputs", [[], iter(())])
-    def test_an_empty_loader(self, inputs):
-        with pytest.raises(ValueError, match="^inputs must have at least one batch, got an empty loader$"):
-            self.predict(Network(), inputs=inputs)
 
 
 class Adapted(nn.Linear):
@@ -638,29 +357,6 @@ class TestModulesThatChangeWithTheirMode:
         close(found, plain)
         assert_unchanged(model, before)
 
-    def test_a_train_of_its_own_that_changes_no_tensors_is_no_matter(self):
-        model, plain = self.model(Frozen), self.model(Adapted)
-        q, options = self.posterior(model), {"likelihood": ba.Gaussian(), "method": "linearized"}
-        close(*(ba.predict(net, q, self.X, **options).epistemic for net in (model, plain)))
-        made = [
-            ba.posthoc.LaplaceApproximation(net, (self.X, self.X[:, :1]), likelihood=ba.Gaussian())
-            for net in (model, plain)
-        ]
-        for name, value in made[0].curvature.items():
-            close(value, made[1].curvature[name])
-
-    def test_children_in_other_modes_and_of_several_parents(self):
-        shared = nn.Linear(4, 4, **F64)
-        model = nn.Sequential(self.model(Merging)[0], nn.Sequential(shared), nn.Sequential(shared, nn.Dropout(0.1)))
-        model[0].eval()
-        shared.eval()
-        before = snapshot(model)
-        for q in (self.posterior(model), ba.MCDropout(model)):
-            ba.predict(model, q, self.X, likelihood=ba.Gaussian(), mc_samples=2)
-            assert_unchanged(model, before)
-        assert model[0].merged
-        assert not model[0].training
-
 
 class Halved(nn.Module):
     """It computes something else than the module inside, and has the same parameters."""
@@ -699,8 +395,16 @@ class TestWrappers:
         return self.found(net, q, self.X / 2 if "module" in name else self.X, method)
 
     @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler's own
-    @pytest.mark.parametrize("names", ["inside", "outside"])
-    @pytest.mark.parametrize("name", ["DDP", "compiled", "DDP of compiled", "module", "DDP of module"])
+    @pytest.mark.parametrize(
+        ("name", "names"),
+        [
+            ("DDP", "inside"),
+            ("compiled", "outside"),
+            ("DDP of compiled", "inside"),
+            ("module", "inside"),
+            ("DDP of module", "outside"),
+        ],
+    )
     def test_posteriors_of_the_wrapper_and_of_the_network_inside(self, wrap, name, names):
         net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
         model = wrap[name](net).eval()
@@ -722,7 +426,7 @@ class TestWrappers:
         assert_unchanged(net, before)
 
     @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler's own
-    @pytest.mark.parametrize("name", ["DDP", "compiled", "module"])
+    @pytest.mark.parametrize("name", ["DDP", "module"])
     def test_what_the_library_makes_of_a_wrapped_network(self, wrap, name):
         net, x = nn.Linear(2, 1), self.X
         model, y = wrap[name](net), x[:, :1]
@@ -740,12 +444,6 @@ class TestWrappers:
         assert list(made[1].mean) == list(made[2].mean) == ["weight", "bias"]
         ba.pruning_curve(model, made[1], x, y, likelihood=ba.Gaussian(), fractions=[0.5])
         ba.tune_laplace(laplace.posterior, model, (x, y), likelihood=ba.Gaussian(), prior_precision=[1.0])
-
-    def test_another_network_inside_is_refused_by_the_names_there(self, wrap):
-        q = posterior_of(nn.Linear(2, 1))
-        message = "^the model must have a parameter 'weight' as the posterior does, got none of that name$"
-        with pytest.raises(ValueError, match=message):
-            self.found(wrap["DDP"](nn.Sequential(nn.Linear(2, 1))), q, self.X, "mean")
 
 
 class TestProgress:
@@ -772,30 +470,6 @@ class TestProgress:
         for name in ("rich", "rich.console", "rich.progress"):
             monkeypatch.setitem(sys.modules, name, None)
 
-    @pytest.mark.parametrize(
-        ("inputs", "shown"),
-        [(None, "100%"), (torch.ones(3), "100%"), ((torch.ones(2) for _ in range(2)), "predicting")],
-        ids=["loader", "tensor", "generator"],
-    )
-    def test_always(self, inputs, shown, capsys):
-        self.predict(True, inputs)
-        out, err = capsys.readouterr()
-        assert err.startswith("predicting")
-        assert shown in err
-        assert out == ""
-
-    @pytest.mark.parametrize("progress", [False, None])
-    def test_never(self, progress, capsys):
-        self.predict(progress)
-        assert capsys.readouterr() == ("", "")
-
-    @pytest.mark.usefixtures("terminal")
-    def test_by_default_for_loaders_in_a_terminal(self, capsys):
-        self.predict(None, torch.ones(3))
-        assert capsys.readouterr().err == ""
-        self.predict(None)
-        assert "predicting" in capsys.readouterr().err
-
     @pytest.mark.usefixtures("terminal")
     def test_it_moves_with_the_forward_passes_not_with_the_loading(self, monkeypatch):
         calls = []
@@ -811,24 +485,6 @@ class TestProgress:
         monkeypatch.setattr(rich.progress.Progress, "advance", advance)
         self.predict(None, model=Logged())
         assert calls == ["forward", 12] * 12  # four batches by three samples
-
-    @pytest.mark.usefixtures("terminal")
-    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-    def test_is_closed_after_an_error_that_is_kept(self, error, capsys):
-        before = set(threading.enumerate())
-
-        class Failing(Scale):
-            def forward(self, x):
-                assert set(threading.enumerate()) - before
-                raise error
-
-        with pytest.raises(error) as kept:
-            self.predict(True, model=Failing())
-        for thread in set(threading.enumerate()) - before:
-            thread.join(5)
-        assert not set(threading.enumerate()) - before
-        assert capsys.readouterr().err.count("\x1b[?25h") == 1  # the cursor is back
-        assert kept.value.__traceback__
 
     @pytest.mark.usefixtures("no_rich")
     def test_without_rich(self, monkeypatch, capsys):
@@ -857,7 +513,7 @@ def mixture_cdf(prediction, y, at):
 
 
 class TestRegression:
-    @pytest.mark.parametrize("shape", [(7, 5), (7, 5, 2)])
+    @pytest.mark.parametrize("shape", [(1, 5), (7, 5, 2)])
     def test_law_of_total_variance(self, shape):
         """Mean and variance of the mixture by its moments; the epistemic part is the unbiased one."""
         prediction = regression(*shape)
@@ -866,26 +522,20 @@ class TestRegression:
         close(prediction.aleatoric, variances.mean(0))
         second = (means**2 + variances).mean(0)
         between = second - means.mean(0) ** 2 - variances.mean(0)
-        close(prediction.epistemic, between * 7 / 6)
-        close(prediction.variance, variances.mean(0) + between * 7 / 6)
+        unbiased = between * 7 / 6 if shape[0] > 1 else np.zeros(5)
+        close(prediction.epistemic, unbiased)
+        close(prediction.variance, variances.mean(0) + unbiased)
 
-    def test_a_single_sample_has_no_epistemic_variance(self):
-        prediction = regression(1, 5)
-        assert not prediction.epistemic.any()
-        assert prediction.variance.equal(prediction.variances[0])
-
-    @pytest.mark.parametrize("shape", [(6, 4), (6, 4, 3)])
-    def test_log_prob_and_joint_log_likelihood(self, shape):
-        prediction, y = regression(*shape), draw(*shape[1:], seed=5)
-        terms = stats.norm.logpdf(y.numpy(), prediction.means.numpy(), prediction.variances.sqrt().numpy())
-        terms = terms.reshape(6, 4, -1).sum(-1)
-        close(prediction.log_prob(y), [special.logsumexp(terms[:, n]) - math.log(6) for n in range(4)])
-        joint = prediction.joint_log_likelihood(y)
-        close(joint, special.logsumexp(terms.sum(1)) - math.log(6))
-        assert joint.shape == ()
+    def test_law_of_total_variance_of_another_likelihood(self):
+        outputs = draw(6, 4)
+        prediction, rates = from_outputs(outputs, ba.likelihoods.Poisson()), outputs.exp().numpy()
+        assert isinstance(prediction, ba.predictive.MixturePredictive)
+        close(prediction.mean, rates.mean(0))
+        close(prediction.epistemic, rates.var(0, ddof=1))
+        close(prediction.aleatoric, rates.mean(0))
 
     @pytest.mark.parametrize("likelihood", [ba.Gaussian(3.0), ba.HeteroscedasticGaussian(), ba.Bernoulli()])
-    @pytest.mark.parametrize("shape", [(5, 2), (5, 7, 2), (5, 1, 4, 4)])
+    @pytest.mark.parametrize("shape", [(5, 2), (5, 7, 2)])
     def test_data_points_are_those_of_the_likelihood(self, likelihood, shape):
         """The last axis has the outputs of one data point, and every axis before it counts data points."""
         output = draw(3, *shape[:-1], shape[-1] * (2 if isinstance(likelihood, ba.HeteroscedasticGaussian) else 1))
@@ -922,25 +572,6 @@ class TestRegression:
         expected = 100_000 * stats.norm.logpdf(3)
         close(many.joint_log_likelihood(torch.full((100_000,), 3.0)), expected, rtol=1e-7, atol=0)
 
-    @pytest.mark.parametrize("method", ["log_prob", "joint_log_likelihood"])
-    @pytest.mark.parametrize("shape", [(5, 1), (1,), (), (4,)])
-    def test_refuses_targets_that_would_broadcast(self, method, shape):
-        with pytest.raises(ValueError, match=r"^target must be of shape \(5,\), got \("):
-            getattr(regression(3, 5), method)(torch.zeros(shape))
-
-    @pytest.mark.parametrize("shape", [(6, 4), (6, 4, 2)])
-    def test_quantiles(self, shape):
-        prediction = regression(*shape)
-        levels = [1e-6, 0.025, 0.3, 0.5, 0.975, 1 - 1e-6]
-        found = prediction.quantile(levels)
-        assert found.shape == (6, *shape[1:])
-        for i, level in enumerate(levels):
-            for at in np.ndindex(*shape[1:]):
-                expected = optimize.brentq(
-                    lambda y, at=at, p=level: mixture_cdf(prediction, y, at) - p, -50, 50, xtol=1e-13
-                )
-                assert abs(found[(i, *at)] - expected) < 1e-8 * max(1, abs(expected))
-
     def test_quantiles_of_widely_separated_components(self):
         """A weight of 1/3 each at -1e6, 0, 1e6: the quantile is one of the middle component alone."""
         prediction = ba.predictive.RegressionPredictive(
@@ -960,7 +591,7 @@ class TestRegression:
         expected = stats.norm.ppf([[1e-9], [0.2], [0.5], [0.99]], mean.double(), std.double())
         close(found, expected, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=20, deadline=None)
     @given(
         st.lists(st.tuples(st.floats(-100, 100), st.floats(1e-3, 1e3)), min_size=1, max_size=6),
         st.floats(0.001, 0.999),
@@ -972,17 +603,6 @@ class TestRegression:
         step = 1e-9 * max(1.0, abs(found))
         assert mixture_cdf(prediction, found - step, (0,)) <= level + 1e-12
         assert mixture_cdf(prediction, found + step, (0,)) >= level - 1e-12
-
-    def test_quantile_shapes(self):
-        prediction = regression(3, 5)
-        assert prediction.quantile(0.3).shape == (5,)
-        assert prediction.quantile(0.3).equal(prediction.quantile([0.3, 0.6])[0])
-        assert prediction.quantile(torch.tensor([0.3, 0.4], **F64)).equal(prediction.quantile((0.3, 0.4)))
-
-    @pytest.mark.parametrize("level", [0.0, 1.0, -0.1, math.nan, [0.5, 1.5]])
-    def test_refuses_levels(self, level):
-        with pytest.raises(ValueError, match=r"^probabilities must be in \(0, 1\), got .*(0|1|nan|5)"):
-            regression(3, 5).quantile(level)
 
     @pytest.mark.parametrize("std", [3.0, torch.tensor([0.1, 7.0], **F64)])
     def test_rescale_is_the_transformation_of_every_sample(self, std):
@@ -996,10 +616,6 @@ class TestRegression:
         jacobian = torch.as_tensor(std, **F64).expand(2).log().sum()
         close(rescaled.log_prob(shift + std * y), prediction.log_prob(y) - jacobian)
         close(rescaled.joint_log_likelihood(shift + std * y), prediction.joint_log_likelihood(y) - 4 * jacobian)
-
-    def test_rescale_takes_tensors_of_another_dtype(self):
-        prediction = regression(3, 5, dtype=torch.float32).rescale(torch.tensor(2.0, **F64), torch.tensor(3.0, **F64))
-        assert prediction.mean.dtype == prediction.variance.dtype == torch.float32
 
 
 def classification(*shape, scale=2.0, seed=0):
@@ -1041,16 +657,6 @@ class TestClassification:
             close(prediction.log_prob(labels), np.log(likely.mean(0)))
         close(prediction.joint_log_likelihood(y), np.log(likely.prod(1).mean()))
 
-    def test_several_labels_of_one_point_are_one_event(self):
-        model = nn.Linear(3, 2, **F64)
-        q, x, y = posterior_of(model), draw(5, 3), torch.arange(10).view(5, 2) % 2
-        prediction = ba.predict(model, q, x, likelihood=ba.Bernoulli(), mc_samples=6)
-        p = prediction.log_probs.exp().numpy()[..., 1]
-        likely = np.where(y.numpy(), p, 1 - p).prod(-1)
-        assert prediction.probs.shape == prediction.entropy.shape == (5, 2)
-        close(prediction.log_prob(y), np.log(likely.mean(0)))
-        close(prediction.joint_log_likelihood(y), np.log(likely.prod(1).mean()))
-
     def test_labels_between_the_classes_are_those_of_the_likelihood(self):
         logits, y = draw(3, 4, 2), torch.tensor([[0.7, 0.0], [0.2, 1.0], [0.5, 0.5], [1.0, 0.0]], **F64)
         terms = ba.Bernoulli().log_prob(logits, y)
@@ -1064,18 +670,7 @@ class TestClassification:
         prediction = from_outputs(torch.tensor([[math.inf, -math.inf]]), ba.Bernoulli())
         assert prediction.log_prob(torch.tensor([1, 0])).tolist() == [0.0, 0.0]
 
-    @pytest.mark.parametrize("bad", [1.5, -0.1, math.nan])
-    def test_refuses_labels_that_are_none(self, bad):
-        prediction = from_outputs(draw(3, 2), ba.Bernoulli())
-        with pytest.raises(ValueError, match=r"^target must be in \[0, 1\], got "):
-            prediction.log_prob(torch.tensor([0.0, bad]))
-
-    def test_two_classes_by_softmax_are_not_binary(self):
-        model = nn.Linear(3, 2)
-        prediction = ba.predict(model, posterior_of(model), torch.ones(5, 3), likelihood=ba.Categorical())
-        assert prediction.probs.shape == (5, 2)
-
-    @pytest.mark.parametrize("count", [1, 2, 64])
+    @pytest.mark.parametrize("count", [1, 64])
     def test_identical_samples_share_no_information(self, count):
         for seed in range(5):
             one = classification(1, 50, 4, seed=seed).log_probs
@@ -1098,38 +693,29 @@ class TestClassification:
         y = torch.tensor([1] if log_probs.ndim == 3 else [[0, 1]])
         assert ba.predictive.ClassificationPredictive(log_probs).log_prob(y).isfinite().all()
 
-    @pytest.mark.parametrize("method", ["log_prob", "joint_log_likelihood"])
-    @pytest.mark.parametrize(
-        ("target", "message"),
-        [
-            (torch.zeros(5, 1), r"^target must be of shape \(5,\), got \(5, 1\)$"),
-            (torch.zeros(()), r"^target must be of shape \(5,\), got \(\)$"),
-            (torch.tensor([0, 1, 2, 3, 0]), r"^target must be in \[0, 3\), got 0 to 3$"),
-            (torch.tensor([0, 1, 2, -1, 0]), r"^target must be in \[0, 3\), got -1 to 2$"),
-            (torch.tensor([0.0, 1.7, 0, 0, 0]), "^target must be integer class numbers, got dtype torch.float32$"),
-        ],
-    )
-    def test_errors(self, method, target, message):
-        with pytest.raises(ValueError, match=message):
-            getattr(classification(4, 5, 3), method)(target)
-
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("call", "message"),
     [
+        (lambda: regression(3, 5).log_prob(torch.zeros(5, 1)), r"^target must be of shape \(5,\), got \(5, 1\)$"),
+        (lambda: regression(3, 5).joint_log_likelihood(torch.zeros(())), r"^target must be of shape \(5,\), got \(\)$"),
+        (lambda: regression(3, 5).quantile(1.0), r"^probabilities must be in \(0, 1\), got 1.0$"),
+        (lambda: regression(3, 5).quantile([0.5, math.nan]), r"^probabilities must be in \(0, 1\), got .*nan"),
+        (lambda: classification(4, 5, 3).log_prob(torch.zeros(5, 1)), r"^target must be of shape \(5,\), got \(5,"),
+        (lambda: classification(4, 2, 3).log_prob(torch.tensor([0, 3])), r"^target must be in \[0, 3\), got 0 to 3$"),
+        (lambda: classification(4, 2, 3).joint_log_likelihood(torch.tensor([-1, 2])), r"^target must be in \[0, 3\),"),
+        (lambda: classification(4, 2, 3).log_prob(torch.tensor([0.0, 1.7])), "^target must be integer class numbers,"),
         (
-            ba.predictive.RegressionPredictive(torch.zeros(3, 5), torch.ones(1)),
-            "RegressionPredictive((5,), 3 components)",
-        ),
-        (
-            gaussian.GaussianPredictive(torch.zeros(5, 2), torch.ones(5, 2), torch.ones(1)),
-            "GaussianPredictive((5, 2), 1 component)",
-        ),
-        (
-            ba.predictive.ClassificationPredictive(torch.zeros(4, 5, 2)),
-            "ClassificationPredictive((5, 2), 4 components)",
+            lambda: from_outputs(draw(3, 2), ba.Bernoulli()).log_prob(torch.tensor([0.0, 1.5])),
+            r"^target must be in \[0, 1\], got ",
         ),
     ],
 )
-def test_says_its_shape(found, words):
-    assert repr(found) == words
+def test_refusals(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_says_its_shape():
+    assert repr(regression(3, 5)) == "RegressionPredictive((5,), 3 components)"
+    assert repr(classification(4, 5, 2)) == "ClassificationPredictive((5, 2), 4 components)"

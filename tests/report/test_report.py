@@ -1,14 +1,12 @@
 # ruff: noqa: RUF001
 """The report: its numbers against slow loops, and the page as a browser shows it."""
 
-import copy
 import json
 import logging
 import math
 import re
 import sys
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from scipy import stats
 from bayesadam.report import classification, confusion, headline, network, regression, uncertainty, values, write_report
 from bayesadam.report.palette import PALETTE
 from bayesadam.report.scores import scores
-from chromium import WALK, colours, contrast, load, screen, settle, start, theme, until, view
+from chromium import colours, contrast, load, screen, settle, start, theme, until, view
 
 NASTY = "<script>alert(1)</script>"
 TAGS = (NASTY, "<img src=x onerror=alert(1)>", "</script><b>", "$$x^2$$", "a&b\"'\u2028", r"\[x\]", "Größe")
@@ -25,12 +23,12 @@ CHARTS = {
     "regression": {"predictions", "pit", "coverage", "sharpness"},
     "classification": {"confusion", "reliability", "sharpness"},
 }
-SHARED = {"error-by-uncertainty", "rejection", "epistemic", "target", "signal-to-noise", "pruning-nll"}
-TRAINING = {"training-loss", "training-held-out-nll"}
+SHARED = {"error-by-uncertainty", "rejection", "epistemic", "target", "signal-to-noise", "pruning-nll", "training-loss"}
 
 
 def shared(task, rows):
     rng = np.random.default_rng(7)
+    names = ["area", "a very long name of a column " * 3]
     score = {"rmse": [2.0, 2.0, 2.1, 3.5]} if task == "regression" else {"accuracy": [0.9, 0.9, 0.89, 0.5]}
     return {
         "version": 1,
@@ -43,22 +41,14 @@ def shared(task, rows):
             "train_rows": 4 * rows,
             "held_out_rows": rows,
             "held_out_how": "a fifth at random, seed 0",
-            "columns": [
-                {"name": "area", "kind": "numeric", "missing": 0.021, "summary": "12 to 310"},
-                {
-                    "name": "a very long name of a column " * 3,
-                    "kind": "categorical",
-                    "missing": 0,
-                    "summary": "x " * 99,
-                },
-            ],
+            "columns": [{"name": name, "kind": "numeric", "missing": 0.021, "summary": "12 to 310"} for name in names],
             "left_out": {"id": "an identifier"},
             "notes": ["3 rows without a target were left out"],
         },
         "surprises": [
             {"row": 1234, "values": {"area": 0.5, "year": 2021, "gap": None}, "y": 7, "predicted": "3 to 5", "nll": 9.5}
         ],
-        "training": {key: rng.random((3, 40)).tolist() for key in ("loss", "held_out_nll")},
+        "training": {"loss": rng.random((3, 40)).tolist()},
         "weights": {
             "signal_to_noise": np.linspace(-2, 1, 51).tolist(),
             "pruning": {"fraction": [0, 0.5, 0.9, 0.99], "nll": [2.0, 2.0, 2.1, 3.0], **score},
@@ -178,7 +168,7 @@ def is_mark(name):
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    makers = {"regression": houses, "classification": digits, "hostile": hostile}
+    makers = {"regression": houses, "hostile": hostile}
     for name, make in makers.items():
         write_report(folder / f"{name}.html", make())
     return {name: folder / f"{name}.html" for name in makers}
@@ -191,7 +181,7 @@ def browser():
     browser.quit()
 
 
-@pytest.fixture(scope="module", params=["regression", "classification", "hostile"])
+@pytest.fixture(scope="module", params=["regression", "hostile"])
 def page(request, browser, pages):
     """Name of the page that is loaded, what the console said meanwhile, and what was asked for; once for all tests."""
     screen(browser)
@@ -210,7 +200,7 @@ class TestPage:
         places = browser.find_elements("css selector", ".canvas")
         task = "regression" if name == "regression" else "classification"
         score = {"pruning-rmse"} if name == "regression" else {"pruning-accuracy"}
-        expected = CHARTS[task] | SHARED | TRAINING | score
+        expected = CHARTS[task] | SHARED | score
         assert {place.get_attribute("id") for place in places} == {f"chart-{chart}" for chart in expected}
         for place in places:
             drawn = colours(browser, place)
@@ -277,41 +267,6 @@ class TestPage:
             text, paper = ([int(part) for part in re.findall(r"\d+", colour)[:3]] for colour in pair.split("|"))
             assert contrast(text, paper) >= 4.5, pair
 
-    @pytest.mark.parametrize("page", ["regression"], indirect=True)
-    def test_the_keyboard_reaches_everything_and_charts_are_no_stop(self, browser, page):
-        view(browser)
-        browser.execute_script("for (const one of document.querySelectorAll('details')) one.open = false")
-        browser.execute_script("document.activeElement.blur(); scrollTo(0, 0)")
-        body = browser.find_element("tag name", "body")
-        body.send_keys("\ue004")
-        active = browser.switch_to.active_element
-        assert active.text == "Skip to the report"
-        assert active.rect["y"] >= 0
-        reached, outlines = [], []
-        for _ in range(80):
-            name, outline = browser.execute_script(
-                """
-                const one = document.activeElement;
-                const style = getComputedStyle(one);
-                return [one.tagName + "#" + one.className, style.outlineStyle + style.outlineWidth];
-                """
-            )
-            if name.startswith("BODY"):
-                break
-            reached.append(name)
-            outlines.append(outline)
-            browser.switch_to.active_element.send_keys("\ue004")
-        summaries = [name for name in reached if name.startswith("SUMMARY")]
-        assert len(summaries) == len(browser.find_elements("tag name", "summary")) == 13
-        assert sum(name.startswith("BUTTON") for name in reached) == 2
-        assert sum(name.startswith("A#") for name in reached) == 9
-        assert {name.split()[0] for name in reached if name.startswith("DIV#")} == {"DIV#scroll"}
-        assert set(outlines) == {"solid3px"}
-        assert {name.split("#")[0] for name in reached} == {"A", "SUMMARY", "BUTTON", "PRE", "DIV"}
-        summary = browser.find_element("css selector", "summary")
-        summary.send_keys("\ue007")
-        assert browser.execute_script("return document.querySelector('details').open")
-
     def test_everything_has_a_name(self, browser, page):
         problems = browser.execute_script(
             """
@@ -345,35 +300,7 @@ class TestPage:
             """
         )
         assert problems == []
-        assert len(browser.find_elements("css selector", "figure [role=img]")) >= 12
-
-    @pytest.mark.parametrize("page", ["regression"], indirect=True)
-    def test_hovering_shows_the_row(self, browser, page):
-        view(browser)
-        from selenium.webdriver.common.action_chains import ActionChains
-
-        place = browser.find_element("id", "chart-predictions")
-        browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", place)
-        held = houses()["held_out"]
-        x, y = browser.execute_script(
-            """
-            const roots = Object.values(Bokeh.index.roots ?? Bokeh.index);
-            const { frame } = roots.find((one) => one.el.closest("#chart-predictions"));
-            return [frame.x_scale.compute(arguments[0]), frame.y_scale.compute(arguments[1])];
-            """,
-            held["y"][5],
-            held["mean"][5],
-        )
-        size = place.size
-        move = ActionChains(browser)
-        move.move_to_element_with_offset(place, round(x - size["width"] / 2), round(y - size["height"] / 2)).perform()
-        tooltip = (
-            WALK.replace('node.tagName === "CANVAS"', 'node.classList.contains("bk-tooltip-content")')
-            + "return found.map((one) => one.textContent).join()"
-        )
-        until(browser, f"return (function () {{ {tooltip} }})(document.body).includes('held-out row')")
-        shown = browser.execute_script(tooltip, browser.find_element("tag name", "body"))
-        assert "held-out row: 6" in shown
+        assert len(browser.find_elements("css selector", "figure [role=img]")) >= 11
 
     @pytest.mark.parametrize("page", ["regression"], indirect=True)
     def test_copying_and_printing(self, browser, page):
@@ -401,11 +328,11 @@ class TestText:
         embedded = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)[1]
         assert "<" not in embedded
         assert "Größe" in str(json.loads(embedded))
-        assert len(json.loads(embedded)) == 12
+        assert len(json.loads(embedded)) == 11
 
     def test_size_and_a_log_without_complaints(self, tmp_path, caplog):
         with caplog.at_level(logging.WARNING):
-            write_report(tmp_path / "r.html", houses(5000))
+            write_report(tmp_path / "r.html", houses(1000))
         assert caplog.records == []
         assert 1e6 < (tmp_path / "r.html").stat().st_size < 2e6
 
@@ -428,26 +355,15 @@ class TestText:
         assert "The network" not in text
 
     @pytest.mark.parametrize("make", [houses, digits])
-    def test_any_section_may_be_missing_or_empty(self, make, tmp_path):
-        full = make(3)
-        for change in (None, {}, []):
-            bare = {name: full[name] for name in ("version", "task")}
-            optional = [name for name in full if name not in bare]
-            data = bare if change is None else bare | {name: copy.copy(change) for name in optional}
-            for name in ("title", "target", "classes", "created"):
-                if change is not None:
-                    data[name] = None
-            text = words(data, tmp_path)
-            assert "No rows were held out" in text
-            assert "Numbers" not in text
-
-    @pytest.mark.parametrize("make", [houses, digits])
-    @pytest.mark.parametrize("rows", [1, 2])
-    def test_few_rows(self, make, rows, tmp_path):
-        data = {name: value for name, value in make(rows).items() if name in ("version", "task", "target", "held_out")}
-        text = words(data, tmp_path)
-        assert "On one held-out row" in text if rows == 1 else f"On {rows} held-out rows" in text
-        assert "knows when it is wrong:" not in text
+    def test_few_rows(self, make, tmp_path):
+        for rows in (1, 2):
+            known = ("version", "task", "target", "held_out")
+            text = words({name: value for name, value in make(rows).items() if name in known}, tmp_path)
+            assert "On one held-out row" in text if rows == 1 else "On 2 held-out rows" in text
+            assert "knows when it is wrong:" not in text
+        text = words({"version": 1, "task": make(1)["task"]}, tmp_path)
+        assert "No rows were held out" in text
+        assert "Numbers" not in text
 
     @pytest.mark.parametrize("make", [houses, digits])
     def test_gaps_and_degenerate_numbers(self, make, tmp_path):
@@ -455,8 +371,7 @@ class TestText:
         for name, column in data["held_out"].items():
             column[3] = [None] * 3 if name == "probs" else None
         data["metrics"]["bayesadam"] = dict.fromkeys(data["metrics"]["bayesadam"])
-        data["metrics"]["linear model"] = {}
-        data["training"] = {"loss": [[1.0, None, 0.5], [], [None]], "held_out_nll": []}
+        data["training"] = {"loss": [[1.0, None, 0.5], [], [None]]}
         data["weights"] = {"signal_to_noise": [None, -1.0, 1.0], "pruning": {"fraction": [0, 1], "nll": [1, None]}}
         text = words(data, tmp_path)
         assert "On 29 held-out rows" in text
@@ -476,48 +391,9 @@ class TestText:
             write_report(tmp_path / "r.html", houses(3))
         assert list(tmp_path.iterdir()) == []
 
-    @pytest.mark.parametrize("fault", ["full disk", "no folder"])
-    def test_a_page_is_written_completely_or_not_at_all(self, fault, tmp_path, monkeypatch):
-        path = tmp_path / "r.html"
-        path.write_text("old")
-        data = {"version": 1, "task": "regression"}
-        if fault == "full disk":
-
-            def full(_):
-                raise OSError(28, "No space left on device")
-
-            monkeypatch.setattr("os.fsync", full)
-            with pytest.raises(OSError, match="No space left"):
-                write_report(path, data)
-        else:
-            with pytest.raises(FileNotFoundError):
-                write_report(tmp_path / "missing" / "r.html", data)
-        assert [entry.name for entry in tmp_path.iterdir()] == ["r.html"]
-        assert path.read_text() == "old"
-
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            ({"version": 2}, "version must be 1, got 2"),
-            ({"task": "ranking"}, "task must be one of ('regression', 'classification'), got 'ranking'"),
-            ({"held_out": {"y": [1.0, 2.0], "mean": [1.0]}}, "held_out['mean'] must be as long as 'y' (2), got 1"),
-            (
-                {
-                    "task": "classification",
-                    "classes": ["a", "b"],
-                    "held_out": {"label": [0], "probs": [[0.1, 0.2, 0.7]]},
-                },
-                "held_out['probs'] must have a column for one of the 2 classes, got [3]",
-            ),
-            (
-                {"task": "classification", "held_out": {"label": [2], "probs": [[0.1, 0.9]]}},
-                "held_out['label'] must be codes from 0 to 1, got 2",
-            ),
-        ],
-    )
-    def test_mistakes(self, change, message, tmp_path):
-        with pytest.raises(ValueError, match=re.escape(message)):
-            write_report(tmp_path / "r.html", {"version": 1, "task": "regression"} | change)
+    def test_data_of_another_version(self, tmp_path):
+        with pytest.raises(ValueError, match="^version must be 1, got 2$"):
+            write_report(tmp_path / "r.html", {"version": 2, "task": "regression"})
         assert list(tmp_path.iterdir()) == []
 
 
@@ -545,16 +421,6 @@ class TestHeadline:
             "but not clearly other than 3.00 (linear model); lower is better."
         )
 
-    @pytest.mark.parametrize(
-        ("inside", "verdict"),
-        [(30, "they are too narrow"), (95, "as they should"), (100, "they are wider than need be")],
-    )
-    def test_intervals(self, inside, verdict):
-        y = [0.0] * inside + [9.0] * (100 - inside)
-        held = {"y": y, "mean": y, "std": [1.0] * 100, "lower": [-1.0] * 100, "upper": [1.0] * 100}
-        assert f"cover {inside}%, " in sentences({"task": "regression", "held_out": held})
-        assert verdict in sentences({"task": "regression", "held_out": held})
-
     def test_uncertainty_that_says_nothing_is_not_praised(self):
         rng = np.random.default_rng(0)
         held = {"y": rng.normal(size=200).tolist(), "mean": [0.0] * 200, "std": rng.random(200).tolist()}
@@ -570,32 +436,18 @@ class TestHeadline:
 
 
 class TestNumbers:
-    def test_binomial_ranges(self):
-        chances = np.array([0.0, 1e-3, 0.05, 0.5, 0.95, 1.0])
-        for trials in (1, 7, 412, 5000):
-            low, high = values.binomial_range(trials, chances)
-            inner = chances[1:-1]
-            np.testing.assert_array_equal(low[1:-1], stats.binom.ppf(0.025, trials, inner))
-            np.testing.assert_array_equal(high[1:-1], stats.binom.ppf(0.975, trials, inner))
-            assert (low[0], high[0], low[-1], high[-1]) == (0, 0, trials, trials)
-
     @pytest.mark.parametrize(
-        ("value", "text"),
+        ("function", "texts"),
         [
-            (None, "–"),
-            (math.nan, "–"),
-            (0, "0"),
-            (1234567.0, "1,234,567"),
-            (0.012345, "0.0123"),
-            (-1.5, "−1.50"),
-            (99.96, "100.0"),
-            (1.2e-7, "1.20e−07"),
-            (math.inf, "∞"),
-            ("x", "x"),
+            (values.number, {None: "–", math.nan: "–", 0: "0", 1234567.0: "1,234,567", 0.012345: "0.0123"}),
+            (values.number, {-1.5: "−1.50", 99.96: "100.0", 1.2e-7: "1.20e−07", math.inf: "∞", "x": "x"}),
+            # Percentages do not round to all or nothing, and values of the user stay as they are.
+            (lambda share: values.percent(share, 1), {0.9996: "99.9%", 1.0: "100.0%", 1e-5: "<0.1%", 0.0: "0.0%"}),
+            (values.plain, {2021: "2021", 1554675.4: "1554675", 0.5: "0.5", 1e-9: "1e-09", True: "True", "": ""}),
         ],
     )
-    def test_numbers(self, value, text):
-        assert values.number(value) == text
+    def test_formats(self, function, texts):
+        assert [function(value) for value in texts] == list(texts.values())
 
     @pytest.mark.parametrize(
         ("array", "count"),
@@ -603,20 +455,6 @@ class TestNumbers:
     )
     def test_digits_that_tell_values_apart(self, array, count):
         assert values.digits(np.array(array)) == count
-
-    @pytest.mark.parametrize(
-        ("share", "text"),
-        [(0.9996, "99.9%"), (1.0, "100.0%"), (1e-5, "<0.1%"), (0.0, "0.0%"), (None, "–"), (0.5, "50.0%")],
-    )
-    def test_percentages_do_not_round_to_all_or_nothing(self, share, text):
-        assert values.percent(share, 1) == text
-
-    @pytest.mark.parametrize(
-        ("value", "text"),
-        [(2021, "2021"), (1554675.4, "1554675"), (0.5, "0.5"), (1e-9, "1e-09"), (True, "True"), ("", "")],
-    )
-    def test_values_of_the_user_stay_as_they_are(self, value, text):
-        assert values.plain(value) == text
 
     def test_scores(self):
         columns = {column.name: column for column in scores(houses()["metrics"])}
@@ -662,30 +500,21 @@ class TestNumbers:
         errors = sorted((y - m) ** 2 for _, y, m in rows)
         for dropped, error, best in uncertainty.rejection(held, "regression", "price").rows:
             kept = round(120 * (1 - float(dropped.rstrip("%")) / 100))
-            near = [
-                values.number(math.sqrt(sum((y - m) ** 2 for _, y, m in rows[:n]) / n))
-                for n in (kept, kept - 1, kept + 1)
-                if n <= 120
-            ]
-            assert error in near
-            near = [values.number(math.sqrt(sum(errors[:n]) / n)) for n in (kept, kept - 1, kept + 1) if n <= 120]
-            assert best in near
+            counts = [n for n in (kept - 1, kept, kept + 1) if n <= 120]
+            expected = [math.sqrt(sum((y - m) ** 2 for _, y, m in rows[:n]) / n) for n in counts]
+            assert error in map(values.number, expected)
+            assert best in [values.number(math.sqrt(sum(errors[:n]) / n)) for n in counts]
 
     def test_epistemic_share(self):
-        regression_chart = uncertainty.epistemic_share(houses()["held_out"], "regression")
-        assert {row[1] for row in regression_chart.rows} == {"25.0%"}
         chart = uncertainty.epistemic_share(digits()["held_out"], "classification")
         assert {row[1:3] for row in chart.rows} == {("25.0%", "75.0%")}
-
-    @pytest.mark.parametrize(
-        ("error", "bounds", "known"), [(None, "", True), (0.1, "20% to 31%", True), (0.5, "9% to 68%", False)]
-    )
-    def test_epistemic_share_that_the_rows_hardly_tell(self, error, bounds, known):
-        chart = uncertainty.epistemic_share(houses()["held_out"], "regression", error)
-        assert ("which more data would reduce" in chart.reading) == known
-        assert bounds in chart.label
-        assert ("left out" in chart.label) == (error is not None)
-        assert (f"from {bounds} may be epistemic" in chart.reading) == (not known)
+        for error, bounds, known in ((None, "", True), (0.1, "20% to 31%", True), (0.5, "9% to 68%", False)):
+            chart = uncertainty.epistemic_share(houses()["held_out"], "regression", error)
+            assert {row[1] for row in chart.rows} == {"25.0%"}
+            assert ("which more data would reduce" in chart.reading) == known
+            assert bounds in chart.label
+            assert ("left out" in chart.label) == (error is not None)
+            assert (f"from {bounds} may be epistemic" in chart.reading) == (not known)
 
     def test_confusion_and_reliability(self):
         data = digits(300)
@@ -716,19 +545,3 @@ class TestNumbers:
         chart = network.signal_to_noise({"signal_to_noise": np.linspace(-2, 1, 51).tolist()})
         assert "67% of the weights are below 1" in chart.label
         assert "median is 0.316" in chart.label
-
-    def test_colours(self):
-        for version in (0, 1):
-            colour = {name: channels(name, version) for name in PALETTE}
-            for paper in ("paper", "raised"):
-                for text in ("ink", "muted", "accent"):
-                    assert contrast(colour[text], colour[paper]) >= 4.5, (text, paper)
-            for mark in ("blue", "vermilion", "green", "purple"):
-                assert contrast(colour[mark], colour["paper"]) >= 3.0, mark
-            shaded = [0.75 * c + 0.25 * p for c, p in zip(colour["cell"], colour["paper"], strict=True)]
-            assert contrast(colour["ink"], shaded) >= 4.5
-        assert len({light for light, _ in PALETTE.values()}) == len(PALETTE)
-
-    def test_package_has_its_files(self):
-        folder = Path(classification.__file__).parent
-        assert {"template.html", "style.css", "charts.js"} <= {path.name for path in folder.iterdir()}

@@ -36,11 +36,7 @@ class TestText:
             (["2021-03-04T01:00+02:00", "2021-03-04 01:00Z"], "year, month, day", ["2021-03-03T23", "2021-03-04T01"]),
             (["2021-03-04 10", "2021-03-04T10-01"], "year, month, day", ["2021-03-04T10", "2021-03-04T11"]),
             (["1/1/0068", "12/31/68"], AMERICAN, ["0068-01-01", "2068-12-31"]),
-            (
-                ["10:30", "9:05:15", "12:30 am"],
-                "time of day",
-                ["1970-01-01T10:30", "1970-01-01T09:05:15", "1970-01-01T00:30"],
-            ),
+            (["9:05:15", "12:30 am"], "time of day", ["1970-01-01T09:05:15", "1970-01-01T00:30"]),
             (["4.3.2021 9:05 pm", "5.3.2021 12:00 a.m."], EUROPEAN, ["2021-03-04T21:05", "2021-03-05T00"]),
         ],
     )
@@ -65,30 +61,18 @@ class TestText:
 
     @pytest.mark.parametrize(
         "text",
-        [
-            ["2020.01", "2020.5"],
-            ["1-2", "3-4"],
-            ["1.2.3"],
-            ["30.2.2021", "x"],
-            ["555-1234"],
-            ["red"],
-            ["10:30", "24:10"],
-        ],
+        [["2020.01", "2020.5"], ["1-2"], ["1.2.3"], ["30.2.2021", "x"], ["555-1234"], ["red"], ["10:30", "24:10"]],
     )
     def test_is_something_else(self, text):
         assert order_of(pa.array(text)) is None
 
     def test_no_date_among_dates(self):
         assert order_of(pa.array(["2021-02-28", "2021-02-29", "2021-03-01"]))[2].tolist() == [False, True, False]
-        with pytest.raises(
-            TableError, match=r"^column 'd' must be a date \(day, month, year\) .*, got '1.13.20' in 1$"
-        ):
-            as_times(column(["1.2.20", "1.13.20"]), "d", str, EUROPEAN)
         np.testing.assert_array_equal(as_times(column(["2020-02-01"]), "d", str, EUROPEAN), np.datetime64("2020-02-01"))
-        with pytest.raises(
-            TableError, match=r"^column 'd' must be a date \(time of day\) in every row, got '2021-03-04' "
-        ):
-            as_times(column(["10:30", "2021-03-04"]), "d", str, "time of day")
+        message = r"^column 'd' must be a date \({}\) in every row, got '{}' in 1"
+        for values, order in ((["1.2.20", "1.13.20"], EUROPEAN), (["10:30", "2021-03-04"], "time of day")):
+            with pytest.raises(TableError, match=message.format(order, values[1])):
+                as_times(column(values), "d", str, order)
 
 
 class TestFeatures:
@@ -139,12 +123,8 @@ class TestFeatures:
         assert findings.notes()[0].startswith("column 'd': 1 row has missing values")
 
     def test_far_from_the_training_rows(self):
-        findings = Findings()
-        encode(
-            Date.fit(column(self.DAYS), "d", str),
-            np.array(["2021-01-01", "2040-02-03"], dtype="datetime64[D]"),
-            findings,
-        )
+        findings, dates = Findings(), np.array(["2021-01-01", "2040-02-03"], dtype="datetime64[D]")
+        encode(Date.fit(column(self.DAYS), "d", str), dates, findings)
         (note,) = findings.notes()
         assert "range of 2020-01-01 to 2021-12-31 (2040-02-03 in line 3)" in note
 

@@ -50,23 +50,24 @@ class TestReading:
             (gzip.compress(TEXT.encode(), mtime=0), "table.csv.gz", None),
         ],
     )
-    def test_csv(self, write, content, name, delimiter):
-        table = open_table(write(content, name), delimiter).read()
+    def test_csv_and_parquet(self, write, content, name, delimiter):
+        path = write(content, name)
+        table = open_table(path, delimiter).read()
         assert table.to_pydict() == TABLE
         assert types(table) == {"a": "int64", "b": "double", "c": "string", "d": "bool"}
+        parquet.write_table(table, path)  # recognised by its content
+        assert name.endswith("gz") or open_table(path).read().to_pydict() == TABLE
 
     def test_a_decimal_comma(self, write):
-        file = open_table(write("a;b\n1,5;x\n-2,25;1,5\n"), ";", ",")
-        assert file.read().to_pydict() == {"a": [1.5, -2.25], "b": ["x", "1,5"]}
-        ((_, chunk),) = file.chunks({"a": pa.float64(), "b": None})
-        assert chunk.to_pydict() == {"a": ["1,5", "-2,25"], "b": ["x", "1,5"]}
-
-    def test_a_decimal_comma_is_found(self, write):
-        """With it 1.234 is another number, and 0.5 none."""
-        file = open_table(write("a;b;c;d\n1,5;1.234;0.5;x\n-2,25;8;1.5;y\n"))
-        columns = {"a": [1.5, -2.25], "b": ["1.234", "8"], "c": ["0.5", "1.5"], "d": ["x", "y"]}
-        assert file.read().to_pydict() == columns
-        assert file.decimal == ","
+        """It is found, or given: with it 1.234 is another number, and 0.5 none."""
+        content = "a;b;c;d\n1,5;1.234;0.5;x\n-2,25;8;1.5;1,5\n"
+        columns = {"a": [1.5, -2.25], "b": ["1.234", "8"], "c": ["0.5", "1.5"], "d": ["x", "1,5"]}
+        for options in ((), (";", ",")):
+            file = open_table(write(content), *options)
+            assert file.read().to_pydict() == columns
+            assert file.decimal == ","
+        ((_, chunk),) = file.chunks({"a": pa.float64(), "d": None})
+        assert chunk.to_pydict() == {"a": ["1,5", "-2,25"], "d": ["x", "1,5"]}
         assert open_table(file.path, decimal=".").read()["b"].to_pylist() == [1.234, 8.0]
 
     @pytest.mark.parametrize(
@@ -75,9 +76,7 @@ class TestReading:
             ("a;b\n1;2\n", "t.csv", None, ";"),
             ("a\tb\n1\t2\n", "t.csv", None, "\t"),
             ("a|b|c,d\n1|2|3\n", "t.csv", ";", "|"),
-            ("a,b\n1,2\n", "t.tsv", None, ","),
             ("a,b\n1,2\n", "t.csv", ";", ","),
-            ("a;b, in m;c\n1;2;3\n", "t.csv", None, ";"),
             ("a;b, in m;c\n1;2,5;3\n", "t.csv", None, ";"),
             ('a;"b;\nc"\n1;x,y\n', "t.csv", None, ";"),
             ("sep=;\na;b,c\n1;2\n", "t.csv", None, ";"),
@@ -97,17 +96,11 @@ class TestReading:
         file = open_table(write(content))
         assert (file.delimiter, file.notes) == (",", [])
 
-    @pytest.mark.parametrize("above", ["sep=,\n", "\n\n", "sep=,\n\r\n"])
-    def test_lines_above_the_names_count(self, write, above):
-        file = open_table(write(above + 'a,"b\nc"\n1,2\n3\n'))
-        line = above.count("\n") + 3
-        assert file.place(0) == f"line {line}"
-        with pytest.raises(TableError, match=f"line {line + 1} must have 2 values, as the header has, got 1$"):
+    def test_lines_above_the_names_count(self, write):
+        file = open_table(write('sep=:\n\r\na:"b\nc"\n1:2\n3\n'), usual=":")
+        assert (file.place(0), file.notes) == ("line 5", [])  # what is usual is nothing to say
+        with pytest.raises(TableError, match="line 6 must have 2 values, as the header has, got 1$"):
             file.read()
-
-    def test_what_is_usual_is_nothing_to_say(self, write):
-        file = open_table(write("a:b\n1:2\n"), usual=":")
-        assert (file.columns, file.notes) == (("a", "b"), [])
 
     @pytest.mark.parametrize("encoding", ["cp1252", "utf-16"])
     def test_other_encodings(self, write, encoding):
@@ -119,44 +112,18 @@ class TestReading:
 
     @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
     def test_texts_that_mean_a_missing_value(self, tmp_path, name):
-        table = pa.table({"a": ["1", "none yet", "3"], "b": ["x", "NA", "none yet"]})
+        """Whatever white space is around them; marks such as NA are text beside other text."""
+        table = pa.table({"a": ["1", "none yet", "3"], "b": ["x", "NA", "none yet"], "c": ["x", " none yet ", " rare"]})
         with table_writer(tmp_path / name) as write:
             write(table)
-        file = open_table(tmp_path / name, missing=["none yet"])
+        file = open_table(tmp_path / name, missing=["none yet", " rare "])
         numbers = [1, None, 3] if name == "t.csv" else ["1", None, "3"]
-        assert file.read().to_pydict() == {"a": numbers, "b": ["x", "NA", None]}
-        ((_, chunk),) = file.chunks({"a": pa.float64()})
-        assert chunk["a"].to_pylist() == ["1", None, "3"]
-        ((_, copied),) = file.chunks({"b": None})
-        assert copied["b"].to_pylist() == ["x", "NA", None]
+        texts = {"b": ["x", "NA", None], "c": ["x", None, None]}
+        assert file.read().to_pydict() == {"a": numbers, **texts}
+        ((_, chunk),) = file.chunks({"a": pa.float64(), "b": None, "c": pa.string()})
+        assert chunk.to_pydict() == {"a": ["1", None, "3"], **texts}
 
-    @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
-    def test_white_space_around_texts_that_mean_a_missing_value(self, tmp_path, name):
-        table = pa.table({"a": ["x", " not taken ", "not taken", " y"], "b": [" rare", "u", "v", "w"]})
-        with table_writer(tmp_path / name) as write:
-            write(table)
-        file = open_table(tmp_path / name, missing=["not taken", " rare "])
-        expected = {"a": ["x", None, None, " y"], "b": [None, "u", "v", "w"]}
-        assert file.read().to_pydict() == expected
-        ((_, chunk),) = file.chunks({"a": None, "b": pa.string()})
-        assert chunk.to_pydict() == expected
-
-    @pytest.mark.parametrize("stored", [pa.float64(), pa.float32(), pa.string()])
-    def test_numbers_that_are_too_large(self, tmp_path, write, stored):
-        """They are recognised in any form, as a column of numbers does not keep the text."""
-        texts = ["1.5", "Infinity", "-inf", "2.5"]
-        large = pa.table({"a": pa.array(map(float, texts), pa.float64()).cast(stored)})
-        parquet.write_table(large, tmp_path / "t.parquet")
-        for path in (write("a\n" + "\n".join(texts) + "\n"), tmp_path / "t.parquet"):
-            file = open_table(path, missing=["inf", "none"])
-            values = [None if value is None else float(value) for value in file.read()["a"].to_pylist()]
-            assert values == [1.5, None, -np.inf, 2.5]
-            ((_, chunk),) = file.chunks({"a": pa.float64()})
-            assert [value is None for value in chunk["a"].to_pylist()] == [False, True, False, False]
-
-    @pytest.mark.parametrize(
-        "stored", [pa.float64(), pa.float32(), pa.int32(), pa.int64(), pa.decimal128(6, 1), pa.string()], ids=str
-    )
+    @pytest.mark.parametrize("stored", [pa.float32(), pa.int64(), pa.decimal128(6, 1), pa.string()], ids=str)
     def test_numbers_that_mean_a_missing_value(self, tmp_path, write, stored):
         """They are recognised in any form, but not with a unit."""
         values = pa.array([1, -999, None, 9], pa.int64())
@@ -171,41 +138,21 @@ class TestReading:
                 assert table["b"].to_pylist() == ["x", "-999 m", None, None]
 
     def test_nan_in_parquet_is_a_missing_value(self, tmp_path):
-        values = np.array([1.5, np.nan, 2.5])
-        kinds = (pa.float16(), pa.float32(), pa.float64())
-        table = pa.table({str(kind): pa.array(values, pa.float64()).cast(kind) for kind in kinds})
-        table = table.append_column("d", pa.chunked_array([pa.array(values).dictionary_encode()]))
-        parquet.write_table(table, tmp_path / "t.parquet")
+        values = pa.array([1.5, np.nan, 2.5], pa.float64())
+        columns = {"a": values.cast(pa.float16()), "b": values, "c": pa.chunked_array([values.dictionary_encode()])}
+        parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
         file = open_table(tmp_path / "t.parquet")
         ((_, chunk),) = file.chunks(dict.fromkeys(file.columns))
         for found in (file.read(), chunk):
-            assert [column.to_pylist() for column in found.columns] == [[1.5, None, 2.5]] * 4
-
-    @pytest.mark.skipif(not hasattr(pa, "string_view"), reason="this version of Arrow has no views")
-    def test_views_in_parquet(self, tmp_path):
-        table = pa.table({"a": pa.array(["x", None], pa.string_view()), "b": pa.array([b"x", None], pa.binary_view())})
-        parquet.write_table(table, tmp_path / "t.parquet")
-        found = open_table(tmp_path / "t.parquet").read()
-        assert types(found) == {"a": "string", "b": "binary"}
-        assert found.take([1, 0]).to_pydict() == {"a": [None, "x"], "b": [None, b"x"]}
-
-    def test_parquet_by_content(self, tmp_path):
-        parquet.write_table(pa.table(TABLE), tmp_path / "table.data")
-        assert open_table(tmp_path / "table.data").read().to_pydict() == TABLE
-
-    def test_a_line_break_within_quotes(self, write):
-        assert open_table(write('a,b\n"x\ny",1\n')).read().to_pydict() == {"a": ["x\ny"], "b": [1]}
+            assert [column.to_pylist() for column in found.columns] == [[1.5, None, 2.5]] * 3
 
     @pytest.mark.usefixtures("small_blocks")
     @pytest.mark.parametrize(
         ("early", "late", "kind"),
         [
             ("1", "2.5", "double"),
-            ("1", "x", "string"),
             ("1.5", "x", "string"),
             ("", "2", "int64"),
-            ("", "2.5", "double"),
-            ("", "x", "string"),
             ("true", "2", "string"),
             ("2020-01-01", "2020-01-01 10:00:00", "timestamp[s]"),
             ("2020-01-01", "soon", "string"),
@@ -220,21 +167,11 @@ class TestReading:
         assert table["b"].cast(pa.string())[500].as_py().replace(".0", "").startswith(late)
 
     def test_columns_without_a_name(self, write):
-        assert open_table(write(",a,\n0,1,2\n")).read().to_pydict() == {"column 1": [0], "a": [1], "column 3": [2]}
-
-    def test_several_columns_without_a_name(self, write):
-        file = open_table(write("y,x,,\n1,a,b,\n2,c,,d\n3,,NA,\n"))
-        columns = {"y": [1, 2, 3], "x": ["a", "c", None], "column 3": ["b", None, "NA"], "column 4": [None, "d", None]}
+        file = open_table(write("y,1,,\n1,a,b,\n2,c,,d\n3,,NA,\n"))
+        columns = {"y": [1, 2, 3], "1": ["a", "c", None], "column 3": ["b", None, "NA"], "column 4": [None, "d", None]}
         assert file.read().to_pydict() == columns
-        ((_, chunk),) = file.chunks({"column 4": None, "y": None, "column 3": None})
-        assert chunk.to_pydict() == {
-            "column 4": [None, "d", None],
-            "y": ["1", "2", "3"],
-            "column 3": ["b", None, "NA"],
-        }
-
-    def test_names_that_count(self, write):
-        assert open_table(write("0,1,2\n5,6,7\n")).read().to_pydict() == {"0": [5], "1": [6], "2": [7]}
+        ((_, chunk),) = file.chunks({"column 4": None, "y": None})
+        assert chunk.to_pydict() == {"column 4": [None, "d", None], "y": ["1", "2", "3"]}
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -263,66 +200,62 @@ class TestChunks:
         assert max(len(part) for _, part in parts) <= 10
         assert [first for first, _ in parts] == np.cumsum([0, *(len(part) for _, part in parts)])[:-1].tolist()
 
-    def test_of_other_columns_only(self, write):
-        path = write("a,b\n" + "1,x\n" * 3000 + "1,ä\n")
-        assert sum(len(part) for _, part in open_table(path).chunks({"a": pa.float64()})) == 3001
-
 
 class TestMistakes:
-    """The message starts with the path and is one line."""
+    """The message starts with the path or the option and is one line."""
 
     @pytest.mark.parametrize(
-        ("content", "name", "message"),
+        ("content", "name", "options", "message"),
         [
-            (b"", "t.csv", " must be a CSV or Parquet file, got an empty file"),
-            (b"\n \n", "t.csv", " must be a CSV or Parquet file, got an empty file"),
-            (b"a,b\n", "t.csv", " must have rows below its header, got none"),
-            (b"1.5,2\n3,4\n", "t.csv", " must have the columns' names in its first line, got the numbers ['1.5', '2']"),
-            (b"a,b, a\n1,2,3\n", "t.csv", ": every column must have a name of its own, got 'a' more than once"),
-            (b"a,b\n1,2\n3\n", "t.csv", ": line 3 must have 2 values, as the header has, got 1"),
-            (b"a,b\n1,2\n3,4,5\n", "t.csv", ": line 3 must have 2 values, as the header has, got 3"),
-            (b"a,b\n1,\x81\n", "t.csv", " must be text in UTF-8, or a Parquet file"),
-            (b"PK\x03\x04\0\0\0\0", "t.csv", " must be a CSV or Parquet file, got neither text nor Parquet"),
-            (b"a,b\n1,2\n", "t.parquet", " must be a Parquet file, as its name says, got something else"),
+            (b"\n \n", "t.csv", (), "{} must be a CSV or Parquet file, got an empty file"),
+            (b"a,b\n", "t.csv", (), "{} must have rows below its header, got none"),
+            (
+                b"1.5,2\n3,4\n",
+                "t.csv",
+                (),
+                "{} must have the columns' names in its first line, got the numbers ['1.5', ",
+            ),
+            (b"a,b, a\n1,2,3\n", "t.csv", (), "{}: every column must have a name of its own, got 'a' more than once"),
+            (b"a,b\n1,2\n3\n", "t.csv", (), "{}: line 3 must have 2 values, as the header has, got 1"),
+            (b"a,b\n1,2\n3,4,5\n", "t.csv", (), "{}: line 3 must have 2 values, as the header has, got 3"),
+            (b"a,b\n1,\x81\n", "t.csv", (), "{} must be text in UTF-8, or a Parquet file"),
+            (b"PK\x03\x04\0\0\0\0", "t.csv", (), "{} must be a CSV or Parquet file, got neither text nor Parquet"),
+            (b"a,b\n1,2\n", "t.parquet", (), "{} must be a Parquet file, as its name says, got something else"),
+            (b"PAR1 and more", "t.parquet", (), "{} must be a complete Parquet file ("),
+            (b"a::b\n1::2\n", "t.csv", ("::",), "`delimiter` must be one character, got '::'"),
+            (b"a;b\n1;2\n", "t.csv", (";", "x"), "`decimal` must be '.' or ',' and not the `delimiter`, got 'x'"),
+            (b"a,b\n1,2\n", "t.csv", (",", ","), "`decimal` must be '.' or ',' and not the `delimiter`, got ','"),
+            (b"a;b\n1;2\n", "t.csv", (",",), "{} must have columns separated by ',', got one column, 'a;b'"),
+            (None, "none.csv", (), "{} must be a file that exists"),
+            (None, "", (), "{} must be a CSV or Parquet file, got a folder"),
+            (None, "pipe", (), "{} must be a regular file, since it is read several times, got a pipe"),
         ],
     )
-    def test_content(self, write, content, name, message):
-        path = write(content, name)
+    def test_content(self, write, tmp_path, content, name, options, message):
+        os.mkfifo(tmp_path / "pipe")
+        path = tmp_path / name if content is None else write(content, name)
         with pytest.raises(TableError) as raised:
-            open_table(path).read()
-        assert str(raised.value) == f"{path}{message}"
-
-    def test_a_delimiter_of_two_characters(self, write):
-        with pytest.raises(TableError, match=r"^`delimiter` must be one character, got '::'$"):
-            open_table(write("a::b\n"), "::")
-
-    @pytest.mark.parametrize("options", [(None, ","), (",", ","), (";", ";"), (";", "x")])
-    def test_another_decimal_mark(self, write, options):
-        with pytest.raises(TableError, match=r"^`decimal` must be '.' or ',' and not the `delimiter`, got "):
-            open_table(write("a\n1\n"), *options)
-
-    def test_another_delimiter_than_the_one_given(self, write):
-        with pytest.raises(TableError, match="must have columns separated by ',', got one column, 'a;b'$") as raised:
-            open_table(write("a;b\n1;2\n"), ",")
-        assert raised.value.remedy == {"delimiter": ";"}
+            open_table(path, *options).read()
+        assert str(raised.value).startswith(message.format(path))
+        assert "\n" not in str(raised.value)
+        assert raised.value.remedy == ({"delimiter": ";"} if "got one column" in message else {})
 
     def test_latin_1_far_below(self, write, small_blocks):
         path = write(b"a,b\n" + b"1,x\n" * 400_000 + b"1,\xe4\n")
         with pytest.raises(TableError, match="must be text in UTF-8, which column 'b' is not$"):
             open_table(path).read()
 
-    @pytest.mark.parametrize("block", [64, 2**20])
-    @pytest.mark.parametrize("suffix", ["", ".gz"])
-    @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
-    @pytest.mark.parametrize("column", ["", "a,", "a,b,"])
+    @pytest.mark.parametrize(
+        ("block", "suffix", "encoding", "column"),
+        [(64, "", "utf-8", "a,"), (2**20, ".gz", "utf-16", "a,b,"), (64, ".gz", "utf-8", ""), (64, "", "utf-16", "")],
+    )
     def test_a_quotation_mark_that_is_not_closed(self, write, monkeypatch, block, suffix, encoding, column):
         """Otherwise the rest of the file would be the value of one cell."""
         monkeypatch.setattr(csv_file, "_BLOCK", block)
         below = '"say ""hi""","a\nb",5" pipe\n' * 30
-        path = write("a,b,c\n1,x,y\n" + below + f'{column}"x\n' + "2,x,y\n" * 100, "t.csv" + suffix)
-        content = path.read_text().encode(encoding)
-        path.write_bytes(gzip.compress(content) if suffix else content)
-        file = open_table(path)
+        text = "a,b,c\n1,x,y\n" + below + f'{column}"x\n' + "2,x,y\n" * 100
+        content = text.encode(encoding)
+        file = open_table(write(gzip.compress(content) if suffix else content, "t.csv" + suffix))
         message = r"every quotation mark must be closed, got one in line 63 that is open to the end of the file$"
         with pytest.raises(TableError, match=message):
             file.read()
@@ -340,26 +273,6 @@ class TestMistakes:
         with pytest.raises(TableError, match="no value may be longer than 8 MB$"):
             open_table(write('a,b\n1,"x\n' + "2,y\n" * 100 + '"\n')).read()
 
-    def test_a_parquet_file_that_was_cut(self, tmp_path):
-        path = tmp_path / "t.parquet"
-        parquet.write_table(pa.table({"a": np.arange(1000)}), path)
-        path.write_bytes(path.read_bytes()[:-10])
-        with pytest.raises(TableError, match=r"t\.parquet must be a complete Parquet file \(.+\)$") as raised:
-            open_table(path)
-        assert "\n" not in str(raised.value)
-
-    def test_a_missing_file_and_a_folder(self, tmp_path):
-        with pytest.raises(TableError, match=r"none\.csv must be a file that exists$"):
-            open_table(tmp_path / "none.csv")
-        with pytest.raises(TableError, match="must be a CSV or Parquet file, got a folder$"):
-            open_table(tmp_path)
-
-    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
-    def test_a_pipe(self, tmp_path):
-        os.mkfifo(tmp_path / "pipe")
-        with pytest.raises(TableError, match="pipe must be a regular file, since it is read several times, got a pipe"):
-            open_table(tmp_path / "pipe")
-
     @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
     def test_a_table_that_does_not_fit(self, name, tmp_path, monkeypatch):
         path = tmp_path / name
@@ -374,18 +287,12 @@ class TestMistakes:
 
 
 class TestMemory:
-    def test_of_this_machine(self):
-        available = memory.available_memory()
-        assert available is not None
-        assert 2**20 < available < 2**50
-
     def test_the_limit_of_a_container_counts(self, tmp_path, monkeypatch):
         limit, used = tmp_path / "max", tmp_path / "current"
         monkeypatch.setattr(memory, "_LIMITS", {str(limit): str(used)})
         used.write_text("60000\n")
         limit.write_text("max\n")
-        unlimited = memory.available_memory()
-        assert unlimited > 2**20
+        assert 2**20 < memory.available_memory() < 2**50
         limit.write_text("100000\n")
         assert memory.available_memory() == 40_000
 
@@ -410,8 +317,7 @@ class TestWriting:
         assert open_table(path).read().to_pydict() == {"a": [1, 2, 1, 2], "b": ["x", "y", "x", "y"]}
         assert list(tmp_path.iterdir()) == [path]
 
-    @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
-    @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+    @pytest.mark.parametrize(("name", "error"), [("t.csv", OSError), ("t.parquet", KeyboardInterrupt)])
     def test_an_error_leaves_nothing_and_what_was_there(self, tmp_path, name, error):
         path = tmp_path / name
         path.write_text("older")

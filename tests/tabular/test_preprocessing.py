@@ -8,8 +8,6 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from bayesadam.tabular import Findings, Inputs, Preprocessing, TableError, Target, describe, numbers_of
 from bayesadam.tabular.columns import Category, Number, Truth
@@ -76,30 +74,26 @@ class TestNumbers:
         assert found.inputs.columns == expected.inputs.columns
         assert matrix(found, {"a": values}).tolist() == matrix(expected, {"a": [5.0, 7.0, 1.0]}).tolist()
 
-    @pytest.mark.parametrize(("value", "text"), [(np.inf, "inf"), (-np.inf, "-inf"), (1e39, "1e+39")])
-    def test_infinite(self, value, text):
-        message = rf"^column 'a' must be finite \(below 1e\+38\), got {text.replace('+', '.')} in row 3$"
-        with pytest.raises(TableError, match=message):
-            learn({"a": [1.0, 2.0, value, value]})
-        found = learn({"a": [1.0, 2.0, 3.0, 5.0]})
-        with pytest.raises(TableError, match=message):
-            matrix(found, {"a": [1.0, 2.0, value]})
+    def test_with_another_decimal_mark(self):
+        assert matrix(learn({"a": [1.0, 2.0, 4.0]}).reading(","), {"a": ["1,5"]}).tolist() == [[1.5]]
 
-    def test_far_beyond_the_training_rows(self):
-        found = learn({"a": [1e-30, 2e-30, 5e-30]})
-        with pytest.raises(TableError, match=r"^column 'a' must be near the training values, got 1e\+10 in row 2$"):
-            found.transform(pa.table({"a": [0.0, 1e10]}))
 
-    def test_text(self):
-        found = learn({"a": [1.0, 2.0, 4.0]})
-        with pytest.raises(TableError, match=r"^column 'a' must be a number in every row, got 'many' in row 2$"):
-            matrix(found, {"a": ["1", "many", "x"]})
-        message = r"^column 'a' must be a number with a decimal point in every row, got '1,5' in row 1$"
-        with pytest.raises(TableError, match=message):
-            matrix(found, {"a": ["1,5"]})
-        assert matrix(found.reading(","), {"a": ["1,5"]}).tolist() == [[1.5]]
-        with pytest.raises(TableError, match=r"^column 'a' must be a number in every row, got the type date32"):
-            matrix(found, {"a": [datetime.date(2020, 1, 1)]})
+@pytest.mark.parametrize(
+    ("training", "new", "message"),
+    [
+        ([1.0, 2.0, 3.0], [1.0, -np.inf], r"finite \(below 1e\+38\), got -inf in row 2$"),
+        ([1.0, 2.0, 3.0], [1.0, 1e39], r"finite \(below 1e\+38\), got 1e.39 in row 2$"),
+        ([1e-30, 2e-30, 5e-30], [0.0, 1e10], r"near the training values, got 1e\+10 in row 2$"),
+        ([1.0, 2.0, 4.0], ["1", "many", "x"], "a number in every row, got 'many' in row 2$"),
+        ([1.0, 2.0, 4.0], ["1,5"], "a number with a decimal point in every row, got '1,5' in row 1$"),
+        ([1.0, 2.0, 4.0], [datetime.date(2020, 1, 1)], "a number in every row, got the type date32"),
+        (["$5", "$6.50", "$7"], ["$5", "€7"], r"a number in '\$' in every row, got '€7' in row 2$"),
+        ([True, False], ["true", "maybe"], "true or false, got 'maybe' in row 2$"),
+    ],
+)
+def test_new_rows_that_cannot_be_read(training, new, message):
+    with pytest.raises(TableError, match=f"^column 'a' must be {message}"):
+        learn({"a": training}).transform(pa.table({"a": new}))
 
 
 class TestTruth:
@@ -111,11 +105,6 @@ class TestTruth:
         assert matrix(found, {"a": [True, False, None]}).tolist() == expected
         assert matrix(found, {"a": ["True", "FALSE", None]}).tolist() == expected
         assert matrix(found, {"a": [1, 0, None]}).tolist() == expected
-
-    def test_something_else(self):
-        found = learn({"a": [True, False]})
-        with pytest.raises(TableError, match=r"^column 'a' must be true or false, got 'maybe' in row 2$"):
-            matrix(found, {"a": ["true", "maybe"]})
 
 
 class TestCategories:
@@ -133,12 +122,6 @@ class TestCategories:
         found = learn({"c": ["a"] * 3 + ["b"] * 3})
         assert matrix(found, {"c": ["b", "new", None]}).tolist() == [[0, 1], [0, 0], [0, 0]]
         assert found.notes() == []
-
-    def test_of_every_type_of_text(self):
-        array = pa.array(["a", "b"] * 3)
-        expected = learn({"c": array}).inputs.columns
-        for kind in (pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
-            assert learn({"c": array.cast(kind)}).inputs.columns == expected
 
     @pytest.mark.parametrize("values", [["005", "12", "+7", "-3"], ["5.0", "12.00", "7", "-3."]])
     def test_whole_numbers_however_they_are_written(self, values):
@@ -158,11 +141,12 @@ class TestFindings:
         for first in (0, 3):
             chunk = pa.table({"c": ["x", "a", f"y{first}"], "n": [1.0, None, 1.0], "t": ["true", None, "1"]})
             found.transform(chunk, findings=findings, place=lambda row, first=first: f"line {first + row + 2}")
+        missing = (
+            "2 rows have missing values, of which the training rows had none (they are replaced by typical values)"
+        )
         assert findings.notes() == [
-            "column 'n': 2 rows have missing values, of which the training rows had none (they are replaced by typical "
-            "values)",
-            "column 't': 2 rows have missing values, of which the training rows had none (they are replaced by typical "
-            "values)",
+            f"column 'n': {missing}",
+            f"column 't': {missing}",
             "column 'c': 4 rows have categories that are rare or absent in the training rows ('x' in line 2, 'y0' in "
             "line 4, 'y3' in line 7): they are taken as 'other'",
         ]
@@ -178,12 +162,6 @@ class TestFindings:
             "not rely on the predictions there, nor on their intervals"
         ]
 
-    def test_nothing(self):
-        found = learn({"c": ["a"] * 3 + ["b"] * 3, "n": [1.0, None, 4.0] * 2})
-        findings = Findings()
-        found.transform(pa.table({"c": ["a"], "n": pa.array([None], pa.float64())}), findings=findings)
-        assert findings.notes() == []
-
 
 class TestChoice:
     """What each column is taken for."""
@@ -192,7 +170,6 @@ class TestChoice:
     COUNT = np.arange(N)
     NOISE = np.random.default_rng(0).normal(size=N)
     LEFT_OUT = (
-        ("nothing", pa.nulls(N), "all its values are missing"),
         ("nothing", pa.nulls(N, pa.string()), "all its values are missing"),
         ("same", np.full(N, 7), "it is the same in all training rows (7)"),
         (
@@ -200,16 +177,12 @@ class TestChoice:
             2**63 + np.arange(N, dtype=np.uint64),
             f"its {N} different values cannot be told apart in double precision",
         ),
-        ("same", np.full(N, "x"), "it is the same in all training rows ('x')"),
         ("same", np.full(N, True), "it is the same in all training rows (True)"),
         ("nr", COUNT, "it numbers the rows"),
-        ("nr", COUNT + 1.0, "it numbers the rows"),
         ("nr", COUNT + COUNT // 10, "it numbers the rows"),
         ("customer_id", COUNT * 7919 % 100_003, "it is an identifier by its name, with 200 different values"),
         ("customerId", COUNT // 2 * 31, "it is an identifier by its name, with 100 different values"),
         ("row_index", COUNT * 7919 % 100_003, "it is an identifier by its name, with 200 different values"),
-        ("__index_level_0__", COUNT * 7919 % 100_003, "it is an identifier by its name, with 200 different values"),
-        ("Index", COUNT * 7919 % 100_003, "it is an identifier by its name, with 200 different values"),
         ("name", [f"name {i}" for i in range(N)], "it is text that is different in every row, like a name or an "),
         ("zip", [f"z{i % 150}" for i in range(N)], "it is text with 150 different values in 200 rows"),
         ("parts", [[i] for i in range(N)], "it is of the type list<item: int64>, which is neither numbers nor text"),
@@ -225,17 +198,12 @@ class TestChoice:
         ("order", COUNT[::-1].copy(), Number),
         ("paid", COUNT * 7919 % 100_003, Number),
         ("body_mass_index", COUNT * 7 % 40, Number),
-        ("air quality index", COUNT * 7919 % 100_003, Number),
         ("store_id", COUNT % 5, Category),
         ("code", [str(i % 5) for i in range(N)], Category),
         ("text", [str(x) for x in NOISE], Number),
-        ("flag", COUNT % 2 == 0, Truth),
         ("flag", [True, None] * (N // 2), Truth),
         ("same or missing", pa.array([1.0, None] * (N // 2)), Number),
-        ("colour", ["red", "green"] * (N // 2), Category),
-        ("digits", COUNT % 3, Number),
         ("block", COUNT // 10, Number),
-        ("hundreds", 100 * COUNT, Number),
         ("age", [str(i % 5) if i % 7 else "?" for i in range(N)], Number),
         ("price", [f"${i % 5}" for i in range(N)], Number),
         ("rank", [f"{i % 4}{('st', 'nd', 'rd', 'th')[i % 4]}" for i in range(N)], Category),
@@ -263,12 +231,6 @@ class TestChoice:
         found = learn({"b": np.where(np.arange(200) < 150, self.NOISE, 1e6)}, rows=np.arange(150))
         assert found.inputs.columns == learn({"b": self.NOISE[:150]}).inputs.columns
 
-    def test_gaps_of_held_out_rows_do_not_hide_a_row_number(self):
-        rows = np.sort(np.random.default_rng(0).permutation(200)[:120])
-        assert (
-            learn({"nr": np.arange(200), "a": self.NOISE}, rows=rows).inputs.left_out["nr"].startswith("it numbers the")
-        )
-
     @pytest.mark.parametrize(("name", "values"), [("day", COUNT), ("dose_id", COUNT * 7919 % 100_003)])
     def test_kept(self, name, values):
         assert "(if it is an input: `keep`)" in learn({name: values, "a": self.NOISE}).inputs.left_out[name]
@@ -281,62 +243,32 @@ class TestChoice:
         with pytest.raises(TableError, match=message):
             learn({"a": self.NOISE, "b": np.full(self.N, 7)}, keep=("b",))
 
-    @pytest.mark.parametrize(
-        ("values", "numbers", "decimal", "unit", "note"),
-        [
-            (["1,5", "2,25", "4"], [1.5, 2.25, 4], ",", "", "'1,5' in row 1 is read as 1.5, as 40 of 60 are written"),
-            (
-                ["12", "999", "1,048.41"],
-                [12, 999, 1048.41],
-                ".",
-                "",
-                "'1,048.41' in row 3 is read as 1048.41, as 20 of",
-            ),
-            (["1.048,41", "2.000,00"], [1048.41, 2000], ",", "", "'1.048,41' in row 1 is read as 1048.41"),
-            (["12", "1 000", "2 000 000"], [12, 1000, 2e6], ".", "", "'1 000' in row 2 is read as 1000, as 40 of 60"),
-            (["$101.60", "-$5", "($7.50)"], [101.6, -5, -7.5], ".", "$", "'$101.60' in row 1 is read as 101.6"),
-            (["€ 12", "€ 1.234,5"], [12, 1234.5], ",", "€", "'€ 12' in row 1 is read as 12"),
-            (["12 %", "7%"], [12, 7], ".", "%", "'12 %' in row 1 is read as 12"),
-            (["3 kg", "4.5kg"], [3, 4.5], ".", "kg", "'3 kg' in row 1 is read as 3"),
-            (
-                ["5", "?", "N/A", "6"],
-                [5, None, None, 6],
-                ".",
-                "",
-                "'?' in row 2 means a missing value (20 rows); 'N/A' in",
-            ),
-        ],
+    WRITTEN = (
+        (["1,5", "2,25", "4"], [1.5, 2.25, 4], ",", "", "'1,5' in row 1 is read as 1.5, as 40 of 60 are written"),
+        (["12", "9", "1,048.41"], [12, 9, 1048.41], ".", "", "'1,048.41' in row 3 is read as 1048.41, as 20 of"),
+        (["1.048,41", "2.000,00"], [1048.41, 2000], ",", "", "'1.048,41' in row 1 is read as 1048.41"),
+        (["12", "1 000", "2 000 000"], [12, 1000, 2e6], ".", "", "'1 000' in row 2 is read as 1000, as 40 of 60"),
+        (["$101.60", "-$5", "($7.50)"], [101.6, -5, -7.5], ".", "$", "'$101.60' in row 1 is read as 101.6"),
+        (["€ 12", "€ 1.234,5"], [12, 1234.5], ",", "€", "'€ 12' in row 1 is read as 12"),
+        (["3 kg", "4.5kg"], [3, 4.5], ".", "kg", "'3 kg' in row 1 is read as 3"),
+        (["5", "?", "N/A", "6"], [5, None, None, 6], ".", "", "'?' in row 2 means a missing value (20 rows); 'N/A' in"),
     )
+
+    @pytest.mark.parametrize(("values", "numbers", "decimal", "unit", "note"), WRITTEN)
     def test_numbers_written_otherwise(self, values, numbers, decimal, unit, note):
         table = {"a": values * 20, "b": np.arange(20.0 * len(values)) ** 2}
-        found = learn(table)
-        expected = learn({**table, "a": numbers * 20})
+        found, expected = learn(table), learn({**table, "a": numbers * 20})
         assert found.inputs.columns[0] == dataclasses.replace(expected.inputs.columns[0], decimal=decimal, unit=unit)
         assert (found.mean, found.std) == (expected.mean, expected.std)
-        assert np.array_equal(
-            found.transform(pa.table(table)), expected.transform(pa.table({**table, "a": numbers * 20}))
-        )
+        codes = expected.transform(pa.table({**table, "a": numbers * 20}))
+        np.testing.assert_array_equal(found.transform(pa.table(table)), codes)
         (told,) = found.notes(pa.table(table))
         assert told.startswith(f"column 'a': {note}")
         target = numbers_of("y", pa.chunked_array([values * 20]), None)
         np.testing.assert_array_equal(target.to_numpy(), np.array(numbers * 20, dtype=float))
 
-    def test_what_decides_on_the_decimal_mark(self):
-        """A column that does not tell follows those that do."""
-        values = [f"{i + 1},{100 + i}" for i in range(60)]
-        assert learn({"a": values}).inputs.columns[0].median == pytest.approx(30_629.5)
-        assert learn({"a": values}, decimal=",").inputs.columns[0].median == pytest.approx(30.6295)
-        assert learn({"a": values, "b": ["1,5", "2,5"] * 30}).inputs.columns[0].median == pytest.approx(30.6295)
-
-    def test_new_rows_in_another_unit(self):
-        found = learn({"a": ["$5", "$6.50", "$7"]})
-        assert matrix(found, {"a": ["8", "$9", None]})[:, 0].tolist() == [8.0, 9.0, 6.5]
-        with pytest.raises(TableError, match=r"^column 'a' must be a number in '\$' in every row, got '€7' in row 2$"):
-            matrix(found, {"a": ["$5", "€7"]})
-
-    @pytest.mark.parametrize("values", [["1,2", "red", "blue"], ["1,2,3", "2,3", "x"], ["1.234", "2.345", "3.456"]])
-    def test_text_that_is_none_of_that(self, values):
-        assert learn({"a": values * 20}).inputs.columns[0].name == "a"
+    def test_new_rows_without_the_unit(self):
+        assert matrix(learn({"a": ["$5", "$6.50", "$7"]}), {"a": ["8", "$9", None]})[:, 0].tolist() == [8.0, 9.0, 6.5]
 
     def test_text_among_numbers(self):
         values = [str(x) for x in self.NOISE]
@@ -371,28 +303,16 @@ class TestChoice:
 
     def test_many_infinite_values(self):
         values = self.NOISE.copy()
-        for large, remedy in (
-            ([np.inf, -np.inf, 1e99, np.inf], {"missing": ("-inf", "1e+99", "inf")}),
-            ([np.inf, -np.inf, 1e99, 1e98], {"drop": ("a",)}),
-        ):
-            values[:4] = large
+        for last, remedy in ((np.inf, {"missing": ("-inf", "1e+99", "inf")}), (1e98, {"drop": ("a",)})):
+            values[:4] = [np.inf, -np.inf, 1e99, last]
             with pytest.raises(TableError, match=r"^column 'a' must be finite .*, got inf in row 1$") as raised:
                 learn({"a": values})
             assert raised.value.remedy == remedy
 
-    def test_text_among_dates(self):
-        values = ["2020-01-05", "2020-02-06", "soon"] * 20
-        with pytest.raises(TableError, match=r"^column 'a' must be dates or text, got 'soon' in row 3$") as raised:
-            learn({"a": values})
-        assert raised.value.remedy == {"missing": ("soon",)}
-
     def test_nothing_left(self):
-        with pytest.raises(
-            TableError, match=r"predict from, got none \('y': it is the target; 'a': it is the same in all"
-        ):
+        message = r"predict from, got none \('y': it is the target; 'a': it is the same in all"
+        with pytest.raises(TableError, match=message):
             learn({"a": np.ones(10)})
-        with pytest.raises(TableError, match=r"predict from, got none \('y': it is the target\)$"):
-            Preprocessing.fit(pa.table({"y": np.ones(10)}), TARGET)
 
 
 class TestCheck:
@@ -409,65 +329,36 @@ class TestCheck:
             "the target 'y' is there and is not looked at",
         ]
 
-    def test_their_order_does_not_matter(self):
-        columns = {"a": [7.0, 1.0], "b": [2.0, 3.0], "d": [0, 0]}
-        assert np.array_equal(matrix(self.FOUND, columns), matrix(self.FOUND, dict(reversed(columns.items()))))
-
-
-COLUMNS = st.one_of(
-    st.builds(Number, st.text(), st.floats(-1e38, 1e38), st.booleans()),
-    st.builds(Truth, st.text(), st.booleans()),
-    st.builds(Date, st.text(), st.just("day, month, year"), st.floats(-1e5, 1e5), st.booleans(), st.just(("week",))),
-    st.builds(Number, st.text(), st.floats(-1e38, 1e38), st.booleans(), decimal=st.just(","), unit=st.text()),
-    st.builds(Category, st.text(), st.lists(st.text(), unique=True).map(tuple), st.booleans(), st.booleans()),
-)
-
 
 class TestJson:
-    @given(
-        columns=st.lists(COLUMNS).map(tuple),
-        scales=st.lists(st.floats(1e-300, 1e38)).map(tuple),
-        left_out=st.dictionaries(st.text(), st.text()),
-        classes=st.one_of(
-            st.just(()), st.lists(st.integers()).map(tuple), st.lists(st.text()).map(tuple), st.just((False, True))
-        ),
-    )
-    @settings(max_examples=50, deadline=None)
-    def test_is_exact(self, columns, scales, left_out, classes):
-        written = (";", ("none yet",)) if classes else (None, ())
+    @pytest.mark.parametrize("classes", [(), (3, -1), ("a", "ü"), (False, True)])
+    def test_is_exact(self, classes):
+        columns = (
+            Number("a", 0.1 + 0.2, True, -1e-300, 1e38),
+            Number('\u2028"x', -0.0, False, decimal=",", unit="m²"),
+            Truth("t", True),
+            Date("d", "day, month, year", 1e5 + 1 / 3, False, ("week",)),
+            Category("", ("b", "a", ""), True, False),
+        )
+        scales = (1e-300, 1 / 3, 1e38)
         target = Target("y", "regression", "so", classes)
-        found = Preprocessing(target, Inputs(columns, left_out), scales, scales[::-1], *written)
+        found = Preprocessing(target, Inputs(columns, {"id": "why"}), scales, scales[::-1], ";", ("none yet",))
         again = Preprocessing.from_json(json.loads(json.dumps(found.to_json())))
         assert again == found
         assert [type(label) for label in again.target.classes] == [type(label) for label in classes]
 
-    def test_a_newer_version(self):
-        record = {**TestCheck.FOUND.to_json(), "format_version": 6}
-        with pytest.raises(ValueError, match=r"^the preprocessing must be of format version 5 or older .*, got 6$"):
-            Preprocessing.from_json(record)
-
-    def test_of_the_version_before_dates(self):
-        record = TestCheck.FOUND.to_json()
-        old = {key: value for key, value in record.items() if key not in ("delimiter", "missing")}
-        old["columns"] = [{k: v for k, v in c.items() if k not in ("decimal", "unit")} for c in record["columns"]]
-        assert Preprocessing.from_json({**old, "format_version": 3}) == TestCheck.FOUND
-
-    def test_what_meant_a_missing_value_before(self):
-        """In a CSV file, which has a delimiter."""
-        record = {**TestCheck.FOUND.to_json(), "missing": ["none yet"], "format_version": 4}
-        assert Preprocessing.from_json(record).missing == ("none yet",)
-        assert {"none yet", "NA", "null"} < set(Preprocessing.from_json({**record, "delimiter": ","}).missing)
-
-    @pytest.mark.parametrize("record", [{}, [], None, {"format_version": 1}, {"format_version": 1, "columns": [{}]}])
+    @pytest.mark.parametrize("record", [{}, [], None, {"format_version": 99}, {"format_version": 5, "columns": [{}]}])
     def test_something_else(self, record):
-        with pytest.raises(ValueError, match="^the preprocessing must have been written by bayesadam \\("):
+        with pytest.raises(ValueError, match="^the preprocessing must "):
             Preprocessing.from_json(record)
 
 
 class TestDescription:
-    def test_of_numbers(self):
+    def test_of_numbers_and_truth_values(self):
         found = describe(Number("a", 0.0, True), pa.chunked_array([[1.0, None, 3.0, 10.0]]))
         assert found == {"name": "a", "kind": "number", "missing": 0.25, "summary": "1 to 10, median 3"}
+        found = describe(Truth("t", False), pa.chunked_array([[True, True, False, True]]))
+        assert found["summary"] == "true (75%), false (25%)"
 
     def test_of_dates(self):
         column = Date.fit(pa.chunked_array([["1.2.2021", None, "3.1.2020"]]), "d", str, "day, month, year")
@@ -482,6 +373,3 @@ class TestDescription:
             "missing": pytest.approx(1 / 6),
             "summary": "4 levels: b (50%), a (30%), c (10%) and 1 more",
         }
-        assert describe(Truth("t", False), pa.chunked_array([[True, True, False, True]]))["summary"] == (
-            "true (75%), false (25%)"
-        )

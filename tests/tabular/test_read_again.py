@@ -38,23 +38,20 @@ def test_a_decimal_comma_in_another_column(read_twice):
 @pytest.mark.parametrize(
     "texts",
     [
-        ["10:30", "23:05"],
-        ["10:30:15", "00:00:00"],
-        ["2021-03-04 10", "2021-03-05 23"],
-        ["2021-03-04T10", "2021-03-05T23"],
+        ["10:30:15", "00:00:00", ""],
+        ["2021-03-04 10", "2021-03-05 23", "NA"],
         ["2021-03-04T10:30+01", "2021-03-04T10:30-11"],
         ["2021-03-04 10+01", "2021-03-04 10Z"],
-        ["2021-03-04T10:30+0130", "2021-03-04T10:30-01:30"],
+        ["2021-03-04T10:30+0130", "2021-03-04T10:30-01:30", "NA"],
         ["2021-03-04 10:30:15.125", "2021-03-04 10:30:15.5"],
         ["0001-01-01", "0068-02-03", "0099-12-31", "9999-12-31"],
     ],
 )
-@pytest.mark.parametrize("more", [[], [""], ["NA"]])
-def test_dates_and_times(read_twice, texts, more):
-    inputs, first, second = read_twice({"t": [*texts, *more], "a": ["1.5", "2.5", "7", "8.5"]})
+def test_dates_and_times(read_twice, texts):
+    inputs, first, second = read_twice({"t": texts, "a": ["1.5", "2.5", "7", "8.5"]})
     assert inputs.columns[0].kind == "date"
     np.testing.assert_array_equal(first, second)
-    assert len(np.unique(first[:, 0])) >= len(texts)
+    assert len(np.unique(first[:, 0])) >= len(texts) - 1
 
 
 def test_texts_that_mean_a_missing_value_among_numbers_only(read_twice):

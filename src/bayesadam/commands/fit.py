@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,8 +13,12 @@ from rich.console import Console
 from bayesadam.commands.app import app
 from bayesadam.commands.delimited import DECIMAL, DELIMITER, MISSING, delimiter_of
 from bayesadam.commands.mistakes import STOPPED, fail, one_line, require, writing_to
-from bayesadam.commands.options import option, parse_hidden, with_options
+from bayesadam.commands.options import fit_command, parse_hidden, with_options
 from bayesadam.commands.tables import score_table
+
+if TYPE_CHECKING:
+    from bayesadam.runs import RunError, Settings
+    from bayesadam.tabular import TableError
 
 _DATA = "The table: CSV with the columns' names in its first line, or Parquet; required."
 _KEEP = "Column that is an input although it looks like the numbers of the rows; may be repeated."
@@ -54,7 +58,6 @@ def fit(
     seed: Annotated[int | None, typer.Option(help="Of the split, the networks and the noise; default: 0.")] = None,
     device: Annotated[str | None, typer.Option(help="To train on: cpu (default), cuda, ...")] = None,
     config: Annotated[Path | None, typer.Option(help="config.json of a run, to do the same again.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a fit that was stopped.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the run in --out.")] = False,
 ) -> None:
     """Train a model that predicts a column of a table with uncertainty, and write it to a run folder."""
@@ -92,69 +95,58 @@ def fit(
         fail("--out must say where the run folder should be")
     given = {name: value for name, value in options.items() if value is not None}
     with one_line():
-        fit_table(given, out, config, resume=resume, force=force)
+        fit_table(given, out, config, force=force)
 
 
-def fit_table(
-    given: dict[str, Any], out: Path, config: Path | None = None, *, resume: bool = False, force: bool = False
-) -> None:
+def fit_table(given: dict[str, Any], out: Path, config: Path | None = None, *, force: bool = False) -> None:
     """Run the command: fit, write the run folder, and print the scores and the next commands."""
     from bayesadam import runs
     from bayesadam.commands.screen import Screen
+    from bayesadam.tabular import TableError
 
     if "hidden" in given:
         given["hidden"] = parse_hidden(given["hidden"])
     console, err = Console(), Console(stderr=True)
-    with writing_to("--out", out):
-        put = runs.settle(out)
-    if put and resume:
-        console.print(f"the fit was finished before; the run is in {out}/", **_PLAIN)
-        return
-    settings, stopped = _settings(given, out, config, resume=resume)
+    settings = _settings(given, config)
     screen = Screen(console, err)
     try:
         with writing_to("--out", out), screen:
-            result = runs.fit(settings, out, screen, force=force, resume=stopped)
+            result = runs.fit(settings, out, screen, force=force)
+    except (runs.RunError, TableError) as error:
+        fail(with_options(str(error)) + _proposal(settings, error, out))
     except KeyboardInterrupt:
-        if kept := runs.resumable(out):
-            fail(f"stopped; what is done is kept in {kept}: bayesadam fit --out {out} --resume goes on", STOPPED)
         fail("stopped; nothing was written", STOPPED)
     for note in result.notes:
         console.print(f"  note      {with_options(note)}", **_PLAIN)
     console.print(score_table("held-out rows", result.metrics, digits=".4g"))
-    lines = [f"{sum(result.seconds.values()):.0f} s; the run is in {out}/: open {out / runs.REPORT}"]
+    where = f"the run is in {out}/: open {out / runs.REPORT}"
     if result.interrupted:
-        lines = [
-            f"stopped after {result.epochs} epochs; what was learned until then is in {out}/, a complete run",
-            f"go on with it:  bayesadam fit --out {out} --resume",
-        ]
-    lines.append(f"predict new rows:  bayesadam predict {out} new.csv -o predictions.csv")
-    for line in lines:
-        console.print(line, **_PLAIN)
+        console.print(f"stopped after {result.epochs} epochs; the networks are the best until then", **_PLAIN)
+    console.print(f"{sum(result.seconds.values()):.0f} s; {where}", **_PLAIN)
+    console.print(f"predict new rows:  bayesadam predict {out} new.csv -o predictions.csv", **_PLAIN)
 
 
-def _settings(given: dict[str, Any], out: Path, config: Path | None, *, resume: bool) -> tuple[Any, Path | None]:
-    """Return the settings from the options and a config, or those of a stopped fit with its folder."""
+def _settings(given: dict[str, Any], config: Path | None) -> Settings:
+    """Return the settings from the options and a config."""
     from bayesadam import runs
-    from bayesadam.runs.folder import CONFIG
 
-    if resume:
-        stopped = runs.resumable(out)
-        if stopped is None:
-            fail(f"--resume needs a fit that was stopped, there is none in {str(out)!r}")
-        settings = runs.Settings.load(stopped / CONFIG)
-        changed = settings.changed(given)
-        if changed:
-            was, got = getattr(settings, changed[0]), given[changed[0]]
-            name = changed[0] if changed[0] == "data" else option(changed[0])
-            fail(f"--resume goes on as the fit began: {name} must be {was!r}, got {got!r}")
-        return settings, stopped
     base = {} if config is None else asdict(runs.Settings.load(config))
-    for name in ("data", "target"):
-        if name not in {**base, **given}:
-            fail(
-                "a table must be given: bayesadam fit data.csv --target COLUMN --out run"
-                if name == "data"
-                else "--target must say which column to predict"
-            )
-    return runs.Settings(**{**base, **given}), None
+    if "data" not in {**base, **given}:
+        fail("a table must be given: bayesadam fit data.csv --target COLUMN --out run")
+    if "target" not in {**base, **given}:
+        fail("--target must say which column to predict")
+    return runs.Settings(**{**base, **given})
+
+
+def _proposal(settings: Settings, error: RunError | TableError, out: Path) -> str:
+    """Return the command to try after an error that knows a remedy, as the end of its message."""
+    from bayesadam.runs import RunError
+
+    try:
+        if isinstance(error, RunError):
+            changed = replace(settings, **error.remedy)
+        else:
+            changed = settings.remedied(error.remedy)
+    except RunError:  # the target may not be left out
+        return ""
+    return "" if changed == settings else f": try {fit_command(changed, out)}"

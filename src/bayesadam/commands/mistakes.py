@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import errno
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import typer
 
@@ -44,22 +43,11 @@ def writing_to(option: str, path: Path, kind: str = "a folder") -> Iterator[None
 @contextmanager
 def one_line() -> Iterator[None]:
     """Context in which errors of the library and a lack of memory are reported in one line."""
-    from bayesadam.files import NoDigestWarning
     from bayesadam.runs import RunError
     from bayesadam.tabular import NotEnoughMemory, TableError
 
-    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-        if issubclass(category, NoDigestWarning):
-            typer.echo(f"note: {message}", err=True)
-        else:
-            shown(message, category, *where, **more)
-
-    shown = warnings.showwarning
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", NoDigestWarning)
-            warnings.showwarning = show
-            yield
+        yield
     except (RunError, TableError, NotEnoughMemory) as error:
         fail(with_options(str(error)))
     except MemoryError:

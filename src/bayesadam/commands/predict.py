@@ -15,7 +15,7 @@ from bayesadam.commands.mistakes import STOPPED, fail, one_line, require, writin
 from bayesadam.commands.options import with_options
 
 _COPY = "Column of the table to copy, to know the rows by; may be repeated."
-_INTERVAL = "bayes (default of numbers), split, adaptive or cross: guaranteed intervals, or sets of classes."
+_INTERVAL = "bayes (default) or cross, which has a guarantee: intervals around predicted numbers."
 _SPREADSHEET = "Put an apostrophe before text that a spreadsheet would take for a formula."
 
 
@@ -24,9 +24,7 @@ def predict(
     run: Annotated[Path, typer.Argument(help="Folder that bayesadam fit has written.")],
     data: Annotated[Path, typer.Argument(help="A table with the same columns; the target may be missing.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the predictions go: .csv or .parquet.")],
-    coverage: Annotated[
-        float, typer.Option(help="Of the interval around a predicted number, or of --interval.")
-    ] = 0.95,
+    coverage: Annotated[float, typer.Option(help="Of the interval around a predicted number.")] = 0.95,
     interval: Annotated[str | None, typer.Option(help=_INTERVAL)] = None,
     copy: Annotated[list[str] | None, typer.Option(help=_COPY)] = None,
     spreadsheet: Annotated[bool, typer.Option("--spreadsheet", help=_SPREADSHEET)] = False,
@@ -38,53 +36,30 @@ def predict(
     require("pyarrow", "pyarrow", "sklearn")
     require("sklearn", "scikit-learn", "sklearn")
     with one_line():
-        _predict(
-            run,
-            data,
-            out,
-            coverage,
-            interval,
-            copy or [],
-            (delimiter_of(delimiter), decimal),
-            missing or [],
-            spreadsheet,
-        )
+        from bayesadam import runs
+        from bayesadam.tabular import open_table
 
-
-def _predict(
-    run: Path,
-    data: Path,
-    out: Path,
-    coverage: float,
-    interval: str | None,
-    copy: list[str],
-    written: tuple[str | None, str | None],
-    missing: list[str],
-    spreadsheet: bool,
-) -> None:
-    from bayesadam import runs
-    from bayesadam.tabular import open_table
-
-    err = Console(stderr=True)
-    columns = SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn()
-    bar = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
-    task = bar.add_task("rows", total=None)
-    try:
-        made = runs.Run(run)
-        usual, texts = made.written()
-        table = open_table(data, *written, missing=[*texts, *missing], usual=usual)
-        with writing_to("--out", out, "a file"), bar:
-            rows, notes = runs.predict(
-                made,
-                table,
-                out,
-                coverage=coverage,
-                interval=interval,
-                copy=copy,
-                spreadsheet=spreadsheet,
-                advance=lambda done: bar.update(task, completed=done),
-            )
-    except KeyboardInterrupt:
-        fail("stopped; nothing was written", STOPPED)
+        err = Console(stderr=True)
+        columns = SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn()
+        bar = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+        task = bar.add_task("rows", total=None)
+        try:
+            loaded = runs.Run(run)
+            known = loaded.preprocessing
+            texts = [*known.missing, *(missing or [])]
+            table = open_table(data, delimiter_of(delimiter), decimal, missing=texts, usual=known.delimiter)
+            with writing_to("--out", out, "a file"), bar:
+                rows, notes = runs.predict(
+                    loaded,
+                    table,
+                    out,
+                    coverage=coverage,
+                    interval=interval,
+                    copy=copy or [],
+                    spreadsheet=spreadsheet,
+                    advance=lambda done: bar.update(task, completed=done),
+                )
+        except KeyboardInterrupt:
+            fail("stopped; nothing was written", STOPPED)
     for line in (*(f"note: {with_options(note)}" for note in notes), f"predictions of {rows:,} rows are in {out}"):
         Console().print(line, markup=False, highlight=False, soft_wrap=True)

@@ -18,6 +18,6 @@ def report(run: Annotated[Path, typer.Argument(help="Folder that bayesadam fit h
     require("sklearn", "scikit-learn", "sklearn")
     require("bokeh", "bokeh", "report")
     with one_line(), writing_to("RUN", run):
-        from bayesadam.runs import REPORT_DATA, Run
+        from bayesadam.runs import rewrite_report
 
-        typer.echo(f"the report is {Run(run, (REPORT_DATA,)).write_report()}")
+        typer.echo(f"the report is {rewrite_report(run)}")

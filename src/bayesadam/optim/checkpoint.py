@@ -29,7 +29,6 @@ class Checkpointed(Optimizer):
     Attributes:
         rule: Rule of the method.
         has_prior: Whether the method has a prior.
-        elementwise: Whether the step of a weight depends on its own gradient only, as populations need it.
         may_start_wider: Whether the posterior may start wider than the prior.
         tracks_start: Whether the share of the initial precision in the posterior's is known.
         shared: Entries that must be the same in all groups.
@@ -37,7 +36,6 @@ class Checkpointed(Optimizer):
 
     rule: ClassVar[Rule]
     has_prior: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = True
     may_start_wider: ClassVar[bool] = False
     tracks_start: ClassVar[bool] = True
     shared: ClassVar[tuple[str, ...]] = SHARED

@@ -103,8 +103,6 @@ class Checkpoint:
             raise ValueError(
                 f"checkpoint must be a folder of this very run, got one of another in {str(self.folder)!r}"
             )
-        if stored.digest is None:
-            files.tell_no_digest(path)
         with files.reading("the checkpoint must be what this very run wrote", path):
             return self._restore(stored.tensors, stored.hyperparameters, part, record)
 

@@ -20,7 +20,7 @@ from bayesadam.optim.adam import AdamRule
 from bayesadam.population.layout import Layout
 from bayesadam.posterior import DiagonalGaussian
 
-METHODS = (*(name for name, kind in OPTIMIZERS.items() if kind.elementwise), "adam")
+METHODS = (*OPTIMIZERS, "adam")
 Numbers = dict[str, Any]
 
 _ADAM = ("lr", "betas", "eps", "weight_decay")
@@ -141,9 +141,8 @@ def _optimizer(method: Any) -> type[PerturbedOptimizer] | None:
         return None
     if isinstance(method, str) and method in METHODS:
         return OPTIMIZERS[method]
-    known = isinstance(method, type) and issubclass(method, PerturbedOptimizer) and hasattr(method, "rule")
-    if known and method.elementwise:
-        return method  # type: ignore[no-any-return]
+    if isinstance(method, type) and issubclass(method, PerturbedOptimizer) and hasattr(method, "rule"):
+        return method
     raise ValueError(f"method must be one of {METHODS} or a subclass of PerturbedOptimizer with a rule, got {method!r}")
 
 

@@ -204,8 +204,7 @@ def train(
     chunks = _chunks(pool.batches, chunk)
     saved = None
     if checkpoint is not None:
-        reaction = "stop" if nonfinite == "skip" else nonfinite  # as earlier versions called it in their checkpoints
-        limits = [epochs, batch_size, patience, validation_samples, reaction, replacement, steps_per_epoch]
+        limits = [epochs, batch_size, patience, validation_samples, nonfinite, replacement, steps_per_epoch]
         factors = rates.factors(max(pool.batches))
         kind = [f"{type(rule).__module__}.{type(rule).__qualname__}", hypers]
         settings = [repr(models[0]), repr(criteria[0]), kind, limits, factors, chunks]

@@ -9,14 +9,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from bayesadam import files
 from bayesadam.checks import check
-from bayesadam.curvature.names import with_current_names
 from bayesadam.posterior.modes import quietly
 from bayesadam.posterior.network import NetworkDistribution
 from bayesadam.posterior.sharded import unsharded, writing_parts
@@ -24,8 +23,6 @@ from bayesadam.posterior.wrappers import unwrapping
 from bayesadam.sharding import is_sharded
 
 Self = TypeVar("Self", bound="Posterior")
-EARLIER_KINDS = {"Bernoulli": "BernoulliPosterior"}
-"""Current names of classes, by the names that earlier versions wrote to files."""
 
 
 class Posterior(NetworkDistribution):
@@ -105,21 +102,14 @@ class Posterior(NetworkDistribution):
         not at all.
 
         Raises:
-            TypeError: A hyper-parameter is not a JSON value; the message names it.
+            TypeError: A hyper-parameter is not a JSON value.
             OSError: The folder does not exist or cannot be written to. An existing file is left unchanged.
         """
-        try:
-            with files.whole_file(path) as temporary, temporary.open("rb+") as file:
-                self._dump(file)
-        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-            raise type(error)(
-                f"the posterior file must be in a folder that can be written to, got {os.fspath(path)!r} "
-                f"({error.strerror})"
-            ) from None
+        self._write(path)
 
-    def _dump(self, file: BinaryIO) -> str:
-        """Write to an open file, and return the digest."""
-        return files.dump_tensors(file, type(self).__name__, self.tensors(), self.hyperparameters)
+    def _write(self, path: str | os.PathLike[str]) -> str:
+        """Write the file, and return its digest."""
+        return files.write_tensors(path, type(self).__name__, self.tensors(), self.hyperparameters)
 
     def match(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the model's parameters and buffers that this posterior covers, by the posterior's names.
@@ -213,33 +203,22 @@ def load_posterior(path: str | os.PathLike[str]) -> Posterior:
 
     Raises:
         FileNotFoundError: There is no such file.
-        bayesadam.files.DamagedFile: The file is truncated, damaged, of another format, or written by a newer version of
-            the library. It is a ``ValueError``.
-
-    Warns:
-        bayesadam.files.NoDigestWarning: The file was written by an earlier version without a digest, so damage may go
-            unnoticed.
+        bayesadam.files.DamagedFile: The file is truncated, damaged, of another format, or written by another version
+            of the library. It is a ``ValueError``.
     """
-    posterior, digest = read_posterior(path)
-    if digest is None:
-        files.tell_no_digest(path)
-    return posterior
+    return read_posterior(path)[0]
 
 
-def read_posterior(path: str | os.PathLike[str]) -> tuple[Posterior, str | None]:
-    """Load a posterior and the digest of its file, or None without a digest; it is :func:`load_posterior` without the
-    warning.
-    """
-    found = files.read_tensors(path, "the posterior file")
+def read_posterior(path: str | os.PathLike[str]) -> tuple[Posterior, str]:
+    """Load a posterior and the digest of its file."""
+    stored = files.read_tensors(path, "the posterior file")
     kinds = posterior_kinds()
-    kind = EARLIER_KINDS.get(found.kind, found.kind) if isinstance(found.kind, str) else None
-    if kind not in kinds:
+    if stored.kind not in kinds:
         raise files.DamagedFile(
-            f"the posterior file must be of a kind in {sorted(kinds)}, got {found.kind!r} in {os.fspath(path)!r}"
+            f"the posterior file must be of a kind in {sorted(kinds)}, got {stored.kind!r} in {os.fspath(path)!r}"
         )
-    with files.reading(f"the posterior file must hold a valid {kind}", path):
-        posterior = kinds[kind].from_tensors(found.tensors, with_current_names(found.hyperparameters))
-    return posterior, found.digest
+    with files.reading(f"the posterior file must hold a valid {stored.kind}", path):
+        return kinds[stored.kind].from_tensors(stored.tensors, stored.hyperparameters), stored.digest
 
 
 def _address(tensor: Tensor) -> int:

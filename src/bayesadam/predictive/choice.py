@@ -56,13 +56,9 @@ def _is_linear(posterior: NetworkDistribution) -> bool:
 
 
 def _is_of_last_layer(posterior: Posterior) -> bool:
-    """Whether a Laplace posterior is over the layer that gives the outputs.
-
-    Posteriors that were saved by earlier versions name a layer, but do not tell whether it gives the outputs: they are
-    linearised. Those of anchored ensembles name none, since theirs is always the last one.
-    """
+    """Whether a Laplace posterior is over the layer that gives the outputs; in anchored ensembles it always is."""
     told = posterior.hyperparameters
-    return told.get("structure") in LAST_LAYER and told.get("gives_outputs", "last_layer" not in told)
+    return told.get("structure") in LAST_LAYER and told.get("gives_outputs", True)
 
 
 def _is_local(posterior: NetworkDistribution) -> bool:

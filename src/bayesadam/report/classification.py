@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from bokeh.models import ColumnDataSource
 from numpy.typing import NDArray
+from scipy import stats
 
 from bayesadam.metrics import calibration_curve
 from bayesadam.report.chart import Chart, Key, blank, hover
 from bayesadam.report.palette import LIGHT
-from bayesadam.report.values import Array, binomial_range, percent, vector
+from bayesadam.report.values import Array, percent, vector
 
 _BINS = 10
 
@@ -69,8 +70,7 @@ def reliability(held: Mapping[str, Any]) -> Chart | None:
     curve = calibration_curve(torch.from_numpy(given.probs), torch.from_numpy(given.label), bins=_BINS)
     confidence, correct, share = (values[curve[2] > 0].numpy() for values in curve)
     count = (share * len(given.label)).round().astype(int)
-    bounds = [binomial_range(int(n), c) for n, c in zip(count, confidence, strict=True)]
-    low, high = (np.array([bound[side][0] / n for bound, n in zip(bounds, count, strict=True)]) for side in (0, 1))
+    low, high = (ends / count for ends in stats.binom.interval(0.95, count, confidence))
     start = max(0.0, min(float(confidence.min()), 1.0 / given.classes) - 0.05)
     plot = blank("confidence", "share that is right", x_range=(start, 1.03), y_range=(-0.03, 1.05))
     plot.line([start, 1], [start, 1], line_color=LIGHT["muted"], line_dash="dashed", line_width=1.5)

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
-from bayesadam.report.chance import LEVEL, binomial_p, chi_squared_p, share_range, uniform_p
 from bayesadam.report.values import Array, columns, equal_counts, percent
+
+LEVEL = 0.05
+"""Probability below which a difference is not attributed to chance."""
 
 NARROW = 0.12
 """Width of a confidence interval of a share above which there is no verdict."""
@@ -32,7 +35,8 @@ def intervals(held: Mapping[str, Any], inside: int, rows: int, nominal: float) -
     """
     (pit,) = columns(held, "pit")
     tests = 2.0 if len(pit) else 1.0
-    if binomial_p(inside, rows, nominal) < LEVEL / tests:
+    covered = stats.binomtest(inside, rows, nominal)
+    if covered.pvalue < LEVEL / tests:
         too_few = inside < nominal * rows
         return (
             "less than they promise: they are too narrow"
@@ -40,11 +44,14 @@ def intervals(held: Mapping[str, Any], inside: int, rows: int, nominal: float) -
             else ("more than they promise: they are wider than need be")
         )
     if len(pit):
-        chance, level, reached = uniform_p(2.0 * np.abs(pit - 0.5))
-        if chance < LEVEL / tests:
+        # Kolmogorov's test of the levels at which the intervals would just contain their targets
+        test = stats.kstest(2.0 * np.abs(pit - 0.5), "uniform")
+        if test.pvalue < LEVEL / tests:
+            level = float(test.statistic_location)
+            reached = level + test.statistic_sign * float(test.statistic)
             kind = "narrow" if reached < level else "wide"
             return f"but those of other levels are too {kind}: {percent(level)} intervals cover {percent(reached)}"
-    low, high = share_range(inside, rows)
+    low, high = covered.proportion_ci(method="wilson")
     if high - low > NARROW:
         return f"which says little: of all rows they may cover anything from {percent(low)} to {percent(high)}"
     return "as they should, at this level and all others" if len(pit) >= MANY else "as they should"
@@ -67,7 +74,7 @@ def probabilities(confidence: Array, right: Array) -> str:
         max(float((confidence[group] * (1.0 - confidence[group])).mean()), 1e-4) / len(group) for group in groups
     ]
     terms = (actual - expected) ** 2 / np.array(variance)
-    if len(groups) > 2 and chi_squared_p(float(terms.sum()), len(groups)) < 0.5 * LEVEL:
+    if len(groups) > 2 and stats.chi2.sf(terms.sum(), len(groups)) < 0.5 * LEVEL:
         worst = int(terms.argmax())
         kind = "too sure" if actual[worst] < expected[worst] else "too careful"
         return (
@@ -75,7 +82,7 @@ def probabilities(confidence: Array, right: Array) -> str:
             f"{len(groups[worst])} rows called with about {percent(expected[worst])} confidence "
             f"{percent(actual[worst])} are right, where it is {kind}"
         )
-    low, high = share_range(round(float(right.sum())), len(right))
+    low, high = stats.binomtest(round(float(right.sum())), len(right)).proportion_ci(method="wilson")
     if high - low > NARROW:
         return f"which may be as it should: of all rows anything from {percent(low)} to {percent(high)} may be right"
     return "as sure as it should be"

@@ -15,7 +15,6 @@ from bayesadam.report.values import Array, every, number, percent, vector
 _REMOVED = (0, 50, 75, 90, 95, 98, 99, 99.5, 99.9, 99.99)
 _MEMBERS = 20
 _SCORES = {"nll": "NLL", "rmse": "RMSE", "accuracy": "accuracy"}
-_POINTS = 300
 
 
 def signal_to_noise(weights: Mapping[str, Any]) -> Chart | None:
@@ -37,8 +36,7 @@ def signal_to_noise(weights: Mapping[str, Any]) -> Chart | None:
     return Chart(
         "signal-to-noise",
         "Signal-to-noise of the weights",
-        "Left of the dashed line a weight's standard deviation is larger than its mean: it is mostly noise, and can "
-        "usually be pruned.",
+        "Left of the dashed line a weight's standard deviation is larger than its mean: it is mostly noise.",
         f"Cumulative distribution of the weights' signal-to-noise ratios; {percent(below)} of the weights are below 1, "
         f"the median is {number(float(10.0 ** np.interp(0.5, levels, quantiles)))}.",
         plot,
@@ -92,24 +90,22 @@ def pruning(weights: Mapping[str, Any], score: str) -> Chart | None:
     )
 
 
-def history(training: Mapping[str, Any], what: str) -> Chart | None:
-    """Return a chart of the loss, or of the held-out negative log-likelihood, of every member over the epochs."""
-    members = [vector(member) for member in training.get(what) or []]
+def history(training: Mapping[str, Any]) -> Chart | None:
+    """Return a chart of the training loss of every member over the epochs."""
+    members = [vector(member) for member in training.get("loss") or []]
     drawn = [(i, m) for i, m in enumerate(members) if np.isfinite(m).any()]
     longest = max((len(m) for _, m in drawn), default=0)
     if longest < 2:
         return None
-    y = "training loss" if what == "loss" else "validation NLL"
-    title = "Training loss" if what == "loss" else "Validation NLL in training"
     shown = every(drawn, _MEMBERS)
     values = np.concatenate([m[np.isfinite(m)] for _, m in shown])
     steep = bool(values.min() > 0 and values.max() > 30.0 * values.min())
     # The first epochs are often so much worse that the others could not be distinguished.
     limits = None if steep else span(np.array([values.min(), np.quantile(values, 0.99)]))
-    plot = blank("epoch", y, y_range=limits, y_axis_type="log" if steep else "linear")
+    plot = blank("epoch", "training loss", y_range=limits, y_axis_type="log" if steep else "linear")
     lines = []
     for place, (i, member) in enumerate(shown):
-        epochs = np.array(every(np.flatnonzero(np.isfinite(member)).tolist(), _POINTS))
+        epochs = np.flatnonzero(np.isfinite(member))
         source = ColumnDataSource(
             {"epoch": epochs + 1.0, "value": member[epochs], "member": np.full(len(epochs), i + 1.0)}
         )
@@ -124,7 +120,7 @@ def history(training: Mapping[str, Any], what: str) -> Chart | None:
                 line_alpha=0.85,
             )
         )
-    hover(plot, lines, {"member": "@member{%d}", "epoch": "@epoch{%d}", y: "@value{%.5g}"})
+    hover(plot, lines, {"member": "@member{%d}", "epoch": "@epoch{%d}", "training loss": "@value{%.5g}"})
     listed = every(range(longest), 20)
     last = [m[np.isfinite(m)][-1] for _, m in drawn]
 
@@ -133,11 +129,11 @@ def history(training: Mapping[str, Any], what: str) -> Chart | None:
 
     note = f" {_MEMBERS} of {len(drawn)} are shown." if len(drawn) > _MEMBERS else ""
     return Chart(
-        f"training-{what.replace('_', '-')}",
-        title,
+        "training-loss",
+        "Training loss",
         "Each line is one member of the ensemble; lines that have become level, and end close together, have been "
         f"trained for long enough.{note}",
-        f"{title} of {len(drawn)} members over {longest} epochs, ending between {number(min(last))} and "
+        f"Training loss of {len(drawn)} members over {longest} epochs, ending between {number(min(last))} and "
         f"{number(max(last))}.",
         plot,
         ("epoch", *(f"member {i + 1}" for i, _ in shown)),

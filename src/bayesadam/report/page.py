@@ -98,7 +98,7 @@ def _sections(data: Mapping[str, Any]) -> list[Section]:
         lambda: network.pruning(weights, "nll"),
         lambda: network.pruning(weights, "rmse" if task == "regression" else "accuracy"),
     )
-    trained = _drawn(lambda: network.history(training, "loss"), lambda: network.history(training, "held_out_nll"))
+    trained = _drawn(lambda: network.history(training))
     return [
         _scores(data.get("metrics") or {}),
         Section("predictions", "Predictions", charts=results),

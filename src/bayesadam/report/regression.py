@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 from bokeh.models import ColumnDataSource
+from scipy import stats
 
 from bayesadam.report.chart import Chart, Key, blank, histogram, hover, span, table, units
 from bayesadam.report.palette import LIGHT
-from bayesadam.report.values import Array, binomial_range, columns, digits, number, percent, vector
+from bayesadam.report.values import Array, columns, digits, number, percent, vector
 
 LEVEL = 0.95
 """Nominal coverage of ``lower`` and ``upper``."""
@@ -89,7 +90,7 @@ def pit(held: Mapping[str, Any]) -> Chart | None:
         return None
     bins = max(count for rows, count in _PIT_BINS.items() if len(values) >= rows)
     counts, edges = np.histogram(np.clip(values, 0.0, 1.0), bins, (0.0, 1.0))
-    low, high = (float(bound[0]) for bound in binomial_range(len(values), 1.0 / bins))
+    low, high = map(float, stats.binom.interval(0.95, len(values), 1.0 / bins))
     top = 1.12 * max(float(counts.max()), high)
     plot = blank("predicted probability of a lower value", "rows", x_range=(0, 1), y_range=(0, top))
     histogram(plot, edges, counts)
@@ -122,7 +123,7 @@ def coverage(held: Mapping[str, Any]) -> Chart | None:
         return None
     levels = np.concatenate([np.arange(0.05, 0.951, 0.05), [0.98, 0.99]])
     reached = (2.0 * np.abs(values - 0.5) <= levels[:, None]).mean(axis=1)
-    low, high = (bound / len(values) for bound in binomial_range(len(values), levels))
+    low, high = (ends / len(values) for ends in stats.binom.interval(0.95, len(values), levels))
     plot = blank("nominal coverage", "rows inside", x_range=(0, 1), y_range=(0, 1.02))
     for axis in (plot.xaxis[0], plot.yaxis[0]):
         axis.formatter.update(use_scientific=False)

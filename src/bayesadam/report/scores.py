@@ -34,7 +34,7 @@ def scores(metrics: Mapping[str, Any]) -> list[Column]:
 
 def _column(name: str, values: Mapping[str, Any]) -> Column:
     hint, distance = _aim(name)
-    shares = name == "accuracy" or name.startswith("coverage")
+    shares = name in ("accuracy", "coverage 95%")
     numbers = {
         model: float(value)
         for model, value in values.items()
@@ -55,10 +55,8 @@ def _column(name: str, values: Mapping[str, Any]) -> Column:
 
 
 def _aim(name: str) -> tuple[str, Any]:
-    if name.startswith("coverage"):
-        digits = "".join(c for c in name if c.isdigit() or c == ".")
-        nominal = float(digits) / 100.0 if digits.replace(".", "", 1).isdigit() else 0.95
-        return f"{100.0 * nominal:g}% is best", lambda value: abs(value - nominal)
+    if name == "coverage 95%":
+        return "95% is best", lambda value: abs(value - 0.95)
     if name == "accuracy":
         return "higher is better", lambda value: -value
     if "seconds" in name:

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bayesadam.report.chance import LEVEL, binomial_p, holm, normal_p
+from scipy import stats
+
+from bayesadam.report.curve import LEVEL
 from bayesadam.report.regression import LEVEL as NOMINAL
-from bayesadam.report.values import binomial_range, percent
+from bayesadam.report.values import percent
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,32 @@ def slices(parts: Sequence[Mapping[str, Any]]) -> list[Slice]:
     for part in parts:
         rows, right = int(part["rows"]), int(part["right"])
         if part.get("expected") is None:
-            low, high = (float(bound[0]) / rows for bound in binomial_range(rows, NOMINAL))
-            test = (NOMINAL * rows, binomial_p(right, rows, NOMINAL), (low, high))
+            low, high = (float(bound) / rows for bound in stats.binom.interval(0.95, rows, NOMINAL))
+            test = (NOMINAL * rows, float(stats.binomtest(right, rows, NOMINAL).pvalue), (low, high))
         else:
             expected, std = float(part["expected"]), math.sqrt(max(float(part["variance"]), 1e-4 * rows))
             ends = [(expected + side * 1.96 * std) / rows for side in (-1, 1)]
-            test = (expected, normal_p((right - expected) / std), (max(0.0, ends[0]), min(1.0, ends[1])))
+            test = (
+                expected,
+                2.0 * float(stats.norm.sf(abs(right - expected) / std)),
+                (max(0.0, ends[0]), min(1.0, ends[1])),
+            )
         found.append(Slice(str(part["name"]), str(part["values"]), rows, right, *test))
     return found
+
+
+def holm(p_values: Sequence[float], level: float = LEVEL) -> list[bool]:
+    """Return which of several hypotheses are rejected, if any true one may be rejected with a probability of ``level``.
+
+    The procedure (Holm 1979) is valid for any dependence between the tests.
+    """
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    rejected = [False] * len(p_values)
+    for rank, i in enumerate(order):
+        if p_values[i] > level / (len(p_values) - rank):
+            break
+        rejected[i] = True
+    return rejected
 
 
 def table(found: Sequence[Slice], task: str) -> dict[str, Any]:
@@ -95,10 +115,7 @@ def _noticed(found: Sequence[Slice], task: str) -> str:
     if task != "regression":
         return ""
     rows = min(part.rows for part in found)
-    level = LEVEL / len(found)
-    most = max(
-        (k for k in range(rows + 1) if k < NOMINAL * rows and binomial_p(k, rows, NOMINAL) <= level), default=None
-    )
-    if most is None:
+    most = int(stats.binom.ppf(0.5 * LEVEL / len(found), rows, NOMINAL)) - 1
+    if most < 0:
         return ""
     return f". In a group of {rows:,d} rows, coverage of {percent(most / rows)} or less would have been noticed"

@@ -1,4 +1,4 @@
-"""Conversion of a report's values to arrays and texts: columns, bins, bands of chance, and numbers."""
+"""Conversion of a report's values to arrays and texts: columns, bins, and numbers."""
 
 from __future__ import annotations
 
@@ -32,17 +32,6 @@ def equal_counts(key: Array, bins: int = 10, least: int = 5) -> list[NDArray[np.
     """Return indices of rows in up to ``bins`` groups of equal size by ``key``, with at least ``least`` rows each."""
     count = max(1, min(bins, len(key) // least))
     return [group for group in np.array_split(np.argsort(key, kind="stable"), count) if len(group)]
-
-
-def binomial_range(trials: int, chance: Array | float, level: float = 0.95) -> tuple[Array, Array]:
-    """Return bounds that contain a binomial variable with a probability of at least ``level``, for each ``chance``."""
-    successes = np.arange(trials + 1)
-    factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, trials + 1)))])
-    chance = np.clip(np.atleast_1d(np.asarray(chance, dtype=np.float64)), 1e-12, 1.0 - 1e-12)[:, None]
-    log_odds = successes * np.log(chance) + (trials - successes) * np.log1p(-chance)
-    below = np.exp(factorials[-1] - factorials - factorials[::-1] + log_odds).cumsum(axis=1)
-    tail = (1.0 - level) / 2.0
-    return (below < tail).sum(axis=1).astype(float), (below < 1.0 - tail).sum(axis=1).astype(float)
 
 
 def standard_error(contributions: Array) -> float:

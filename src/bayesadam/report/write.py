@@ -9,7 +9,6 @@ from typing import Any
 from bayesadam.files import write_text
 
 VERSION = 1
-TASKS = ("regression", "classification")
 
 
 def write_report(path: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
@@ -31,42 +30,17 @@ def write_report(path: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
             standard error of this difference.
 
     Raises:
-        ImportError: Bokeh is not installed.
-        ValueError: The version or the task is unknown, or lists differ in length.
+        ImportError: Bokeh or SciPy is not installed.
+        ValueError: The data have another version.
         OSError: The folder does not exist or cannot be written to. An existing file is not changed.
     """
-    _check(data)
+    if data.get("version") != VERSION:
+        raise ValueError(f"version must be {VERSION}, got {data.get('version')!r}")
     try:
         import bokeh  # noqa: F401
-    except ImportError:
-        raise ImportError('the report needs bokeh: pip install "bayesadam[report]"') from None
+        import scipy  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f'the report needs {error.name}: pip install "bayesadam[report]"') from None
     from bayesadam.report.page import render
 
     write_text(path, render(data), errors="replace")
-
-
-def _check(data: Mapping[str, Any]) -> None:
-    if data.get("version") != VERSION:
-        raise ValueError(f"version must be {VERSION}, got {data.get('version')!r}")
-    if data.get("task") not in TASKS:
-        raise ValueError(f"task must be one of {TASKS}, got {data.get('task')!r}")
-    lengths = {name: len(values) for name, values in (data.get("held_out") or {}).items() if values}
-    for name, length in lengths.items():
-        first = next(iter(lengths))
-        if length != lengths[first]:
-            raise ValueError(f"held_out[{name!r}] must be as long as {first!r} ({lengths[first]}), got {length!r}")
-    if data["task"] == "classification":
-        _check_classes(data)
-
-
-def _check_classes(data: Mapping[str, Any]) -> None:
-    held = data.get("held_out") or {}
-    widths = {len(row) for row in held.get("probs") or ()}
-    classes = data.get("classes")
-    if widths and widths != {len(classes) if classes else max(widths)}:
-        rule = f"one of the {len(classes)} classes" if classes else "the same classes in every row"
-        raise ValueError(f"held_out['probs'] must have a column for {rule}, got {sorted(widths)!r}")
-    codes = [code for code in held.get("label") or () if code is not None]
-    for code in codes:
-        if widths and not (isinstance(code, int) and 0 <= code < max(widths)):
-            raise ValueError(f"held_out['label'] must be codes from 0 to {max(widths) - 1}, got {code!r}")

@@ -4,13 +4,9 @@ from bayesadam.runs.errors import RunError as RunError
 from bayesadam.runs.fitting import Result as Result
 from bayesadam.runs.fitting import fit as fit
 from bayesadam.runs.folder import REPORT as REPORT
-from bayesadam.runs.folder import REPORT_DATA as REPORT_DATA
 from bayesadam.runs.folder import Run as Run
-from bayesadam.runs.folder import resumable as resumable
-from bayesadam.runs.folder import settle as settle
+from bayesadam.runs.folder import rewrite_report as rewrite_report
 from bayesadam.runs.predicting import predict as predict
 from bayesadam.runs.prepare import Prepared as Prepared
-from bayesadam.runs.scores import HIGHER_IS_BETTER as HIGHER_IS_BETTER
-from bayesadam.runs.scores import LOWER_IS_BETTER as LOWER_IS_BETTER
 from bayesadam.runs.settings import Settings as Settings
 from bayesadam.runs.watcher import Watcher as Watcher

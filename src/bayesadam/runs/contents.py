@@ -89,7 +89,7 @@ def contents(
         "drivers": _plain(about_inputs),
         "epistemic_error": float(estimator.calibration_["error"][0]) if "error" in estimator.calibration_ else None,
         "surprises": _surprises(prepared, held_out),
-        "training": {name: _thinned(values[:, : estimator.epochs_]) for name, values in estimator.history_.items()},
+        "training": {"loss": _thinned(estimator.history_["loss"][:, : estimator.epochs_])},
         "weights": about_weights,
         "reproduce": {
             "command": watcher.command(settings, out),
@@ -173,16 +173,11 @@ def subset(rows: int, most: int, seed: int) -> NDArray[np.int64]:
     return np.sort(np.random.default_rng(seed).permutation(rows)[:most])
 
 
-def _thinned(history: Any) -> list[list[float | None]]:
-    """Return a list per member with at most ``MAX_EPOCHS`` epochs, including the first and the last.
-
-    An epoch without a value gets the last value before it.
-    """
-    values = np.atleast_2d(np.asarray(history, dtype=np.float64))
-    known = np.maximum.accumulate(np.where(np.isnan(values), 0, np.arange(values.shape[1])), axis=1)
-    values = np.take_along_axis(values, known, axis=1)
-    kept = np.linspace(0, values.shape[1] - 1, min(values.shape[1], MAX_EPOCHS)).round().astype(int)
-    found: list[list[float | None]] = _plain(values[:, kept].tolist())
+def _thinned(history: NDArray[np.float64]) -> list[list[float | None]]:
+    """Return a list per member with at most ``MAX_EPOCHS`` epochs, including the first and the last."""
+    epochs = history.shape[1]
+    kept = np.linspace(0, epochs - 1, min(epochs, MAX_EPOCHS)).round().astype(int)
+    found: list[list[float | None]] = _plain(history[:, kept].tolist())
     return found
 
 

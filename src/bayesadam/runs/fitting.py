@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from bayesadam.files import write_json
+from bayesadam.files import write_json, write_text
 from bayesadam.report import write_report
 from bayesadam.runs import folder as names
 from bayesadam.runs.baselines import MAX_ROWS, baselines
-from bayesadam.runs.contents import MAX_POINTS, contents, subset
+from bayesadam.runs.contents import contents
 from bayesadam.runs.errors import RunError
-from bayesadam.runs.folder import check_place, new_run, read_fingerprint, settle
+from bayesadam.runs.folder import check_place, new_run
 from bayesadam.runs.held_out import predict_held_out
-from bayesadam.runs.prepare import Prepared, prepare_or_propose
+from bayesadam.runs.prepare import Prepared, prepare
 from bayesadam.runs.scores import Scores, margin, scores
 from bayesadam.runs.settings import Settings
 from bayesadam.runs.watcher import Watcher
@@ -52,63 +53,55 @@ class Result:
     seconds: dict[str, float]
 
 
-def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False, resume: Path | None = None) -> Result:
+def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False) -> Result:
     """Fit, score, and write a run folder. The folder is written completely or not at all.
+
+    Ctrl-C ends the training, or the fit of the baselines, but not the whole fit: the run has the best networks so far.
 
     Args:
         settings: Settings of the fit.
         out: The run folder.
         watcher: The user interface, which is informed of the progress.
         force: Whether to replace an existing run.
-        resume: Folder of a stopped fit with the same settings, which is resumed; see
-            :func:`bayesadam.runs.folder.resumable`.
 
     Raises:
         TableError: The table cannot be used as it is.
         RunError: The folder is in use, or the settings do not match the data.
-        NotEnoughMemory: The table or the networks are too large.
+        NotEnoughMemory: The table is too large.
         OSError: The folder cannot be written to.
-        KeyboardInterrupt: The user pressed Ctrl-C, and not during the training.
+        KeyboardInterrupt: The user pressed Ctrl-C before the first epoch, or while the run was written.
     """
-    if out.name and resume is None:
-        settle(out)
-    check_place(out, force=force or resume is not None)
+    check_place(out, force=force)
     seconds: dict[str, float] = {}
     with _timed(seconds, "reading"):
-        prepared = prepare_or_propose(settings, lambda proposed: watcher.command(proposed, out))
-    rows = prepared.fingerprint()
-    if resume is not None and read_fingerprint(resume) != rows:
-        raise RunError(f"`resume` needs the table of the stopped fit, got another table in {settings.data}")
-    for name in ("transform", "likelihood"):
-        if prepared.preprocessing.target.classes and getattr(settings, name) is not None:
-            raise RunError(f"`{name}` must be left out of a classification, got {getattr(settings, name)!r}")
+        prepared = prepare(settings)
     watcher.prepared(prepared)
-    told = len(prepared.notes)
+    shown = len(prepared.notes)
     target = prepared.preprocessing.target
-    with new_run(out, resume=resume) as folder, _threads(len(prepared.inputs)):
-        settings.save(folder / names.CONFIG, complete=False, interrupted=True, training_rows=rows)
+    with new_run(out, force=force) as folder, _threads(len(prepared.inputs)):
         with _timed(seconds, "training"):
-            estimator, notes = _train(prepared, settings, folder / names.CHECKPOINT, watcher.epoch)
+            estimator, notes = _train(prepared, settings, watcher.epoch)
         prepared.notes.extend(notes)
         watcher.stage("scores of the held-out rows")
         truth = prepared.targets[prepared.split.held_out]
         inputs = prepared.held_out_inputs
         with _timed(seconds, "predictions"):
             held_out = predict_held_out(estimator, inputs, truth, target)
-            known = subset(len(inputs), MAX_POINTS, settings.seed)
-            with suppress(ValueError):  # the transform may not allow a target
-                estimator.conformalize(inputs[known], truth[known])
         watcher.stage("linear model and gradient boosting")
         with _timed(seconds, "baselines"):
-            others = baselines(
-                prepared.inputs,
-                prepared.targets[prepared.split.training],
-                inputs,
-                truth,
-                task=target.task,
-                classes=len(target.classes),
-                seed=settings.seed,
-            )
+            try:
+                others = baselines(
+                    prepared.inputs,
+                    prepared.targets[prepared.split.training],
+                    inputs,
+                    truth,
+                    task=target.task,
+                    classes=len(target.classes),
+                    seed=settings.seed,
+                )
+            except KeyboardInterrupt:
+                others = {}
+                prepared.notes.append("linear model and gradient boosting were not trained, because of Ctrl-C")
         metrics = {"bayesadam": scores(held_out, seconds["training"])}
         metrics |= {name: scores(*found) for name, found in others.items()}
         margins = {name: margin(held_out, found) for name, (found, _) in others.items()}
@@ -131,20 +124,15 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
         model = save_estimator(estimator, folder)
         prepared.preprocessing.save(folder / names.PREPROCESSING, model=model)
         parts = {name: report["data"][name] for name in ("train_rows", "held_out_rows", "held_out_how")}
-        write_json(
-            folder / names.METRICS,
-            {**parts, "models": metrics, "seconds": seconds, "interrupted": interrupted},
-            digest=False,
-        )
-        write_json(folder / names.REPORT_DATA, {**report, "model": model})
+        record = {**parts, "models": metrics, "seconds": seconds, "interrupted": interrupted}
+        write_text(folder / names.METRICS, json.dumps(record, allow_nan=False) + "\n")
+        write_json(folder / names.REPORT_DATA, report)
         write_report(folder / names.REPORT, report)
-        settings.save(folder / names.CONFIG, complete=True, interrupted=interrupted, training_rows=rows)
-    return Result(metrics, interrupted, epochs, prepared.notes[told:], seconds)
+        settings.save(folder / names.CONFIG)
+    return Result(metrics, interrupted, epochs, prepared.notes[shown:], seconds)
 
 
-def _train(
-    prepared: Prepared, settings: Settings, checkpoint: Path, on_epoch: Callable[[Any], None]
-) -> tuple[Any, list[str]]:
+def _train(prepared: Prepared, settings: Settings, on_epoch: Callable[[Any], None]) -> tuple[Any, list[str]]:
     regression = prepared.preprocessing.target.task == "regression"
     # The preprocessing has standardised the matrix in double precision.
     options = settings.estimator_options() | {"standardize": False}
@@ -156,7 +144,6 @@ def _train(
                 prepared.inputs,
                 prepared.targets[prepared.split.training],
                 groups=prepared.groups,
-                checkpoint=checkpoint,
                 on_epoch=on_epoch,
             )
         except ValueError as error:

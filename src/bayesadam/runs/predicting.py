@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +34,16 @@ def predict(
     A regression has the columns "mean", "std", "lower" and "upper". If the distribution has no finite variance
     (Student's t with up to 2 degrees of freedom), the cells of "std" are empty; if it has no mean either (up to 1
     degree of freedom), "mean" is the median. A classification has "predicted", "probability_LABEL" for every class,
-    "entropy" and "mutual_information" (in nats), and if ``interval`` is given also "in_set_LABEL", which is true for
-    the classes of a set that contains the actual class with the probability ``coverage``. Copied columns come first.
+    "entropy" and "mutual_information" (in nats). Copied columns come first.
 
     Args:
         run: The run.
         file: The table.
         out: File to write: Parquet if its name ends in ``.parquet``, otherwise CSV.
-        coverage: Probability of the interval from "lower" to "upper", or of the set of classes.
-        interval: Method of the intervals or sets: "bayes" (the default of a regression), "split", "adaptive" or
-            "cross", as in :meth:`bayesadam.sklearn.BayesianMLPRegressor.predict_interval`; "split" and "adaptive" are
-            calibrated on the held-out rows of the fit.
-        copy: Columns of the table to copy, by which the rows can be recognised. In a CSV file, lists, structures and
-            maps become JSON.
+        coverage: Probability of the interval from "lower" to "upper".
+        interval: Method of the intervals of a regression: "bayes" (the default) or "cross", as in
+            :meth:`bayesadam.sklearn.BayesianMLPRegressor.predict_interval`.
+        copy: Columns of the table to copy, by which the rows can be recognised.
         spreadsheet: Whether to put an apostrophe before text that a spreadsheet would interpret as a formula.
         advance: Function that is called with the number of rows that are done.
 
@@ -56,9 +51,9 @@ def predict(
         The number of rows, and notes about values that did not occur in training.
 
     Raises:
-        RunError: The run is damaged, ``coverage`` is not in (0, 1), ``interval`` is unknown or not available, ``copy``
-            has a column that does not exist or has the name of a prediction, or ``spreadsheet`` is given for a Parquet
-            file.
+        RunError: ``coverage`` is not in (0, 1), ``interval`` is unknown or not available, ``copy`` has a column that
+            does not exist, has the name of a prediction or cannot be written to a CSV file, ``spreadsheet`` is given
+            for a Parquet file, or ``out`` is the table or in the folder of the run.
         TableError: Columns are missing, values are of another kind or too large, or there are no rows.
         OSError: ``out`` cannot be written. An existing file is not changed.
     """
@@ -68,13 +63,15 @@ def predict(
         raise RunError(f"`out` must be a file, got the folder {str(out)!r}")
     if out.exists() and out.samefile(file.path):
         raise RunError(f"`out` must be another file than the table, got {str(out)!r}")
+    if out.parent.resolve().is_relative_to(run.path.resolve()):
+        raise RunError(f"`out` must be outside of the run, got {str(out)!r}")
     if spreadsheet and is_parquet(out):
         raise RunError(f"`spreadsheet` must be given for a CSV file only, got `out` {str(out)!r}")
     copied = dict.fromkeys(copy)
     absent = [name for name in copied if name not in file.columns]
     if absent:
         raise RunError(f"`copy` must be a column of the table, got {absent[0]!r}")
-    preprocessing, estimator = run.load()
+    preprocessing, estimator = run.preprocessing, run.estimator
     if file.decimal is not None:
         preprocessing = preprocessing.reading(file.decimal)
     looked_at = [name for name in file.columns if name in preprocessing.types or name not in copied]
@@ -85,8 +82,9 @@ def predict(
             found = _predictions(estimator.predictive(inputs), preprocessing.target, coverage)
             found = _conformal(found, estimator, inputs, preprocessing.target, coverage, interval)
             _require_finite(found, file, first)
-            kept = table.select(list(copied))
-            rows = _beside(kept if is_parquet(out) else _printable(kept), found)
+            if not is_parquet(out):
+                _require_printable(table.select(list(copied)))
+            rows = _beside(table.select(list(copied)), found)
             write(_without_formulas(rows) if spreadsheet else rows)
             done += len(table)
             if advance is not None:
@@ -118,19 +116,17 @@ def _predictions(found: Any, target: Target, coverage: float) -> pa.Table:
 def _conformal(
     found: pa.Table, estimator: Any, inputs: Any, target: Target, coverage: float, interval: str | None
 ) -> pa.Table:
-    """Replace the ends of the intervals, or add sets of classes."""
-    if interval is None or (interval == "bayes" and target.task == "regression"):
+    """Replace the ends of the intervals."""
+    if interval is None:
         return found
+    if target.task != "regression":
+        raise RunError(f"`interval` must be left out of a classification, got {interval!r}")
     try:
-        if target.task == "regression":
-            ends = estimator.predict_interval(inputs, coverage, method=interval)
-            columns = {"lower": ends[:, 0], "upper": ends[:, 1]}
-        else:
-            sets = estimator.predict_set(inputs, coverage=coverage, method=interval)
-            columns = {f"in_set_{_name(label)}": sets[:, code] for code, label in enumerate(target.classes)}
+        ends = estimator.predict_interval(inputs, coverage, method=interval)
     except ValueError as error:
         raise RunError(f"`interval` {interval!r} is not possible: {error}") from None
-    return pa.table({**dict(zip(found.column_names, found.columns, strict=True)), **columns})
+    columns = dict(zip(found.column_names, found.columns, strict=True))
+    return pa.table({**columns, "lower": ends[:, 0], "upper": ends[:, 1]})
 
 
 def _beside(kept: pa.Table, found: pa.Table) -> pa.Table:
@@ -140,20 +136,11 @@ def _beside(kept: pa.Table, found: pa.Table) -> pa.Table:
     return pa.table(dict(zip(kept.column_names + found.column_names, kept.columns + found.columns, strict=True)))
 
 
-def _printable(table: pa.Table) -> pa.Table:
-    """Replace values that a CSV file cannot hold by text: lists, structures and maps by JSON, and bytes."""
-    columns = []
-    for column in table.columns:
-        kind, write = column.type, None
-        if pa.types.is_nested(kind):
-            write = partial(json.dumps, ensure_ascii=False, default=str)
-        elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
-            write = partial(bytes.decode, errors="backslashreplace")
-        if write:
-            texts = [None if value is None else write(value) for value in column.to_pylist()]
-            column = pa.chunked_array([pa.array(texts, pa.string())])
-        columns.append(column)
-    return pa.table(columns, names=table.column_names)
+def _require_printable(table: pa.Table) -> None:
+    """Raise ``RunError`` if a CSV file cannot hold the values of a column."""
+    for field in table.schema:
+        if pa.types.is_nested(field.type) or (not pa.types.is_primitive(field.type) and not is_text(field.type)):
+            raise RunError(f"`copy` must be numbers, text or dates for a CSV file, got {field.name!r} ({field.type})")
 
 
 def _require_finite(found: pa.Table, file: TableFile, first: int) -> None:

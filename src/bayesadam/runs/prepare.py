@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +29,12 @@ from bayesadam.tabular import (
     open_table,
     random_split,
     require_all_classes,
-    require_memory,
     time_split,
 )
 from bayesadam.tabular.choose import numbers_rows
 from bayesadam.tabular.describe import how_read
 from bayesadam.tabular.errors import Place, quoted
 
-_COPIES = 6
-"""Copies of the weights in memory: statistics, gradients, samples and buffers."""
-_CURVES = 6
-"""Numbers per member and epoch in memory: losses and their copies."""
-_WIDTHS, _MEMBERS = (50,), 20
-_TRIES = 8
-"""Maximum number of errors whose remedies are tried one after another."""
 _DIFFERENT = 0.5
 """Smallest share of distinct rows for which equal rows count as copies. With a smaller share, rows are equal because
 the columns have few values.
@@ -82,13 +72,6 @@ class Prepared:
     described: list[dict[str, Any]]
     notes: list[str]
 
-    def fingerprint(self) -> str:
-        """Return a digest of the training rows, which is the same only for the same table and preprocessing."""
-        digest = hashlib.sha256(repr(self.preprocessing).encode())
-        for array in (self.inputs, self.targets[self.split.training]):
-            digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
-
 
 def prepare(settings: Settings) -> Prepared:
     """Read the table, interpret its columns, and split its rows.
@@ -96,7 +79,7 @@ def prepare(settings: Settings) -> Prepared:
     Raises:
         TableError: The table cannot be used as it is.
         RunError: The table lacks a column that the settings name.
-        NotEnoughMemory: The table or the networks are too large.
+        NotEnoughMemory: The table is too large.
     """
     file = open_table(settings.data, settings.delimiter, settings.decimal, missing=settings.missing)
     _check_names(settings, file.columns)
@@ -107,8 +90,10 @@ def prepare(settings: Settings) -> Prepared:
 
     column = table.column(settings.target)
     target = Target.find(settings.target, column, settings.task, place)
-    if settings.noise is not None and target.task != "regression":
-        raise RunError(f"`noise` must not be given for a classification, got {settings.noise!r}")
+    for name in ("noise", "transform", "likelihood"):
+        value = getattr(settings, name)
+        if value is not None and target.task != "regression":
+            raise RunError(f"`{name}` must be left out of a classification, got {value!r}")
     targets = target.encode(column, place)
     copies, told = _copies(settings, table, place)
     split = _split(settings, table, target, targets, copies)
@@ -135,7 +120,6 @@ def prepare(settings: Settings) -> Prepared:
         delimiter=file.delimiter,
         missing=settings.missing,
     )
-    _check_size(settings, len(preprocessing.inputs.features), max(len(target.classes), 1))
     inputs = preprocessing.transform(table, rows=split.training, place=place)
     groups = group_codes(table.column(settings.group)) if settings.group else copies
     return Prepared(
@@ -153,66 +137,24 @@ def prepare(settings: Settings) -> Prepared:
     )
 
 
-def prepare_or_propose(settings: Settings, command: Callable[[Settings], str]) -> Prepared:
-    """Prepare a table, or raise one error that lists everything that is wrong, and a command that works.
-
-    The settings that each error proposes are tried until there is no further error, so that the command is known to
-    work.
-
-    Args:
-        settings: Settings of the fit.
-        command: Function that returns the user's command for other settings.
-
-    Raises:
-        TableError: As for :func:`prepare`.
-        RunError: As for :func:`prepare`.
-        NotEnoughMemory: As for :func:`prepare`.
-    """
-    found: list[str] = []
-    first: TableError | RunError | None = None
-    proposed = settings
-    while True:
-        try:
-            prepared = prepare(proposed)
-        except (TableError, RunError) as error:
-            first = first or error
-            found.append(str(error))
-            changed = _remedied(proposed, error) if len(found) < _TRIES else None
-            if changed is None:
-                raise type(first)("; ".join(dict.fromkeys(found))) from None
-            proposed = changed
-            continue
-        if first is None:
-            return prepared
-        raise type(first)(f"{'; '.join(found)}: this command would work: {command(proposed)}")
-
-
-def _remedied(settings: Settings, error: TableError | RunError) -> Settings | None:
-    """Return the settings that an error proposes; ``None`` if they are not new or not allowed."""
-    try:
-        if isinstance(error, RunError):
-            changed = replace(settings, **error.remedy)
-        else:
-            changed = settings.remedied(error.remedy)
-    except RunError:  # the target may not be left out
-        return None
-    return None if changed == settings else changed
-
-
 def _check_names(settings: Settings, columns: Sequence[str]) -> None:
+    """Raise one error that names all columns that do not exist."""
     like = {column.lower(): column for column in columns}
+    messages: list[str] = []
+    remedy: dict[str, Any] = {}
     for option in ("target", "group", "time", "drop", "keep"):
         given = getattr(settings, option)
-        for name in (given,) if isinstance(given, str) else given or ():
-            if name in columns:
+        for name in given if isinstance(given, tuple) else (given,):
+            if name is None or name in columns:
                 continue
-            meant = tuple(like[text] for text in get_close_matches(name.lower(), like, 1))
-            remedy: dict[str, Any] = {option: meant[0]} if meant else {}
-            if not isinstance(given, str):
-                remedy = {option: tuple(other for other in given if other != name) + meant}
-            there = quoted(list(columns))
-            message = f"`{option}` must be a column of {Path(settings.data).name}, got {name!r}; they are {there}"
-            raise RunError(message, **remedy)
+            messages.append(f"`{option}` must be a column of {Path(settings.data).name}, got {name!r}")
+            meant = [like[text] for text in get_close_matches(name.lower(), like, 1)]
+            if isinstance(given, tuple):
+                remedy[option] = (*(n for n in remedy.get(option, given) if n != name), *meant)
+            elif meant:
+                remedy[option] = meant[0]
+    if messages:
+        raise RunError(f"{'; '.join(messages)}; the columns are {quoted(list(columns))}", **remedy)
 
 
 def _with_target(settings: Settings, file: TableFile) -> tuple[pa.Table, NDArray[np.int64], list[str]]:
@@ -271,20 +213,3 @@ def _split(
         return time_split(times, settings.time, settings.held_out, day_first=settings.day_first)
     labels = targets if target.classes else None
     return random_split(len(table), settings.held_out, settings.seed, labels, copies)
-
-
-def _check_size(settings: Settings, inputs: int, outputs: int) -> None:
-    widths = [inputs, *(settings.hidden if settings.hidden is not None else _WIDTHS), outputs]
-    weights = sum(a * b + b for a, b in pairwise(widths))
-    members = settings.members or _MEMBERS
-    require_memory(
-        4.0 * _COPIES * weights * members,
-        f"training {members:,} networks of {weights:,} weights",
-        "use smaller `hidden` or fewer `members`",
-    )
-    epochs = settings.epochs or 0
-    require_memory(
-        8.0 * _CURVES * epochs * members,
-        f"the losses of {epochs:,} epochs of {members:,} networks",
-        "use fewer `epochs`",
-    )

@@ -13,8 +13,6 @@ from bayesadam import metrics
 from bayesadam.predictive import GaussianPredictive
 from bayesadam.runs.held_out import Arrays
 
-HIGHER_IS_BETTER = ("accuracy",)
-LOWER_IS_BETTER = ("NLL", "RMSE", "CRPS", "ECE", "Brier")
 Scores = dict[str, float | None]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import Any
 
 import torch
 
-from bayesadam import files
 from bayesadam.checks import is_whole
+from bayesadam.files import write_text
 from bayesadam.runs.errors import RunError
 from bayesadam.sklearn import METHODS
 from bayesadam.sklearn.likelihoods import NAMES as LIKELIHOODS
@@ -18,13 +19,11 @@ from bayesadam.sklearn.noise import NOISE
 from bayesadam.sklearn.target_transform import NAMES as TRANSFORMS
 
 FORMAT_VERSION = 1
-_RULE = "the config must have been written by bayesadam fit"
-_TUPLES = ("hidden", "drop", "keep", "missing")
-_LISTS = ("drop", "keep", "missing")
 _NAMES = ("target", "task", "method", "noise", "transform", "likelihood", "group", "time", "delimiter", "decimal")
 _TEXTS = ("data", *_NAMES, "device")
 _NEEDED = ("data", "target", "device")
-_MOST = 10**9
+_AUTO_TRANSFORMS = ("auto", *TRANSFORMS)
+_AUTO_LIKELIHOODS = ("auto", *LIKELIHOODS)
 
 
 @dataclass(frozen=True)
@@ -83,27 +82,11 @@ class Settings:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for name in _TEXTS:
-            if not isinstance(getattr(self, name), str if name in _NEEDED else (str, type(None))):
-                what = "the table" if name == "data" else f"`{name}`"
-                raise RunError(f"{what} must be text, got {getattr(self, name)!r}")
-        for name in _LISTS:
-            if not all(isinstance(text, str) for text in getattr(self, name)):
-                rule = "texts" if name == "missing" else "names of columns"
-                raise RunError(f"`{name}` must be {rule}, got {getattr(self, name)!r}")
-        for name in ("time_budget", "held_out"):
+        self._check_types()
+        for name, known in (("method", METHODS), ("transform", _AUTO_TRANSFORMS), ("likelihood", _AUTO_LIKELIHOODS)):
             value = getattr(self, name)
-            optional = name == "time_budget" and value is None
-            if not optional and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise RunError(f"`{name}` must be a number, got {value!r}")
-        if not isinstance(self.day_first, bool):
-            raise RunError(f"`day_first` must be true or false, got {self.day_first!r}")
-        if self.method is not None and self.method not in METHODS:
-            raise RunError(f"`method` must be one of {', '.join(METHODS)}, got {self.method!r}")
-        for name, known in (("transform", TRANSFORMS), ("likelihood", LIKELIHOODS)):
-            value = getattr(self, name)
-            if value is not None and value not in ("auto", *known):
-                raise RunError(f"`{name}` must be one of {', '.join(('auto', *known))}, got {value!r}")
+            if value is not None and value not in known:
+                raise RunError(f"`{name}` must be one of {', '.join(known)}, got {value!r}")
         if self.transform not in (None, "auto", "none") and self.likelihood not in (None, "auto", "gaussian"):
             raise RunError(
                 f"`transform` must be none or auto with `likelihood` {self.likelihood}, got {self.transform!r}"
@@ -118,9 +101,7 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not is_whole(value):
                 raise RunError(f"`{name}` must be at least 1, got {value!r}")
-            if value is not None and value > _MOST:
-                raise RunError(f"`{name}` must be at most {_MOST:,}, got {value!r}")
-        if self.hidden is not None and not all(is_whole(units) and units <= _MOST for units in self.hidden):
+        if self.hidden is not None and not all(map(is_whole, self.hidden)):
             raise RunError(f"`hidden` must be positive whole numbers, such as 50 or 100,50, got {self.hidden!r}")
         if self.time_budget is not None and not 0 < self.time_budget < float("inf"):
             raise RunError(f"`time_budget` must be a positive number of seconds, got {self.time_budget!r}")
@@ -132,18 +113,31 @@ class Settings:
             raise RunError(f"`seed` must be in [0, 2**32), got {self.seed!r}")
         if self.group is not None and self.time is not None:
             raise RunError(f"`group` must not be given with `time`, got {self.group!r} and {self.time!r}")
-        for option, names in (
-            ("group", [self.group]),
-            ("time", [self.time]),
-            ("drop", self.drop),
-            ("keep", self.keep),
-        ):
-            if self.target in names:
+        for option in ("group", "time", "drop", "keep"):
+            value = getattr(self, option)
+            if self.target == value or (isinstance(value, tuple) and self.target in value):
                 raise RunError(f"`{option}` must not be the target, got {self.target!r}")
         for name in self.keep:
             if name in self.drop:
                 raise RunError(f"`keep` must not be a column of `drop`, got {name!r}")
         _check_device(self.device)
+
+    def _check_types(self) -> None:
+        """Check the types of values, which may come from a file that a person has edited."""
+        for name in _TEXTS:
+            value = getattr(self, name)
+            if not isinstance(value, str) and (value is not None or name in _NEEDED):
+                raise RunError(f"{'the table' if name == 'data' else f'`{name}`'} must be text, got {value!r}")
+        for name in ("drop", "keep", "missing"):
+            if not all(isinstance(text, str) for text in getattr(self, name)):
+                raise RunError(f"`{name}` must be a list of texts, got {getattr(self, name)!r}")
+        for name in ("time_budget", "held_out"):
+            value = getattr(self, name)
+            missing = value is None and name == "time_budget"
+            if not missing and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise RunError(f"`{name}` must be a number, got {value!r}")
+        if not isinstance(self.day_first, bool):
+            raise RunError(f"`day_first` must be true or false, got {self.day_first!r}")
 
     def estimator_options(self) -> dict[str, Any]:
         """Return the keyword arguments of the estimator."""
@@ -155,55 +149,38 @@ class Settings:
             given["noise"] = self.noise if self.noise in NOISE else float(self.noise)
         return {"random_state": self.seed, "device": self.device, **given}
 
-    def changed(self, options: Mapping[str, Any]) -> list[str]:
-        """Return the names of the options that differ from these settings."""
-        return [name for name, value in options.items() if getattr(self, name) != value]
-
     def remedied(self, remedy: Mapping[str, Any]) -> Settings:
         """Return these settings with those that an error proposes; columns and texts are added to the existing ones."""
         changed: dict[str, Any] = {
-            name: tuple(dict.fromkeys((*getattr(self, name), *value))) if name in _LISTS else value
+            name: tuple(dict.fromkeys((*getattr(self, name), *value))) if isinstance(value, tuple) else value
             for name, value in remedy.items()
         }
         changed["keep"] = tuple(name for name in changed.get("keep", self.keep) if name not in changed.get("drop", ()))
         return replace(self, **changed)
 
-    def save(self, path: Path, **more: Any) -> None:
-        """Write the settings and the entries ``more`` to a JSON file."""
-        files.write_json(path, {"format_version": FORMAT_VERSION, **more, "settings": asdict(self)}, indent=1)
+    def save(self, path: Path) -> None:
+        """Write the settings to a JSON file, which may be edited: it has no digest."""
+        record = {"format_version": FORMAT_VERSION, "settings": asdict(self)}
+        write_text(path, json.dumps(record, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Settings:
         """Read the file that :meth:`save` wrote.
 
         Raises:
-            RunError: The file is missing, damaged or of a newer version, or a value is not allowed.
-
-        Warns:
-            bayesadam.files.NoDigestWarning: The file was written by an earlier version, or by hand.
+            RunError: The file is missing, is no such file or of a newer version, or a value is not allowed.
         """
         try:
-            if not path.is_file():
-                raise RunError(f"the config must be a file that exists, got {str(path)!r}")
-            record, digest = files.read_json(path, _RULE)
-            with files.reading(_RULE, path):
-                version, settings = record["format_version"], dict(record["settings"])
-                for name in _TUPLES:
-                    if settings.get(name) is not None:
-                        settings[name] = tuple(settings[name])
-                if not is_whole(version) or version > FORMAT_VERSION:
-                    raise files.DamagedFile(
-                        f"the config must be of format version {FORMAT_VERSION} or older (update bayesadam), "
-                        f"got {version!r}"
-                    )
-                found = cls(**settings)
+            record = json.loads(path.read_text(encoding="utf-8"))
+            version, settings = record["format_version"], dict(record["settings"])
+            if version != FORMAT_VERSION:
+                raise ValueError(f"its format version must be {FORMAT_VERSION}, got {version!r}")
+            lists = {name: tuple(value) for name, value in settings.items() if isinstance(value, list)}
+            return cls(**{**settings, **lists})
         except OSError as error:
-            raise RunError(f"the config must be a file that can be read, got {str(path)!r} ({error})") from None
-        except files.DamagedFile as error:
-            raise RunError(str(error)) from None
-        if digest is None:
-            files.tell_no_digest(path)
-        return found
+            raise RunError(f"the config {str(path)!r} must be a file that can be read: {error.strerror}") from None
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunError(f"the config {str(path)!r} must be like one of bayesadam fit: {error}") from None
 
 
 def _number(text: str) -> float:

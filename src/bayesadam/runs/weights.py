@@ -17,8 +17,6 @@ from bayesadam.tabular import Target
 
 QUANTILES = 200
 FRACTIONS = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
-MEMBERS = 4
-"""Number of members for the pruning curve if weights are correlated, because each level then needs a decomposition."""
 MAX_ROWS = 1_000
 
 
@@ -33,8 +31,8 @@ def weights(estimator: Any, inputs: NDArray[np.float32], targets: NDArray[Any], 
 
     Returns:
         A dictionary, which is empty if no weight has a variance. "signal_to_noise" has quantiles of the logarithms to
-        base 10, for the weights that have a variance. "pruning", if the posterior can be pruned, has "fraction", "nll",
-        and "rmse" or "accuracy".
+        base 10, for the weights that have a variance. "pruning" has "fraction", "nll", and "rmse" or "accuracy"; only
+        posteriors with independent weights have it, as others, such as that of a last layer, do not survive it.
     """
     posterior = estimator.posterior_
     members: list[Any] = list(posterior.components) if isinstance(posterior, Mixture) else [posterior]
@@ -45,19 +43,14 @@ def weights(estimator: Any, inputs: NDArray[np.float32], targets: NDArray[Any], 
     if not len(logs):
         return {}
     found: dict[str, Any] = {"signal_to_noise": np.quantile(logs, np.linspace(0, 1, QUANTILES)).tolist()}
-    try:
-        members[0].prune(FRACTIONS[1])
-    except ValueError:  # its covariance has no form without some of the weights
-        return found
     if not all(isinstance(member, DiagonalGaussian) for member in members):
-        members = members[:MEMBERS]
+        return found
     score = "accuracy" if target.classes else "RMSE"
     curve: dict[str, list[Any]] = {"fraction": list(FRACTIONS), "nll": [], score.lower(): []}
     pruned = copy.copy(estimator)
     for fraction in FRACTIONS:
         parts = [member.prune(fraction) if fraction else member for member in members]
         pruned.posterior_ = Mixture(parts) if isinstance(posterior, Mixture) else parts[0]
-        pruned._likelihoods = estimator._likelihoods[: len(parts)]
         result = scores(predict_held_out(pruned, inputs[:MAX_ROWS], targets[:MAX_ROWS], target), 0.0)
         curve["nll"].append(result["NLL"])
         curve[score.lower()].append(result[score])

@@ -23,7 +23,6 @@ from bayesadam.posterior import Mixture
 from bayesadam.predictive.result import Predictive
 from bayesadam.scaling import input_scales, standardized
 from bayesadam.sklearn.calibration import effective_rows, settle_
-from bayesadam.sklearn.conformal import LeftOutScores
 from bayesadam.sklearn.failures import all_or_nothing
 from bayesadam.sklearn.members import ROWS, posteriors, predictions, randomized
 from bayesadam.sklearn.methods import method_named
@@ -69,8 +68,6 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     method_: str
     calibration_: dict[str, Any]
     _likelihoods: list[Likelihood]
-    _left_out: LeftOutScores | None
-    """Scores of the rows that members left out, for cross-conformal predictions."""
 
     @all_or_nothing
     def fit(
@@ -162,11 +159,6 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             reason = str(error).splitlines()[0]
             raise ValueError(f"device must be one that PyTorch can use, got {self.device!r} ({reason})") from None
 
-    def _forget(self) -> None:
-        """Delete the conformal scores, which belong to the predictions of an earlier model."""
-        if hasattr(self, "conformal_scores_"):
-            del self.conformal_scores_
-
     def _train(
         self,
         X: Array,
@@ -178,7 +170,6 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         priors: Mixture | None = None,
     ) -> Any:
         """Train the members on standardised data, with the earlier posteriors as priors if ``priors`` is given."""
-        self._forget()
         count = len(X)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         divided = plan(count, len(priors.components) if priors else self.members, numbered(groups, count), seed)

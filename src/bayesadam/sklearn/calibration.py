@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize, nnls
+from scipy.optimize import Bounds, minimize, nnls
 from torch import Tensor
 
 from bayesadam.calibration.search import least
@@ -103,55 +103,29 @@ def variance_scales(
     middle = np.array([*center, 0.0])
     free = np.array([True, not fixed_noise, pattern is not None])
 
-    def parts(point: Floats) -> tuple[Floats, Floats]:
+    def scored(point: Floats) -> tuple[Floats, Floats, Floats]:
+        """Return the loss of every row, its slopes, and squared residuals divided by variances."""
         noise = np.exp(point[1] + point[2] * shape) * aleatoric
         variance = np.maximum(np.exp(point[0]) * epistemic + noise, SMALLEST)
-        return variance, noise / variance
+        part, ratio = noise / variance, square / variance
+        return ratio + np.log(variance), np.stack([1.0 - part, part, part * shape]), ratio
 
-    def loss(point: Floats) -> float:
-        variance, _ = parts(point)
-        fit = share @ (square / variance + np.log(variance))
-        return float(0.5 * (fit + prior @ (point - middle) ** 2))
-
-    def scored(point: Floats) -> tuple[Floats, Floats, Floats]:
-        """Return gradient, expected curvature without the prior, and squared residuals divided by variances."""
-        variance, noise = parts(point)
-        slopes = np.stack([1.0 - noise, noise, noise * shape])
-        ratio = square / variance
-        gradient = 0.5 * slopes @ (share * (1.0 - ratio)) + prior * (point - middle)
-        return gradient, 0.5 * (slopes * share) @ slopes.T, ratio
-
-    def maximum(point: Floats) -> tuple[float, Floats]:
-        """Minimise within the bounds by Fisher scoring with Levenberg's damping."""
-        last = value = loss(point)
-        damping = 1e-3
-        for _ in range(100):
-            gradient, curvature, _ = scored(point)
-            inner = free & ~((point <= LOWEST) & (gradient > 0)) & ~((point >= HIGHEST) & (gradient < 0))
-            if not inner.any():
-                break
-            matrix = (curvature + np.diag(prior))[np.ix_(inner, inner)]
-            last = value
-            while damping < 1e12:
-                moved = point.copy()
-                moved[inner] -= np.linalg.solve(matrix + np.diag(damping * matrix.diagonal() + 1e-12), gradient[inner])
-                moved = np.clip(moved, LOWEST, HIGHEST)
-                value = loss(moved)
-                if value <= last:
-                    point, damping = moved, 0.1 * damping
-                    break
-                damping *= 10.0
-            if last - value < 1e-10 * rows:
-                break
-        return min(value, last), point
+    def loss(point: Floats) -> tuple[float, Floats]:
+        losses, slopes, ratio = scored(point)
+        away = prior * (point - middle)
+        return float(0.5 * (share @ losses + away @ (point - middle))), 0.5 * slopes @ (share * (1.0 - ratio)) + away
 
     size = math.log(max(float(np.average(square, weights=weight)), SMALLEST))
     means = [math.log(max(float(np.average(part, weights=weight)), SMALLEST)) for part in (epistemic, aleatoric)]
     starts = [(size - means[0] - 0.7, size - means[1] - 0.7), (center[0] - 3.0, size - means[1])]
     starts += [(size - means[0], center[1] - 3.0), tuple(center)]
     points = [np.clip([a, 0.0 if fixed_noise else b, 0.5 if free[2] else 0.0], LOWEST, HIGHEST) for a, b in starts]
-    _, best = min((maximum(point) for point in points), key=lambda found: found[0])
-    _, curvature, ratio = scored(best)
+    options: dict[str, Any] = {"jac": True, "options": {"ftol": 1e-14, "gtol": 1e-8}}
+    ends = [(np.where(free, LOWEST, point), np.where(free, HIGHEST, point)) for point in points]
+    found = [minimize(loss, p, bounds=Bounds(*own), **options) for p, own in zip(points, ends, strict=True)]
+    best = min(found, key=lambda one: float(one.fun)).x
+    _, slopes, ratio = scored(best)
+    curvature = 0.5 * (slopes * share) @ slopes.T
     kurtosis = np.average(ratio**2, weights=weight) / max(np.average(ratio, weights=weight) ** 2, SMALLEST)
     known = curvature / max(1.0, 0.5 * (kurtosis - 1.0)) + np.diag(prior)  # heavy tails: rows are less informative
     kept = free & (best > LOWEST) & (best < HIGHEST)

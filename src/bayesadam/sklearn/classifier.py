@@ -9,21 +9,15 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from bayesadam.conformal import conformal_quantile
-from bayesadam.conformal.quantile import check_coverage
-from bayesadam.conformal.sets import scores, sets_of_scores, uniforms
 from bayesadam.likelihoods import Categorical, Likelihood
 from bayesadam.predictive import ClassificationPredictive
 from bayesadam.predictive.result import Predictive
 from bayesadam.sklearn.base import Array, BayesianMLP, continues
 from bayesadam.sklearn.calibration import pool, temperature, tempered
-from bayesadam.sklearn.conformal import SETS, LeftOutScores, check_method
 from bayesadam.sklearn.failures import all_or_nothing
 from bayesadam.sklearn.linear import LinearPart, logistic_parts
 from bayesadam.sklearn.plan import Plan
@@ -144,88 +138,6 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         with np.errstate(divide="ignore"):
             return np.log(self.predict_proba(X))
 
-    def predict_set(
-        self,
-        X: ArrayLike,
-        *,
-        coverage: float = 0.95,
-        method: str = "bayes",
-        randomized: bool = False,
-        random_state: Any = 0,
-    ) -> Array:
-        """Return sets of labels that contain the actual label with a given probability, ``(N, C)`` bool.
-
-        A set contains the most probable labels, up to the first one with which the sum of their probabilities reaches
-        ``tau``. The method ``"bayes"`` uses ``tau = coverage``; its coverage is right if the probabilities are right.
-        The other methods are conformal (adaptive prediction sets, Romano et al. 2020): for exchangeable rows, their
-        coverage holds on average over the rows even if the probabilities are wrong. The columns are in the order of
-        ``classes_``.
-
-        Args:
-            X: ``(N, D)``.
-            coverage: Probability that the actual label is in the set, in (0, 1).
-            method: ``"bayes"``: the coverage is not guaranteed.
-
-                ``"split"``: uses the rows given to :meth:`conformalize`. At least ``coverage`` is guaranteed.
-
-                ``"cross"``: uses the rows that members left out in training, so that no rows are lost (CV+). The
-                theorem guarantees ``1 - 2 alpha - sqrt(2 / n)``, with ``alpha = 1 - coverage``, if a fold has no
-                influence at all on its model. Here the guarantee is approximate, because the folds share the scales,
-                the temperature and the number of epochs, the model of a row is the mean of the two members that left it
-                out, and the regressions for a new row are fitted to all rows. It needs ``calibrate=True``.
-            randomized: Whether to omit the last label of a set at random, with the probability for which the coverage
-                of conformal sets is exactly ``coverage``. Sets may then be empty.
-            random_state: Seed of these random numbers.
-
-        Raises:
-            ValueError: The coverage is out of range, the method is unknown or not available, or there are too few rows
-                for the coverage.
-        """
-        check_coverage(coverage)
-        check_is_fitted(self, "posterior_")
-        known = getattr(self, "conformal_scores_", {})
-        check_method(method, SETS, known, self._left_out)
-        seed = int(check_random_state(random_state).randint(2**31 - 1))
-        kept = self._left_out
-        rows = known["split"] if method == "split" else kept.scores if method == "cross" and kept else np.zeros((0, 2))
-        if method != "cross":
-            probs = self.predictive(X).probs.cpu()
-        else:
-            assert kept is not None
-            probs = torch.cat([kept.models(self._member_probs(part)) for part in self._in_parts(X)], dim=1)
-        draws = uniforms(len(rows) + probs.shape[-2], seed, probs.device) if randomized else None
-        own = torch.from_numpy(rows[:, 0])
-        if draws is not None:
-            own = own + (1.0 - draws[: len(rows)]) * torch.from_numpy(rows[:, 1])
-        new = scores(probs, None if draws is None else draws[len(rows) :])
-        if method == "cross":
-            assert kept is not None
-            return sets_of_scores(own, torch.from_numpy(kept.folds), new, coverage).numpy()
-        if method == "split":
-            return (new <= conformal_quantile(own, coverage)).numpy()
-        return (new < coverage).numpy()
-
-    def conformalize(self, X: ArrayLike, y: ArrayLike) -> BayesianMLPClassifier:
-        """Store the scores of held-out rows, for sets of labels with guaranteed coverage.
-
-        Args:
-            X: Inputs of rows that were not used for training, ``(n, D)``.
-            y: Their labels, ``(n,)``.
-
-        Raises:
-            ValueError: A label is not in ``classes_``, or the numbers of labels and of rows differ.
-        """
-        probs = self.predictive(X).probs.cpu()
-        labels = np.asarray(y)
-        if labels.shape != (len(probs),):
-            raise ValueError(f"y must be of shape {(len(probs),)}, got {labels.shape}")
-        if not np.isin(labels, self.classes_).all():
-            unknown = labels[~np.isin(labels, self.classes_)]
-            raise ValueError(f"y must have labels of classes_ only, got {np.unique(unknown).tolist()!r}")
-        codes = torch.from_numpy(np.searchsorted(self.classes_, labels))
-        self.conformal_scores_ = {"split": _of_labels(probs, codes).numpy()}
-        return self
-
     def predictive(self, X: ArrayLike) -> ClassificationPredictive:
         """Return the whole predictive distribution in float64, with ``entropy`` and ``mutual_information``.
 
@@ -327,7 +239,6 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         known = None if before is None or not self.calibrate else float(before["temperature"])
         self.calibration_ = {"temperature": known or 1.0, "linear": [] if before is None else before["linear"]}
         rows = divided.rows
-        self._left_out = None
         if not self.calibrate or len(rows) < 2:
             return
         place = np.zeros(len(inputs), dtype=np.int64)
@@ -357,12 +268,9 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             alone = temperature(log_probs, labels, own_weight)
             share, weights = pool(tempered(log_probs, alone), unseen, labels, own_weight)
             self.calibration_ = {"temperature": alone / share, "linear": weights}
-            beside = torch.tensordot(torch.tensor(weights, dtype=unseen.dtype), unseen, 1)
         else:
             beside = self._beside(inputs[torch.from_numpy(rows[whole]).to(inputs.device)])
             self.calibration_["temperature"] = temperature(log_probs, labels, own_weight, known, beside)
-        probs = tempered(log_probs, self.calibration_["temperature"], beside).exp().mean(0)
-        self._left_out = LeftOutScores.of(divided.left_out[:, rows[whole]], _of_labels(probs, labels).numpy())
 
     def _beside(self, X: Tensor) -> Tensor | None:
         """Return the weighted sum of the regressions' log probabilities, ``(N, C)``; ``None`` without regressions."""
@@ -372,20 +280,9 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         pairs = zip(self.calibration_["linear"], self._linear, strict=True)
         return torch.from_numpy(sum(weight * part.log_probs(inputs) for weight, part in pairs))
 
-    def _member_probs(self, X: Tensor) -> Tensor:
-        """Return the calibrated probabilities of every member, each pooled with the regressions, ``(M, N, C)``."""
-        at, beside = self.calibration_["temperature"], self._beside(X)
-        found = [tempered(_log_probs(pred), at, beside).exp().mean(0) for pred in self._all_predictions(X)]
-        return torch.stack(found)
-
     def _member_log_probs(self, X: Tensor, member: int) -> Tensor:
         """Return uncalibrated log probabilities of a member's posterior samples, ``(S, N, C)`` float64."""
         return _log_probs(self._predictions(X, member))
-
-
-def _of_labels(probs: Tensor, codes: Tensor) -> Tensor:
-    """Return the sum of all probabilities above that of the actual label, and that label's probability, ``(N, 2)``."""
-    return torch.stack([values.gather(1, codes[:, None])[:, 0] for values in (scores(probs), probs)], dim=1)
 
 
 def _log_probs(pred: Predictive) -> Tensor:

@@ -1,36 +1,36 @@
-"""Conformal intervals and sets of the estimators: the available methods, and the scores that are stored for them."""
+"""Cross-conformal intervals of the regressor: every training row calibrates, by members that have not seen it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 Floats = NDArray[np.float64]
 
-INTERVALS = ("bayes", "split", "adaptive", "cross")
-SETS = ("bayes", "split", "cross")
+INTERVALS = ("bayes", "cross")
+ROUNDING = 1e-12
+"""Tolerance of the ceiling: ``100 * 0.55`` is slightly more than 55 in floating point, and its ceiling must be 55."""
+AT_ONCE = 2**22
+"""Maximum size of an intermediate result, which limits the number of rows that are evaluated together."""
 
 
-def check_method(method: object, methods: Collection[str], conformalized: Collection[str], left_out: object) -> None:
-    """Raise ``ValueError`` for a method of intervals or sets that is unknown, or whose scores are not available.
+def check_coverage(coverage: float) -> None:
+    """Raise ``ValueError`` for a probability that is not in (0, 1)."""
+    if not 0 < coverage < 1:
+        raise ValueError(f"coverage must be in (0, 1), got {coverage!r}")
 
-    Args:
-        method: The method that was given.
-        methods: The known methods.
-        conformalized: The methods for which ``conformalize`` has stored scores.
-        left_out: Scores of the rows that members left out, or ``None``.
-    """
-    if not isinstance(method, str) or method not in methods:
-        raise ValueError(f"method must be one of {tuple(methods)}, got {method!r}")
-    if method in ("split", "adaptive") and method not in conformalized:
-        raise ValueError(
-            f"method must be 'bayes' or 'cross' before conformalize(X, y) with held-out rows, got {method!r}"
-        )
+
+def check_method(method: object, left_out: object) -> None:
+    """Raise ``ValueError`` for a method of intervals that is unknown, or that needs rows which no member left out."""
+    if not isinstance(method, str) or method not in INTERVALS:
+        raise ValueError(f"method must be one of {INTERVALS}, got {method!r}")
     if method == "cross" and left_out is None:
         raise ValueError(
             "method must not be 'cross' if members left out no rows, or if these rows were not scored "
@@ -38,9 +38,57 @@ def check_method(method: object, methods: Collection[str], conformalized: Collec
         )
 
 
+def conformal_rank(rows: int, coverage: float) -> int:
+    """Return ``ceil((n + 1) coverage)``, or raise ``ValueError`` if that is more than the ``n`` rows.
+
+    The score of a further row that is exchangeable with these is at most the score of this rank with a probability of
+    at least ``coverage`` (Vovk et al. 2005; Lei et al. 2018, Theorem 2.2). The ``n + 1`` counts the further row.
+    """
+    rank = math.ceil((rows + 1) * coverage - ROUNDING)
+    if rank > rows:
+        raise ValueError(
+            f"coverage must be at most n / (n + 1) = {rows / (rows + 1):.4g} with {rows} calibration rows, "
+            f"got {coverage!r}: the interval would be infinite"
+        )
+    return rank
+
+
+def cross_intervals(errors: Tensor, folds: Tensor, predictions: Tensor, coverage: float) -> tuple[Tensor, Tensor]:
+    """Return the intervals of CV+ (Barber et al. 2021).
+
+    Model ``k`` was trained without the rows of fold ``k``. With the absolute errors ``R_i`` of the models on the rows
+    they have not seen, the upper end is the ``ceil((n + 1) coverage)``-th smallest of the ``n`` numbers
+    ``prediction_{k(i)}(x) + R_i``, and the lower end is the corresponding largest number with ``- R_i``. If all rows
+    are exchangeable and a fold has no influence on its model, a new target is covered with a probability of at least
+    ``1 - 2 alpha - sqrt(2 / n)`` for folds of equal size (Theorem 4; ``alpha = 1 - coverage``).
+
+    Args:
+        errors: ``(n, K)``.
+        folds: Number of the fold of each row, ``(n,)``.
+        predictions: Predictions of the new rows by all models, ``(F, N, K)``.
+        coverage: Probability in [0.5, 1); below 0.5 nothing is guaranteed.
+
+    Returns:
+        Lower and upper ends, ``(N, K)`` each.
+
+    Raises:
+        ValueError: The coverage is below 0.5, or there are too few rows for it.
+    """
+    if not coverage >= 0.5:
+        raise ValueError(f"coverage must be in [0.5, 1) of cross-conformal intervals, got {coverage!r}")
+    rank = conformal_rank(len(errors), coverage)
+    parts = []
+    for part in torch.split(predictions, max(1, AT_ONCE // errors.numel()), dim=1):
+        centers, own = part[folds].movedim(0, -1), errors.movedim(0, -1)  # (N, K, n)
+        lower = (centers - own).kthvalue(len(errors) + 1 - rank).values
+        parts.append((lower, (centers + own).kthvalue(rank).values))
+    lower, upper = (torch.cat(ends) for ends in zip(*parts, strict=True))
+    return lower, upper
+
+
 @dataclass(frozen=True)
 class LeftOutScores:
-    """Scores of training rows under the members that left them out.
+    """Absolute errors on training rows of the members that left them out.
 
     Rows that the same members left out are a fold. The model of a fold is the mean of these members.
 

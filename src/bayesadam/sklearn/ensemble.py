@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from bayesadam.conformal.cross import intervals_of_errors
 from bayesadam.functional.monotone import Monotone
 from bayesadam.likelihoods import Gaussian, Likelihood
 from bayesadam.predictive import MixturePredictive, RegressionPredictive
@@ -19,7 +18,7 @@ from bayesadam.predictive.result import Predictive
 from bayesadam.sklearn import likelihoods, target_transform
 from bayesadam.sklearn.base import Array, BayesianMLP
 from bayesadam.sklearn.calibration import Scales, mean_weights, output_scale, scaled
-from bayesadam.sklearn.conformal import LeftOutScores
+from bayesadam.sklearn.conformal import LeftOutScores, cross_intervals
 from bayesadam.sklearn.linear import LinearPart, ridge_parts
 from bayesadam.sklearn.noise import LeftOut, NoisePattern, calibrated
 from bayesadam.sklearn.plan import Plan
@@ -41,8 +40,8 @@ class RegressionEnsemble(BayesianMLP):
     _patterns: list[NoisePattern | None]
     _reach: Reach | None
     _linear: list[LinearPart]
-    _between: bool
-    """Whether to add the variance between members with posteriors; false for files up to version 2."""
+    _left_out: LeftOutScores | None
+    """Errors on the rows that members left out, for cross-conformal intervals."""
 
     @property
     def _gaussian(self) -> bool:
@@ -85,7 +84,7 @@ class RegressionEnsemble(BayesianMLP):
         patterns: list[NoisePattern | None] = [None] * width
         reach = Reach.of(as_array(inputs), weight)
         if before is None:
-            self._between, self._reach, self._linear = True, reach, []
+            self._reach, self._linear = reach, []
         elif self._reach is not None:
             self._reach = self._reach.joined(reach)
         if before is not None and self._calibrates:
@@ -229,7 +228,7 @@ class RegressionEnsemble(BayesianMLP):
         for part in self._in_parts(X):
             means = np.stack([_member_moments(pred)[0] for pred in self._all_predictions(part)])
             means = _pooled(means, self._regressed(as_array(part)), self.calibration_["linear"])
-            ends = intervals_of_errors(errors, folds, kept.models(means), coverage)
+            ends = cross_intervals(errors, folds, kept.models(means), coverage)
             values = [self._y_mean + self._y_std * as_array(end) for end in ends]
             parts.append(np.stack([target_transform.inverted(self._functions, own) for own in values], axis=-1))
         found = np.concatenate(parts)
@@ -247,8 +246,7 @@ class RegressionEnsemble(BayesianMLP):
         count = there.sum(0)
         mean = parts[0]
         center, spread, noise = ((values * there).sum(0) / count for values in parts)
-        if self._between or self._method.predict == "mean":
-            spread = spread + _between(mean, center, there)
+        spread = spread + _between(mean, center, there)
         return center, spread, noise
 
     def _center(self, pred: Predictive) -> Tensor:

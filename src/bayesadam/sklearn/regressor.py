@@ -10,14 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from bayesadam import conformal
-from bayesadam.conformal.quantile import check_coverage
-from bayesadam.conformal.split import absolute_errors, around, deviations, scaled_errors
 from bayesadam.functional.monotone import Monotone
 from bayesadam.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesadam.predictive import GaussianPredictive, MixturePredictive
@@ -26,7 +23,7 @@ from bayesadam.scaling import column_scales
 from bayesadam.sklearn import likelihoods, target_transform
 from bayesadam.sklearn.base import Array, continues
 from bayesadam.sklearn.choice import choose
-from bayesadam.sklearn.conformal import INTERVALS, check_method
+from bayesadam.sklearn.conformal import check_coverage, check_method
 from bayesadam.sklearn.ensemble import RegressionEnsemble, as_array
 from bayesadam.sklearn.failures import all_or_nothing
 from bayesadam.sklearn.noise import check_noise
@@ -218,21 +215,14 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
     def predict_interval(self, X: ArrayLike, coverage: float = 0.95, *, method: str = "bayes") -> Array:
         """Return intervals that contain the target with a given probability, ``(N, 2)`` or ``(N, K, 2)``, in its units.
 
-        The coverage of the method ``"bayes"`` is right if the predictive distribution is right. The other methods are
-        conformal (:mod:`bayesadam.conformal`): for exchangeable rows, their coverage holds on average over the rows
-        even if the distribution is wrong. If the targets are transformed, these methods use the errors of the
-        transformed targets.
+        The coverage of the method ``"bayes"`` is right if the predictive distribution is right. The method ``"cross"``
+        is conformal: for exchangeable rows, its coverage holds on average over the rows even if the distribution is
+        wrong. If the targets are transformed, it uses the errors of the transformed targets.
 
         Args:
             X: ``(N, D)``.
             coverage: Probability that a target is in its interval, in (0, 1).
             method: ``"bayes"``: central intervals of the predictive distribution, without a guarantee.
-
-                ``"split"``: the mean plus and minus one width for all rows. At least ``coverage`` is guaranteed (Lei et
-                al. 2018, Theorem 2.2). It needs :meth:`conformalize`.
-
-                ``"adaptive"``: the mean plus and minus a multiple of the predicted standard deviation, with the same
-                guarantee (Lei et al. 2018, section 5.2). It needs :meth:`conformalize`.
 
                 ``"cross"``: intervals from the errors on the rows that members left out in training, so that no rows
                 are lost (CV+, Barber et al. 2021). Their theorem guarantees ``1 - 2 alpha - sqrt(2 / n)``, with ``alpha
@@ -247,37 +237,11 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         """
         check_coverage(coverage)
         check_is_fitted(self, "posterior_")
-        known = getattr(self, "conformal_scores_", {})
-        check_method(method, INTERVALS, known, self._left_out)
+        check_method(method, self._left_out)
         if method == "cross":
             return self._cross_interval(X, coverage)
-        pred = self.predictive(X)
-        if method == "bayes":
-            return as_array(pred.quantile([0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage]).movedim(0, -1))
-        width = conformal.conformal_quantile(torch.from_numpy(known[method]), coverage)
-        width = width if self._several else width[0]
-        ends = around(pred, width * deviations(pred) if method == "adaptive" else width)
-        return np.stack([np.maximum(as_array(end), self._least) for end in ends], axis=-1)
-
-    def conformalize(self, X: ArrayLike, y: ArrayLike) -> BayesianMLPRegressor:
-        """Store the errors on held-out rows, for the intervals ``"split"`` and ``"adaptive"`` with guaranteed coverage.
-
-        Args:
-            X: Inputs of rows that were not used for training, ``(n, D)``.
-            y: Their targets.
-
-        Raises:
-            ValueError: A target is not finite, or the numbers of targets and of rows differ.
-        """
-        pred = self.predictive(X)
-        target = check_array(y, ensure_2d=False, dtype=np.float64, order="C", input_name="y")
-        if target.shape != pred.mean.shape:
-            raise ValueError(f"y must be of shape {tuple(pred.mean.shape)}, got {target.shape}")
-        self._require_allowed(target.reshape(len(target), -1))
-        values = torch.tensor(target, device=pred.device)
-        found = {"split": absolute_errors(pred, values), "adaptive": scaled_errors(pred, values)}
-        self.conformal_scores_ = {name: as_array(scores).reshape(len(target), -1) for name, scores in found.items()}
-        return self
+        levels = [0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage]
+        return as_array(self.predictive(X).quantile(levels).movedim(0, -1))
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Array:
         """Draw targets from the predictive distribution, ``(N, n_samples)`` or ``(N, K, n_samples)``.

@@ -14,26 +14,22 @@ import torch
 
 from bayesadam import files
 from bayesadam.checks import is_whole
-from bayesadam.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from bayesadam.likelihoods import Categorical, Likelihood
 from bayesadam.posterior import Mixture
 from bayesadam.posterior.base import read_posterior
 from bayesadam.sklearn import likelihoods as likelihood_names
 from bayesadam.sklearn import target_transform
 from bayesadam.sklearn.base import BayesianMLP
 from bayesadam.sklearn.classifier import BayesianMLPClassifier
-from bayesadam.sklearn.conformal import INTERVALS, SETS, LeftOutScores
+from bayesadam.sklearn.conformal import LeftOutScores
 from bayesadam.sklearn.linear import LinearPart
 from bayesadam.sklearn.network import perceptron
 from bayesadam.sklearn.noise import NoisePattern
 from bayesadam.sklearn.reach import Reach
 from bayesadam.sklearn.regressor import BayesianMLPRegressor
 
-VERSION = 5
-"""Version of the files. Since version 2 there are digests, and ``model.json`` contains that of its posterior. Since
-version 3 a regression has its likelihood, the transforms of its targets and the pattern of the noise, and adds the
-variance between members. Since version 4 a classification has its regressions, and ``left_out`` has the scores of rows
-that members left out, which conformal predictions by "cross" need. Since version 5 numbers have regressions beside
-the networks, too."""
+VERSION = 1
+"""Version of the files. ``model.json`` contains the digest of its posterior."""
 POSTERIOR, MODEL = "posterior.safetensors", "model.json"
 NEXT = ".model.json.next"
 """Temporary name of the new ``model.json`` until the posterior to which it belongs is in place."""
@@ -78,32 +74,20 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> st
         told["targets"]["transforms"] = [target_transform.record(function) for function in estimator._functions]
         told["likelihood"] = _plain("likelihood_", estimator.likelihood_)
         told["several"] = estimator._several
-        told["between"] = estimator._between
         told["reach"] = None if estimator._reach is None else vars(estimator._reach)
         told["noise"] = [None if pattern is None else pattern.record() for pattern in estimator._patterns]
-        if estimator._gaussian:
-            told["noise_precision"] = [
-                likelihood.noise_precision.tolist() if isinstance(likelihood, Gaussian) else None
-                for likelihood in estimator._likelihoods
-            ]
-        else:
-            told["likelihoods"] = [
-                {name: value.tolist() for name, value in likelihood.state_dict().items()}
-                for likelihood in estimator._likelihoods
-            ]
+        told["left_out"] = None if estimator._left_out is None else estimator._left_out.record()
+        told["likelihoods"] = [
+            {name: value.tolist() for name, value in likelihood.state_dict().items()}
+            for likelihood in estimator._likelihoods
+        ]
     told["linear"] = [part.record() for part in estimator._linear]
-    if estimator._left_out is not None:
-        told["left_out"] = estimator._left_out.record()
-    if hasattr(estimator, "conformal_scores_"):
-        told["conformal_scores"] = {name: found.tolist() for name, found in estimator.conformal_scores_.items()}
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     with files.whole_file(path / POSTERIOR) as temporary:
-        with temporary.open("rb+") as file:
-            told["posterior"] = estimator.posterior_._dump(file)
+        told["posterior"] = estimator.posterior_._write(temporary)
         digest = files.write_json(path / NEXT, told)
     (path / NEXT).replace(path / MODEL)
-    files.sync_folder(path)
     return digest
 
 
@@ -113,21 +97,13 @@ def load_estimator(folder: str | os.PathLike[str]) -> BayesianMLPRegressor | Bay
     Raises:
         FileNotFoundError: A file is missing.
         bayesadam.files.DamagedFile: A file is damaged, has another format, belongs to another estimator, or was written
-            by a newer version of the library. This error is a ``ValueError``.
-
-    Warns:
-        bayesadam.files.NoDigestWarning: The files are of an earlier version, in which damage may not be noticed.
+            by another version of the library. This error is a ``ValueError``.
     """
-    estimator, digest = read_estimator(folder)
-    if digest is None:
-        files.tell_no_digest(Path(folder) / MODEL)
-    return estimator
+    return read_estimator(folder)[0]
 
 
-def read_estimator(
-    folder: str | os.PathLike[str],
-) -> tuple[BayesianMLPRegressor | BayesianMLPClassifier, str | None]:
-    """Return the estimator and the digest of ``model.json``, which is ``None`` if missing (without a warning)."""
+def read_estimator(folder: str | os.PathLike[str]) -> tuple[BayesianMLPRegressor | BayesianMLPClassifier, str]:
+    """Return the estimator and the digest of ``model.json``."""
     path = Path(folder)
     try:
         told, posterior, digest = _pair(path, MODEL)
@@ -140,16 +116,13 @@ def read_estimator(
         return _restored(told, posterior), digest
 
 
-def _pair(path: Path, name: str) -> tuple[dict[str, Any], Mixture, str | None]:
+def _pair(path: Path, name: str) -> tuple[dict[str, Any], Mixture, str]:
     """Return the model, the posterior that belongs to it, and the digest of the model."""
     told, digest = files.read_json(path / name, _RULE)
     with files.reading(_RULE, path / name):
-        version = told["version"]
-        if not is_whole(version):
-            raise ValueError(f"its version is {version!r}")
-        if version > VERSION:
-            raise files.DamagedFile(f"{MODEL} must be of version {VERSION} (update bayesadam?), got {version!r}")
-        if version > 1 and digest is None:
+        if told["version"] != VERSION:
+            raise ValueError(f"its version is {told['version']!r}, not {VERSION}")
+        if digest is None:
             raise ValueError("it has no digest")
     posterior, partner = read_posterior(path / POSTERIOR)
     if not isinstance(posterior, Mixture):
@@ -163,10 +136,6 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
     """Create the estimator. Any error other than an ``OSError`` means that the record is damaged."""
     params = dict(told["params"])
     params["hidden"] = tuple(params["hidden"])
-    if told["kind"] == BayesianMLPRegressor.__name__ and told["version"] < 3:
-        params["target_transform"] = "none"
-    if "heteroscedastic" in params:  # up to version 2, networks predicted the variance of the noise
-        params["noise"] = "input" if params.pop("heteroscedastic") and params["calibrate"] else "auto"
     estimator: Any = _KINDS[told["kind"]](**params)
     estimator._check()
     estimator.method_ = estimator._method_name
@@ -200,9 +169,8 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
         estimator._several = told["several"]
         _restore_choice(estimator, told)
         shape = estimator._y_mean.shape
-        calibration = {"error": [0.0] * len(estimator._y_mean)} | told["calibration"]
         names = ("epistemic", "aleatoric", "error")
-        estimator.calibration_ = {name: _finite(name, calibration[name]) for name in names}
+        estimator.calibration_ = {name: _finite(name, told["calibration"][name]) for name in names}
         for name, values in estimator.calibration_.items():
             if values.shape != shape or (values < 0).any():
                 raise ValueError(f"{name} must be numbers of at least 0, got {values.tolist()!r}")
@@ -210,10 +178,11 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
         likelihoods = _likelihoods(estimator, told, members)
         _read_noise(estimator, told)
         _read_ridge(estimator, told)
+        kept = told["left_out"]
+        estimator._left_out = None if kept is None else LeftOutScores.read(kept, members, len(estimator._y_mean))
     if len(likelihoods) != members:
         raise ValueError(f"likelihoods must be {members}, got {len(likelihoods)}")
     _check_sizes(estimator, posterior)
-    _read_conformal(estimator, told, members)
     estimator._likelihoods = [likelihood.to(estimator.device) for likelihood in likelihoods]
     estimator.network_ = estimator._network(len(estimator._x_mean))
     estimator.posterior_ = posterior
@@ -222,10 +191,10 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
 
 
 def _restore_choice(estimator: Any, told: dict[str, Any]) -> None:
-    """Read the likelihood and the transforms of the targets. Before version 3 there were no transforms."""
-    estimator.likelihood_ = told["likelihood"] if told["version"] > 2 else estimator.likelihood
+    """Read the likelihood and the transforms of the targets."""
+    estimator.likelihood_ = told["likelihood"]
     likelihood_names.check(estimator.likelihood_, among=likelihood_names.NAMES)
-    records = told["targets"]["transforms"] if told["version"] > 2 else [{"name": "none"}] * len(estimator._y_mean)
+    records = told["targets"]["transforms"]
     if len(records) != len(estimator._y_mean):
         raise ValueError(f"transforms must be {len(estimator._y_mean)}, got {records!r}")
     estimator._functions = [target_transform.from_record(record) for record in records]
@@ -234,14 +203,6 @@ def _restore_choice(estimator: Any, told: dict[str, Any]) -> None:
 
 def _likelihoods(estimator: Any, told: dict[str, Any], members: int) -> list[Likelihood]:
     """Return the likelihoods of a regression's members."""
-    if "likelihoods" not in told:
-        precisions = told["noise_precision"]
-        for found in (_finite("noise_precision", p) for p in precisions if p is not None):
-            if found.shape not in ((), estimator._y_mean.shape) or not (found > 0).all():
-                raise ValueError(f"noise_precision must be positive, one or one per output, got {precisions!r}")
-        if None in precisions:
-            estimator._template = HeteroscedasticGaussian()
-        return [HeteroscedasticGaussian() if p is None else Gaussian(torch.tensor(p)).float() for p in precisions]
     likelihoods = [copy.deepcopy(estimator._template).requires_grad_(False) for _ in range(members)]
     for likelihood, state in zip(likelihoods, told["likelihoods"], strict=True):
         values = {name: torch.tensor(_finite(name, value).tolist()) for name, value in state.items()}
@@ -251,13 +212,9 @@ def _likelihoods(estimator: Any, told: dict[str, Any], members: int) -> list[Lik
 
 
 def _read_noise(estimator: Any, told: dict[str, Any]) -> None:
-    """Read the pattern of a regression's noise and the region of its rows. Up to version 2 there was neither."""
-    width = len(estimator._y_mean)
-    early = told["version"] < 3
-    estimator._between = False if early else told["between"]
-    reach = None if early else told["reach"]
-    records = [None] * width if early else told["noise"]
-    if not isinstance(estimator._between, bool) or len(records) != width:
+    """Read the pattern of a regression's noise and the region of its rows."""
+    width, reach, records = len(estimator._y_mean), told["reach"], told["noise"]
+    if len(records) != width:
         raise ValueError(f"noise must be that of {width} outputs, got {records!r}")
     estimator._reach = None
     if reach is not None:
@@ -271,44 +228,25 @@ def _read_noise(estimator: Any, told: dict[str, Any]) -> None:
 
 
 def _read_linear(estimator: Any, told: dict[str, Any]) -> None:
-    """Read the regressions that complement a classifier's networks. Up to version 3 there were none."""
-    early = told["version"] < 4
-    records = [] if early else told["linear"]
-    weights = _finite("linear", [] if early else told["calibration"]["linear"])
+    """Read the regressions that complement a classifier's networks."""
+    records = told["linear"]
+    weights = _finite("linear", told["calibration"]["linear"])
     if weights.shape != (len(records),) or (weights < 0).any():
         raise ValueError(f"linear must be a weight of at least 0 for {len(records)} regressions, got {weights!r}")
-    estimator._networks_only = early
+    estimator._networks_only = False
     estimator.calibration_["linear"] = weights.tolist()
     sizes = (len(estimator._x_mean), len(estimator.classes_))
     estimator._linear = [LinearPart.read(record, *sizes) for record in records]
 
 
 def _read_ridge(estimator: Any, told: dict[str, Any]) -> None:
-    """Read the regressions that complement a regression's networks. Up to version 4 there were none."""
-    early = told["version"] < 5
-    width = len(estimator._y_mean)
-    records = [] if early else told["linear"]
-    shares = _finite("linear", [[1.0] * width] if early else told["calibration"]["linear"])
+    """Read the regressions that complement a regression's networks."""
+    width, records = len(estimator._y_mean), told["linear"]
+    shares = _finite("linear", told["calibration"]["linear"])
     if shares.shape != (1 + len(records), width) or (shares < 0).any():
         raise ValueError(f"linear must be weights of at least 0, {1 + len(records)} x {width}, got {shares!r}")
     estimator.calibration_["linear"] = shares
     estimator._linear = [LinearPart.read(record, len(estimator._x_mean), width) for record in records]
-
-
-def _read_conformal(estimator: Any, told: dict[str, Any], members: int) -> None:
-    """Read the scores of rows that members left out and of held-out rows; early files have one list of the latter."""
-    regression = isinstance(estimator, BayesianMLPRegressor)
-    width = len(estimator._y_mean) if regression else 2
-    kept = told.get("left_out")
-    estimator._left_out = None if kept is None else LeftOutScores.read(kept, members, width)
-    if "conformal_scores" not in told:
-        return
-    record = told["conformal_scores"]
-    record = {"adaptive": record} if isinstance(record, list) else dict(record)
-    estimator.conformal_scores_ = {name: _finite("conformal_scores", values) for name, values in record.items()}
-    for name, values in estimator.conformal_scores_.items():
-        if name not in (INTERVALS if regression else SETS) or values.ndim != 2 or values.shape[1] != width:
-            raise ValueError(f"conformal_scores must be of shape (N, {width}), got {name!r} of {values.shape}")
 
 
 def _check_sizes(estimator: Any, posterior: Mixture) -> None:

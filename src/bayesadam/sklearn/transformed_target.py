@@ -11,7 +11,7 @@ from scipy.special import ndtr
 from sklearn.compose import TransformedTargetRegressor as Base
 from sklearn.utils.metadata_routing import MetadataRouter
 
-from bayesadam.conformal.quantile import check_coverage
+from bayesadam.sklearn.conformal import check_coverage
 
 Array = NDArray[Any]
 

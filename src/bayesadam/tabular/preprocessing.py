@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyarrow.csv import ConvertOptions
 
 from bayesadam.files import DamagedFile, read_json, reading, write_json
 from bayesadam.scaling import LARGEST, column_scales, in_one_unit, standardized
-from bayesadam.tabular.columns import MIN_ROWS, Category, Codes, Number, from_json
+from bayesadam.tabular.columns import MIN_ROWS, Category, Codes, Number
 from bayesadam.tabular.dates import Date
 from bayesadam.tabular.describe import how_dated, how_read, why_category
 from bayesadam.tabular.errors import Place, TableError, quoted, require_type, row_place
@@ -24,9 +23,8 @@ from bayesadam.tabular.memory import require_memory
 from bayesadam.tabular.split import Rows
 from bayesadam.tabular.target import Target
 
-FORMAT_VERSION = 5
-"""Version of the format. Since version 3 the file has a digest and that of its model. Since version 4 columns may be
-dates, and numbers may be text. Since version 5 texts such as "NA" may be levels of a CSV file's categories."""
+FORMAT_VERSION = 1
+"""Version of the format of the file, which has a digest and that of its model."""
 
 Floats = NDArray[np.float32]
 
@@ -199,20 +197,16 @@ class Preprocessing:
         """Create the preprocessing from the dictionary of :meth:`to_json`.
 
         Raises:
-            bayesadam.files.DamagedFile: The dictionary is of a newer version, or :meth:`to_json` did not return it.
+            bayesadam.files.DamagedFile: The dictionary is of another version, or :meth:`to_json` did not return it.
         """
         try:
-            if record["format_version"] <= FORMAT_VERSION:
-                record = _updated(_with_marks(record))
-                scales = tuple(record["mean"]), tuple(record["std"])
-                written = record.get("delimiter"), tuple(record.get("missing", ()))
-                return cls(Target.from_json(record["target"]), Inputs.from_json(record), *scales, *written)
+            if record["format_version"] != FORMAT_VERSION:
+                raise ValueError(f"its version is {record['format_version']!r}, not {FORMAT_VERSION}")
+            scales = tuple(record["mean"]), tuple(record["std"])
+            written = record["delimiter"], tuple(record["missing"])
+            return cls(Target.from_json(record["target"]), Inputs.from_json(record), *scales, *written)
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise DamagedFile(f"the preprocessing must have been written by bayesadam ({error})") from None
-        raise DamagedFile(
-            f"the preprocessing must be of format version {FORMAT_VERSION} or older (update bayesadam), "
-            f"got {record['format_version']!r}"
-        )
 
     def save(self, path: Path, *, model: str | None = None) -> None:
         """Write a JSON file, completely or not at all.
@@ -233,8 +227,8 @@ class Preprocessing:
 
         Raises:
             FileNotFoundError: The file does not exist.
-            bayesadam.files.DamagedFile: The file is damaged, has another format, belongs to another model, or is of a
-                newer version.
+            bayesadam.files.DamagedFile: The file is damaged, has another format, belongs to another model, or is of
+                another version.
         """
         rule = "the preprocessing must have been written by bayesadam"
         record, digest = read_json(path, rule)
@@ -242,7 +236,7 @@ class Preprocessing:
             found = cls.from_json(record)
             _check_scales(found)
             found.target.check()
-            if record["format_version"] > 2 and digest is None:
+            if digest is None:
                 raise ValueError("it has no digest")
             if model is not None and record["model"] != model:
                 raise ValueError("it belongs to another model")
@@ -270,30 +264,3 @@ def _check_near(name: str, values: Codes, mean: float, std: float, place: Place)
     if len(beyond):
         row = int(beyond[0])
         raise TableError(f"column {name!r} must be near the training values, got {values[row]:g} in {place(row)}")
-
-
-def _with_marks(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add the texts that meant a missing value in any column of a CSV file before version 5."""
-    if record["format_version"] >= 5 or record.get("delimiter") is None:
-        return record
-    return {**record, "missing": [*record["missing"], *ConvertOptions().null_values]}
-
-
-def _updated(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Convert a dictionary of version 1, in which only columns of numbers were scaled, to that of this version."""
-    if record["format_version"] > 1:
-        return record
-    columns: list[dict[str, Any]] = []
-    mean: list[float] = []
-    std: list[float] = []
-    for old in record["columns"]:
-        column = dict(old)
-        shift, scale = 0.0, 1.0
-        if "center" in column:
-            shift, scale = column["center"], column.pop("scale")
-            column["median"] = column.pop("center")
-        more = len(from_json(column).features) - 1
-        columns.append(column)
-        mean += [shift] + [0.0] * more
-        std += [scale] + [1.0] * more
-    return {**record, "columns": columns, "mean": mean, "std": std}

@@ -1,1 +1,0 @@
-"""Shared code of the experiments on MNIST: the network, and its training by all methods."""

@@ -1,0 +1,221 @@
+"""Files that are written whole or not at all, with a digest of their content, and one error for damage."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+VERSION = 1
+"""Version of the format of files with tensors."""
+_TEMPORARY = re.compile(r"\.bayesadam-\w{8}\.tmp")
+_LOST = 86_400.0
+"""Seconds without a change after which a temporary folder is that of a process that was killed."""
+
+
+class DamagedFile(ValueError):
+    """Raised for a file that is truncated, damaged, of another format, or written by another version of the library."""
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Context that gives an empty file to write to; it replaces ``path`` if the block ends without an error.
+
+    The file has the name of the target, in a temporary folder beside it. A symbolic link is replaced, and the file that
+    it points to is not touched. The new file has the permissions of the old one, or those that the umask leaves.
+
+    Raises:
+        OSError: The file cannot be written, or something else than a file is there. An existing file is left unchanged.
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "Not a regular file", os.fspath(path))
+    try:
+        remove_temporaries(target.parent)
+        folder = Path(tempfile.mkdtemp(".tmp", ".bayesadam-", target.parent))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+    try:
+        temporary = folder / target.name
+        temporary.touch()
+        mode = (target if target.exists() else temporary).stat().st_mode
+        yield temporary
+        temporary.chmod(stat.S_IMODE(mode))  # safetensors makes a file that only its owner can read
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a name is that of a temporary folder of :func:`whole_file`."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def remove_temporaries(folder: Path, unchanged_for: float = _LOST) -> None:
+    """Remove the temporary folders of processes that were killed, which nobody has changed for so many seconds."""
+    with suppress(OSError):
+        for path in [path for path in folder.iterdir() if is_temporary(path.name)]:
+            changed = max(entry.stat().st_mtime for entry in (path, *path.iterdir()))
+            if time.time() - changed >= unchanged_for:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def write_text(path: str | os.PathLike[str], text: str, *, errors: str = "strict") -> None:
+    """Write a text file in UTF-8, whole or not at all."""
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n", errors=errors)
+
+
+def write_json(
+    path: str | os.PathLike[str], record: Mapping[str, Any], *, digest: bool = True, indent: int | None = None
+) -> str:
+    """Write a record of JSON values, whole or not at all, by default with its digest; return the digest."""
+    record = {name: value for name, value in record.items() if name != "digest"}
+    found = _digest(json.loads(json.dumps(record, allow_nan=False)))
+    write_text(path, json.dumps({"digest": found, **record} if digest else record, indent=indent) + "\n")
+    return found
+
+
+def read_json(path: str | os.PathLike[str], rule: str) -> tuple[dict[str, Any], str | None]:
+    """Read a JSON object.
+
+    Args:
+        path: Path of the file.
+        rule: Requirement of the file, as for :func:`reading`.
+
+    Returns:
+        The record without its digest, and the digest; ``None`` if it was written without.
+
+    Raises:
+        OSError: The file is missing or cannot be read.
+        DamagedFile: The content is not a JSON object with finite numbers, or its digest differs.
+    """
+    content = Path(path).read_bytes()
+    with reading(rule, path):
+        record = json.loads(content)
+        json.dumps(record, allow_nan=False)
+        digest = record.pop("digest", None)
+        if _digest(record) != digest and digest is not None:
+            raise ValueError("its digest does not match: the file is damaged, or was edited")
+        return record, digest
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Contents of a file with tensors.
+
+    Attributes:
+        kind: Name of the class that the tensors belong to.
+        tensors: Tensors by name, in the order in which they were written; on the CPU.
+        hyperparameters: Plain values.
+        digest: Digest of all of these.
+    """
+
+    kind: str
+    tensors: dict[str, Tensor]
+    hyperparameters: dict[str, Any]
+    digest: str
+
+
+def write_tensors(
+    path: str | os.PathLike[str], kind: str, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]
+) -> str:
+    """Write a safetensors file whole or not at all.
+
+    Args:
+        path: Path of the file.
+        kind: Name of the class that the tensors belong to.
+        tensors: Tensors on any device.
+        hyperparameters: JSON values, or numbers and arrays of NumPy and PyTorch, which are converted.
+
+    Returns:
+        The digest.
+
+    Raises:
+        TypeError: A hyper-parameter has no JSON form.
+        OSError: The folder does not exist or cannot be written to. An existing file is left unchanged.
+    """
+    # Safetensors sorts its tensors; samples are numbered by their order here, so the header keeps it.
+    fields = {"version": VERSION, "kind": kind, "tensors": list(tensors), "hyperparameters": dict(hyperparameters)}
+    # It also wants contiguous tensors that share no memory.
+    copies = {name: v.detach().cpu().clone(memory_format=torch.contiguous_format) for name, v in tensors.items()}
+    digest = _digest(fields, copies)
+    with whole_file(path) as temporary:
+        save_file(copies, temporary, {"bayesadam": json.dumps({"digest": digest, **fields}, default=_plain)})
+    return digest
+
+
+def read_tensors(path: str | os.PathLike[str], what: str) -> Stored:
+    """Read a file that :func:`write_tensors` wrote.
+
+    Args:
+        path: Path of the file.
+        what: Name of the file in messages, such as "the posterior file".
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DamagedFile: The file is truncated, damaged, of another format, or written by another version of the library.
+    """
+    with reading(f"{what} must be what this version of bayesadam wrote", path), safe_open(path, framework="pt") as file:
+        fields = json.loads(file.metadata()["bayesadam"])
+        digest = fields.pop("digest")
+        if fields["version"] != VERSION:
+            raise ValueError(f"its version is {fields['version']!r}, not {VERSION}")
+        tensors = {name: file.get_tensor(name) for name in fields["tensors"]}
+        if _digest(fields, tensors) != digest:
+            raise ValueError("its digest does not match: the file is damaged, or was edited")
+        return Stored(str(fields["kind"]), tensors, dict(fields["hyperparameters"]), digest)
+
+
+@contextmanager
+def reading(rule: str, path: str | os.PathLike[str]) -> Iterator[None]:
+    """Context for the use of a file's content, in which any error becomes a :class:`DamagedFile`.
+
+    Args:
+        rule: Requirement of the file, such as "the posterior file must be a complete safetensors file".
+        path: Path of the file.
+
+    Raises:
+        DamagedFile: There was an error in the block, other than system errors and lack of memory.
+    """
+    try:
+        yield
+    except (DamagedFile, OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise DamagedFile(f"{rule}, got {os.fspath(path)!r} ({reason})") from None
+
+
+def _digest(record: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> str:
+    """SHA-256 of JSON values, whatever their layout, and of tensors."""
+    digest = hashlib.sha256(json.dumps(record, sort_keys=True, default=_plain).encode())
+    for value in (tensors or {}).values():
+        digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """A number or an array of NumPy or PyTorch as numbers and lists."""
+    if not hasattr(value, "tolist"):
+        raise TypeError(f"hyperparameters must be JSON values, got {value!r}")
+    return value.tolist()

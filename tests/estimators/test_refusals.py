@@ -1,0 +1,159 @@
+"""What the estimators refuse: every kind of mistake once, with a word or two of the message."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.linear_model import LinearRegression
+
+from bayesadam.sklearn import (
+    BayesianMLPClassifier,
+    BayesianMLPRegressor,
+    TransformedTargetRegressor,
+    interval_score,
+    neg_crps,
+    neg_nll,
+)
+from bayesadam.sklearn.tables import as_table
+
+TINY = {"members": 2, "hidden": (4,), "epochs": 2, "random_state": 0}
+X = np.random.default_rng(0).uniform(-3.0, 3.0, (60, 2))
+Y = np.sin(X[:, 0]) + 5.0
+LABELS = np.array(["ash", "oak"])[np.arange(60) % 2]
+TEXT = pd.DataFrame({"size": np.linspace(0.0, 1.0, 60), "city": LABELS})
+NO_FINITE = r"must be finite \(below 1e\+38\)"
+
+
+def regressor(**options):
+    return BayesianMLPRegressor(**{**TINY, **options})
+
+
+def changed(values, place, value):
+    values = np.array(values, dtype=object if value is None or isinstance(value, str) else float)
+    values[place] = value
+    return values
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "magic"}, "method must be one of"),
+        ({"hidden": 50}, "hidden must be a tuple of whole numbers of at least 1, got 50"),
+        ({"hidden": (5, 0)}, "hidden must be"),
+        ({"activation": "step"}, "activation must be one of"),
+        ({"members": 0}, "members must be None or a whole number of at least 1, got 0"),
+        ({"epochs": 1.5}, "epochs must be None or"),
+        ({"batch_size": True}, "batch_size must be None or"),
+        ({"lr": 0.0}, "lr must be a positive, finite number, got 0.0"),
+        ({"prior_precision": np.inf}, "prior_precision must be"),
+        ({"time_budget": -1.0}, "time_budget must be"),
+        ({"early_stopping": 5}, "early_stopping must be True or False, got 5"),
+        ({"calibrate": "yes"}, "calibrate must be True or False, got 'yes'"),
+        ({"mc_samples": 0}, "mc_samples must be a whole number of at least 1, got 0"),
+        ({"device": "abacus"}, "device must be one that PyTorch can use, got 'abacus'"),
+        ({"device": "meta"}, "device must be .*it holds no numbers"),
+        ({"noise": "yes"}, r"noise must be one of \('auto', 'constant', 'input'\) or a positive"),
+        ({"noise": True}, "noise must be one of"),
+        ({"noise": np.nan}, "noise must be one of"),
+        ({"noise": "input", "calibrate": False}, "calibrate must be True with noise='input', got False"),
+        ({"noise": 0.5, "likelihood": "poisson"}, "noise must be 'auto' with likelihood='poisson', got 0.5"),
+        ({"target_transform": "cube"}, r"target_transform must be None or one of \('auto', 'none', .*got 'cube'"),
+        ({"target_transform": "log", "likelihood": "student_t"}, "target_transform must be 'none' or 'auto' with"),
+        ({"target_transform": "log"}, "y must be positive for target_transform='log', got -"),
+        ({"target_transform": "sqrt"}, "y must be at least 0 for target_transform='sqrt', got -"),
+    ],
+)
+def test_options(options, message):
+    model = regressor(**options)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        model.fit(X, Y - 5.0)
+    assert not hasattr(model, "n_features_in_")
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "options", "message"),
+    [
+        (changed(X, (4, 1), 1e200), Y, {}, f"^X {NO_FINITE}, got .* at \\(4, 1\\)$"),
+        (X, changed(Y, 3, -2e38), {}, f"^y {NO_FINITE}, got .* at \\(3,\\)$"),
+        (TEXT, changed(Y, 3, np.nan), {}, "y contains NaN"),
+        (TEXT, Y[:-1], {}, "inconsistent numbers of samples"),
+        (changed(changed(X, (1, 0), np.nan), (4, 1), np.inf), Y, {}, f"^column 'x1' {NO_FINITE}, got inf in row 4$"),
+        (TEXT.assign(city="Rome", size=1), Y, {}, "there must be a column to predict from, got none"),
+        (X, Y, {"groups": [1, 2]}, r"groups must be of shape \(60,\), got \(2,\)"),
+        (X, Y, {"groups": changed(["a"] * 60, 0, None)}, "groups must have no missing values, got None"),
+        (X, Y, {"groups": changed(np.ones(60), 0, np.nan)}, "groups must have no missing values, got .*nan"),
+        (X, Y, {"groups": changed(np.ones(60), 0, "a")}, "groups must be all texts or all numbers, got both"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:columns are left out")
+def test_data(x, y, options, message):
+    model = regressor()
+    with pytest.raises(ValueError, match=message):
+        model.fit(x, y, **options)
+    assert not hasattr(model, "n_features_in_")
+
+
+@pytest.mark.parametrize("method", ["anchored", "vogn"])
+def test_weights_of_rows(method):
+    for model, y in ((BayesianMLPRegressor, Y), (BayesianMLPClassifier, LABELS)):
+        with pytest.raises(ValueError, match="^sample_weight must be None"):
+            model(method, **TINY).fit(X, y, sample_weight=np.ones(60))
+
+
+class TestPredictions:
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def fitted():
+        numbers = regressor(method="ensemble")
+        return {
+            "numbers": numbers.fit(X, Y),
+            "blind": regressor(calibrate=False).fit(X, Y),
+            "table": regressor().fit(TEXT, Y),
+            "classes": BayesianMLPClassifier(**TINY).fit(X, LABELS),
+            "logarithms": TransformedTargetRegressor(numbers, func=np.log, inverse_func=np.exp).fit(X, Y),
+        }
+
+    @pytest.mark.parametrize(
+        ("name", "call", "message"),
+        [
+            ("numbers", lambda m: m.predict_interval(X, method="jackknife"), "method must be one of"),
+            ("numbers", lambda m: m.predict_interval(X, 1.0), r"coverage must be in \(0, 1\), got 1.0"),
+            ("numbers", lambda m: m.predict_interval(X, 0.999, method="cross"), "coverage must be at most"),
+            ("blind", lambda m: m.predict_interval(X, method="cross"), "method must not be 'cross' if members"),
+            ("numbers", lambda m: m.predict(X, True, [0.5]), r"return_std must be False with quantiles=\[0.5\]"),
+            ("logarithms", lambda m: m.predict(X, True, [0.5]), r"return_std must be False with quantiles=\[0.5\]"),
+            ("logarithms", lambda m: m.predict_interval(X, 1), r"coverage must be in \(0, 1\), got 1"),
+            ("numbers", lambda m: m.predict(changed(X, (0, 0), 1e200)), f"^X {NO_FINITE}"),
+            ("classes", lambda m: m.predict(changed(X, (4, 1), 9e37)), "^X must be near the training inputs, .* row 4"),
+            ("numbers", lambda m: m.predict([[1e200, np.nan]]), f"^X {NO_FINITE}"),
+            ("table", lambda m: m.predict(TEXT.rename(columns={"size": "area"})), "feature names"),
+            ("table", lambda m: m.predict(TEXT[["size"]]), "feature names"),
+            ("table", lambda m: m.predict(TEXT.assign(size="many")), "column 'size' must be a number in every row"),
+            ("table", lambda m: m.predict(TEXT.assign(size=1e200)), f"column 'size' {NO_FINITE}, got 1e.200 in row 0"),
+            ("classes", lambda m: m.predict_set(X, coverage=1), r"coverage must be in \(0, 1\), got 1"),
+            ("classes", lambda m: m.predict_set(X, method="magic"), "method must be one of"),
+            ("numbers", lambda m: neg_nll(m, X, Y[:-1]), "must be of"),
+            ("classes", lambda m: neg_crps(m, X, Y), "^estimator must have .*, got BayesianMLPClassifier"),
+            ("classes", lambda m: interval_score(m, X, Y), "^estimator must have"),
+        ],
+    )
+    def test_calls(self, fitted, name, call, message):
+        with pytest.raises(ValueError, match=message):
+            call(fitted[name])
+
+
+def test_what_is_no_estimator_of_ours_has_no_score():
+    with pytest.raises(ValueError, match=r"^estimator must have .*, got LinearRegression\(\)$"):
+        neg_nll(LinearRegression().fit(X, Y), X, Y)
+
+
+@pytest.mark.parametrize("func", [np.negative, np.reciprocal, lambda y: (y - 5.0) ** 2])
+def test_a_transform_that_is_not_increasing(func):
+    """Its quantiles would be in another order."""
+    model = TransformedTargetRegressor(regressor(), func=func, inverse_func=func, check_inverse=False)
+    with pytest.raises(ValueError, match="^the transform of the targets must be increasing, got FunctionTransformer"):
+        model.fit(X, Y)
+
+
+def test_two_columns_of_one_name():
+    with pytest.raises(ValueError, match=r"^X must have a name of its own for every column, got 'a' more than once$"):
+        as_table([["x", "y"]], ["a", "a"])

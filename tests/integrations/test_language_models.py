@@ -1,0 +1,254 @@
+"""A tiny causal language model in trl's ``SFTTrainer``, and posteriors over its adapters with PEFT.
+
+Training is as a plain loop; evaluated, saved, merged and loaded is the mean.
+"""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+import bayesadam as ba
+from integrations.comparison import WAYS, Watch, means, spoil, weights
+from integrations.tasks import BATCH, EPOCHS, decay
+
+trl = pytest.importorskip("trl", reason="trl is not installed")
+peft = pytest.importorskip("peft", reason="peft is not installed")
+datasets = pytest.importorskip("datasets", reason="datasets is not installed, which trl needs")
+tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed, which trl needs")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed, which trl needs")
+pytestmark = pytest.mark.filterwarnings("ignore")  # other people's
+WORDS, LENGTH, ROWS = [f"w{number}" for number in range(14)], 5, 64
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch, tmp_path):
+    for module in (datasets.config, transformers.utils.hub):
+        monkeypatch.setattr(module, "HF_HUB_OFFLINE", True, raising=False)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def tokenizer():
+    numbers = {word: number for number, word in enumerate(["<pad>", "<eos>", *WORDS])}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token="<pad>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
+
+
+def sentences():
+    """Every word is the one before plus one; all of one length."""
+    starts = torch.randint(0, 9, (ROWS,), generator=torch.Generator().manual_seed(1)).tolist()
+    return [WORDS[start : start + LENGTH] for start in starts]
+
+
+def tokens():
+    """What the trainer makes of them: with an end."""
+    numbers = {word: number for number, word in enumerate(WORDS, 2)}
+    return torch.tensor([[*(numbers[word] for word in words), 1] for words in sentences()])
+
+
+def language_model():
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=2 + len(WORDS),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def adapted():
+    model = language_model()
+    torch.manual_seed(1)
+    config = peft.LoraConfig(r=2, lora_alpha=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    return peft.get_peft_model(model, config)
+
+
+def optimizer(model, lr=0.01):
+    return ba.Vadam(model.named_parameters(), num_data=ROWS, batch_size=BATCH, lr=lr)
+
+
+def plain(make=language_model, *, epochs=EPOCHS, rows=None, lr=0.01, accumulate=1, clip=None, amp=None, schedule=False):
+    """The model and its optimiser after a loop in PyTorch."""
+    model = make()
+    opt = optimizer(model, lr)
+    opt.follow(model)
+    scheduler = decay(opt, schedule)
+    for _ in range(epochs):
+        model.train()
+        for number, batch in enumerate((tokens() if rows is None else rows).split(BATCH), 1):
+            with torch.autocast("cpu", dtype=amp) if amp else nullcontext():
+                loss = model(input_ids=batch, labels=batch).loss / accumulate
+            loss.backward()
+            if number % accumulate == 0:
+                if clip is not None:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+                opt.step()
+                scheduler.step()
+                opt.zero_grad()
+        model.eval()
+    return model, opt
+
+
+class InOrder(trl.SFTTrainer):
+    def _get_train_sampler(self, *args):
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+def make(folder, *, model=None, schedule=False, callbacks=(), **options):
+    from bayesadam.integrations.transformers import PosteriorCallback
+
+    model = language_model() if model is None else model
+    opt = optimizer(model)
+    quiet = {"report_to": [], "disable_tqdm": True, "logging_strategy": "no", "use_cpu": True, "save_strategy": "no"}
+    arguments = trl.SFTConfig(
+        str(folder),
+        num_train_epochs=EPOCHS,
+        per_device_train_batch_size=BATCH,
+        per_device_eval_batch_size=BATCH,
+        **{**quiet, "bf16": False, "max_grad_norm": 0.0, **options},
+    )
+    rows = datasets.Dataset.from_dict({"text": [" ".join(words) for words in sentences()]})
+    trainer = InOrder(
+        model,
+        arguments,
+        train_dataset=rows,
+        eval_dataset=rows,
+        processing_class=tokenizer(),
+        optimizers=(opt, decay(opt, schedule)),
+        callbacks=[PosteriorCallback(), *callbacks],
+    )
+    return trainer, model, opt
+
+
+def assert_as_plain(model, opt, tolerance=1e-5, **options):
+    expected, reference = plain(**options)
+    assert opt.param_groups[0]["weights"] == "mean"
+    torch.testing.assert_close(weights(model), weights(expected), rtol=tolerance, atol=tolerance)
+    variances = (torch.cat([v.flatten() for v in o.posterior().variance.values()]) for o in (opt, reference))
+    torch.testing.assert_close(*variances, rtol=100 * tolerance, atol=1e-9)
+
+
+def saved_in(folder, model):
+    from safetensors.torch import load_file
+
+    saved = load_file(folder / "model.safetensors")
+    return torch.cat([saved[name].flatten() for name, _ in model.named_parameters()])
+
+
+# trl
+
+
+def test_evaluation(tmp_path):
+    trainer, model, opt = make(tmp_path, eval_strategy="epoch")
+    watch = Watch()
+    model.register_forward_pre_hook(lambda *_: None if model.training else watch(model, opt))
+    trainer.train()
+    trainer.evaluate()
+    watch.assert_mean((EPOCHS + 1) * ROWS // BATCH)
+    assert_as_plain(model, opt)
+
+
+def test_saved(tmp_path):
+    """At any step, where the weights hold a sample, and at the end."""
+    seen = {}
+
+    class Look(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            seen[state.global_step] = weights(model).clone(), means(opt).clone()
+
+    trainer, model, opt = make(tmp_path, save_strategy="steps", save_steps=3, callbacks=[Look()])
+    trainer.train()
+    trainer.save_model(tmp_path / "end")
+    assert torch.equal(saved_in(tmp_path / "end", model), weights(model))
+    held, mean = seen[3]
+    found = saved_in(tmp_path / "checkpoint-3", model)
+    assert torch.equal(found, mean)
+    assert not torch.equal(found, held)
+
+
+def test_resume(tmp_path):
+    first, expected, _ = make(tmp_path, save_strategy="steps", save_steps=5)
+    first.train()
+    second, model, opt = make(tmp_path)
+    spoil(model)
+    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    assert torch.equal(weights(model), weights(expected))
+    assert_as_plain(model, opt)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_as_the_plain_loop(way, tmp_path):
+    """trl computes the loss in chunks, which bfloat16 rounds otherwise than the model's own loss."""
+    options = {"gradient_accumulation_steps": 4, "max_grad_norm": 0.1, "schedule": True}
+    trainer, model, opt = make(tmp_path, **({"bf16": True} if way == "AMP" else options))
+    trainer.train()
+    assert_as_plain(model, opt, 2e-3 if way == "AMP" else 1e-5, **WAYS[way])
+    assert (weights(model) - weights(plain()[0])).abs().max() > 1e-5
+
+
+# PEFT
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return plain(adapted, epochs=8, lr=0.05)
+
+
+def test_the_adapters_alone_are_random_and_learn(trained):
+    model, opt = trained
+    q = opt.posterior()
+    assert q.mean.keys() == {name for name, p in model.named_parameters() if p.requires_grad}
+    assert all("lora_" in name for name in q.mean)
+    assert torch.equal(model.get_base_model().lm_head.weight, language_model().lm_head.weight)
+    with torch.no_grad():
+        before, after = (m(input_ids=tokens(), labels=tokens()).loss for m in (adapted().eval(), model))
+    assert after < before - 0.05
+
+
+def test_a_saved_adapter_loads_in_plain_peft(trained, tmp_path):
+    """While the weights hold a sample of training, what is saved is the mean; an applied sample is saved itself."""
+    model, opt = trained
+    expected = model(input_ids=tokens()).logits
+    model.train()
+    assert not torch.allclose(model(input_ids=tokens()).logits, expected)
+    model.save_pretrained(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(language_model(), tmp_path).eval()
+    torch.testing.assert_close(loaded(input_ids=tokens()).logits, expected)
+    model.eval()
+    with opt.posterior(model).applied(model, sample=3):
+        model.save_pretrained(tmp_path / "sample")
+        expected = model(input_ids=tokens()).logits.detach()
+    loaded = peft.PeftModel.from_pretrained(language_model(), tmp_path / "sample").eval()
+    torch.testing.assert_close(loaded(input_ids=tokens()).logits, expected)
+
+
+@pytest.mark.parametrize("method", ["monte_carlo", "linearized"])
+def test_tokens_are_predicted(method, trained):
+    model, opt = trained
+    rows, length = tokens()[:4], LENGTH + 1
+    options = {"likelihood": ba.Categorical(), "output": lambda out: out.logits, "mc_samples": 4, "method": method}
+    pred = ba.predict(model, opt.posterior(), {"input_ids": rows}, **options)
+    assert pred.probs.shape == (4, length, 2 + len(WORDS))
+    torch.testing.assert_close(pred.probs.sum(-1), torch.ones(4, length))
+    assert pred.mutual_information.min() > 0
+
+
+def test_adapters_are_merged_by_precision(trained, tmp_path):
+    parts = [trained[1].posterior(), plain(adapted, rows=tokens()[:16])[1].posterior()]
+    merged = ba.merge(parts)
+    for name, mean in merged.mean.items():
+        precisions = [1 / q.variance[name].double() for q in parts]
+        expected = sum(p * q.mean[name] for p, q in zip(precisions, parts, strict=True)) / sum(precisions)
+        torch.testing.assert_close(mean.double(), expected, rtol=1e-5, atol=1e-7)
+    model = adapted()
+    with merged.applied(model):
+        model.save_pretrained(tmp_path)
+    state = peft.get_peft_model_state_dict(peft.PeftModel.from_pretrained(language_model(), tmp_path))
+    found = {name.replace(".weight", ".default.weight"): value for name, value in state.items()}
+    torch.testing.assert_close(found, merged.mean)

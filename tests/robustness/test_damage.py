@@ -1,0 +1,168 @@
+"""Files that are damaged at random: refused by the one error, or what is read is what was written."""
+
+import json
+import random
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import csv
+
+import bayesadam as ba
+from bayesadam import runs
+from bayesadam.files import DamagedFile
+from bayesadam.posterior import BernoulliPosterior, LowRankGaussian, PartialGaussian
+from bayesadam.tabular import open_table
+
+VALUES = (None, True, -1, 0, 5, 2**70, 1e308, float("nan"), "", "x", [], [0], {}, {"a": 1}, ["mean/w"], "Mixture")
+
+
+def flipped(content, rng):
+    broken = bytearray(content)
+    for _ in range(rng.choice((1, 1, 20))):
+        broken[rng.randrange(len(broken))] ^= 1 << rng.randrange(8)
+    return bytes(broken)
+
+
+def cut(content, rng):
+    return content[: rng.randrange(len(content))]
+
+
+def longer(content, rng):
+    return content + rng.randbytes(rng.randrange(1, 100))
+
+
+def moved(content, rng):
+    begin, length = rng.randrange(len(content)), rng.randrange(1, 64)
+    return content[:begin] + content[begin + length :] + content[begin : begin + length]
+
+
+def header(content, rng):
+    """Another value in the header of safetensors."""
+    record, data = unpacked(content)
+    tensor = record[rng.choice([name for name in record if name != "__metadata__"])]
+    values = {
+        "dtype": ("F64", "F8_E4M3", "U16", "C64", "X"),
+        "shape": ([], [1] * 65, [2**62, 2**62]),
+        "data_offsets": ([-1, 3], [0, 8], [3, 0], None),
+    }
+    name = rng.choice(list(values))
+    tensor[name] = rng.choice(values[name])
+    return packed(record, data)
+
+
+def fields(content, rng):
+    """Another value in the library's own part of the header."""
+    record, data = unpacked(content)
+    (key,) = record["__metadata__"]
+    own = json.loads(record["__metadata__"][key])
+    change(own, rng)
+    record["__metadata__"][key] = json.dumps(own)
+    return packed(record, data)
+
+
+def unpacked(content):
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def packed(record, data):
+    text = json.dumps(record).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def change(record, rng):
+    """Replace or remove one entry, at a random depth."""
+    name = rng.choice(list(record) if isinstance(record, dict) else range(len(record)))
+    if isinstance(record[name], dict | list) and record[name] and rng.random() < 0.7:
+        change(record[name], rng)
+    elif rng.random() < 0.2:
+        del record[name]
+    else:
+        record[name] = rng.choice(VALUES)
+
+
+BYTES = (flipped, cut, longer, moved)
+WAYS = (*BYTES, header, fields)
+
+
+def test_posteriors(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    mean = {"w": torch.randn((2, 3), generator=generator), "b": torch.randn(3, generator=generator)}
+    variance = {name: value.square() + 0.1 for name, value in mean.items()}
+    diagonal = ba.DiagonalGaussian(mean, variance, hyperparameters={"method": "vadam", "lr": 0.1})
+    whole = [
+        diagonal,
+        ba.DenseGaussian(mean, torch.eye(9) + 0.1),
+        LowRankGaussian(mean, variance, {name: value[None].repeat_interleave(2, 0) for name, value in mean.items()}),
+        BernoulliPosterior({name: value.sigmoid() for name, value in mean.items()}, mean),
+        PartialGaussian(diagonal, {"fixed": torch.ones(2)}),
+        ba.Mixture([diagonal, ba.DiagonalGaussian(variance, variance)]),
+    ]
+    path, rng, refused = tmp_path / "q.safetensors", random.Random(7), 0
+    for posterior in whole:
+        posterior.save(path)
+        content = path.read_bytes()
+        for way in WAYS * 12:
+            path.write_bytes(way(content, rng))
+            try:
+                found = ba.load_posterior(path)
+            except DamagedFile:
+                refused += 1
+                continue
+            assert type(found) is type(posterior), way
+            for name, value in posterior.tensors().items():
+                assert torch.equal(found.tensors()[name], value), way
+    assert refused > 0.9 * len(whole) * len(WAYS) * 12
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a table and a run of each task."""
+    folder = tmp_path_factory.mktemp("runs")
+    generator = np.random.default_rng(0)
+    size, city = generator.normal(50, 20, 80), generator.choice(["Rome", "Oslo", "Köln"], 80)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bayesadam.runs.fitting.write_report", lambda path, data: path.write_text("page"))
+        for name, target in (("numbers", size + generator.normal(size=80)), ("labels", np.where(size > 50, "a", "b"))):
+            csv.write_csv(pa.table({"size": size, "city": city, "y": target}), folder / f"{name}.csv")
+            settings = runs.Settings(str(folder / f"{name}.csv"), "y", members=2, epochs=3, hidden=(4,))
+            runs.fit(settings, folder / name, runs.Watcher())
+    return folder
+
+
+@pytest.mark.parametrize("name", ["posterior.safetensors", "model.json", "preprocessing.json", "report.json"])
+def test_runs(made, tmp_path, monkeypatch, name):
+    """Damaged bytes, another value, the file of another run, or no file."""
+    monkeypatch.setattr("bayesadam.runs.folder.write_report", lambda path, data: path.write_text(json.dumps(data)))
+
+    def use(path):
+        if name == "report.json":
+            return runs.rewrite_report(path).read_text()
+        runs.predict(runs.Run(path), open_table(made / "numbers.csv"), tmp_path / "out.csv")
+        return (tmp_path / "out.csv").read_bytes()
+
+    shutil.copytree(made / "numbers", tmp_path / "run")
+    file, expected = tmp_path / "run" / name, use(made / "numbers")
+    content, rng, refused = file.read_bytes(), random.Random(1), 0
+    for trial in range(24):
+        if trial % 2:
+            file.write_bytes(rng.choice(WAYS if name.endswith("s") else BYTES)(content, rng))
+        elif name.endswith("json"):
+            record = json.loads(content)
+            change(record, rng)
+            file.write_text(json.dumps(record))
+        try:
+            assert use(tmp_path / "run") == expected
+        except runs.RunError:
+            refused += 1
+    assert refused > 9
+    file.unlink()
+    with pytest.raises(runs.RunError, match="it lacks"):
+        use(tmp_path / "run")
+    if name != "report.json":
+        shutil.copy(made / "labels" / name, file)
+        with pytest.raises(runs.RunError, match="cannot be read"):
+            use(tmp_path / "run")
