@@ -121,12 +121,6 @@ def test_the_posterior_starts_at_the_initial_precision(method):
         torch.testing.assert_close(variance_of(opt), torch.full((50,), 1 / 77.0).double(), rtol=1e-5, atol=0)
 
 
-@representatives
-def test_a_prior_may_be_a_number(method):
-    found = [method(make_net(), **{name: np.int64(3)}) for name in ("prior", "prior_precision")]
-    assert [opt.param_groups[0]["prior_precision"] for opt in found] == [3, 3]
-
-
 def test_the_suite_covers_every_exported_optimiser():
     exported = {v for v in vars(ba).values() if isinstance(v, type) and issubclass(v, torch.optim.Optimizer)}
     assert exported | {ba.population.BayesByBackprop} == set(OPTIMIZERS.values())

@@ -39,7 +39,7 @@ def assert_alike(first, second):
 def bytes_of(opt):
     """Of the state's own memory: what is shared with the weights is theirs."""
     own = {p.untyped_storage().data_ptr() for group in opt.param_groups for p in group["params"]}
-    tensors = [t for state in opt.state.values() for t in state.values() if torch.is_tensor(t)]
+    tensors = [t for state in opt.state.values() for t in state.values() if t.ndim and torch.is_tensor(t)]
     return sum(t.untyped_storage().nbytes() for t in tensors if t.untyped_storage().data_ptr() not in own)
 
 

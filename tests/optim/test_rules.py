@@ -13,7 +13,9 @@ from optim.problems import START, D, Problem, eps_of, tensor
 from references import REFERENCES, Setting
 
 LR = {"vadagrad": 0.05, "ivon": 0.05, "vogn": 0.05, "von": 0.05, "van": 0.05}
-WITH_PRIOR = [name for name in RATES if OPTIMIZERS[name].has_prior]
+PUBLISHED = sorted(name for name in RATES if name in REFERENCES)
+"""BayesAdam, our own, has a test of its own."""
+WITH_PRIOR = [name for name in PUBLISHED if OPTIMIZERS[name].has_prior]
 SECOND_ORDER = ["von", "van", "ngvi", "natural_von"]
 ON_NOISE = [*SECOND_ORDER, "ivon", "bbb"]
 """Their curvature is read off the noise, if they are not given the Hessian."""
@@ -85,14 +87,50 @@ TEMPERED = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(RATES))
+@pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.parametrize("case", CASES)
 def test_equals_reference_loop_given_the_same_noise(name, case):
     # Without memory the step divides by this gradient's size alone, which multiplies rounding errors step by step.
     assert_matches(name, 10 if case == "b2 = 0" else 30, **CASES[case])
 
 
-@pytest.mark.parametrize("name", sorted(WITH_PRIOR))
+DEFAULTS = {
+    **dict.fromkeys(["vadam", "vprop", "bbb"], {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0}),
+    "natural_vadam": {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0},
+    "natural_von": {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0},
+    "vadagrad": {"lr": 1e-2, "betas": (0.9, 0.999), "temperature": 0.0},
+    "von": {"lr": 1e-2, "betas": (0.0, 0.999), "prior_precision": 1.0},
+    "van": {"lr": 1e-2, "betas": (0.0, 0.999), "prior_precision": 1.0, "temperature": 0.0},
+    "vogn": {"lr": 1e-3, "betas": (0.0, 0.999), "prior_precision": 1.0},
+    "ngvi": {"lr": 1e-2, "betas": (0.9, 0.999), "prior_precision": 1.0},
+    "ivon": {"lr": 0.1, "betas": (0.9, 0.99999), "prior_precision": 1e-4 * 100.0},
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_default_arguments_are_the_published_algorithm(name):
+    """Only the sizes are given; the initial precision is ``max(num_data, prior_precision)``."""
+    net = nn.Linear(D, 1, bias=False).double()
+    net.weight.data.copy_(tensor([START]))
+    required = {"initial_precision": 100.0} if name == "vadagrad" else {}
+    required |= {"curvature": ba.PerExampleSquares(net)} if name == "vogn" else {}
+    opt, problem = OPTIMIZERS[name](net.named_parameters(), num_data=100.0, **required), Problem()
+    for t in range(30):
+        with opt.sampled_params():
+            if name == "vogn":
+                net(tensor([problem.gradient(net.weight[0].tolist(), t)])).mean().backward()
+            else:
+                problem.loss(net.weight[0], t).backward()
+        opt.step()
+        opt.zero_grad()
+    setting = Setting(problem.gradient, eps_of(), num_data=100.0, initial_precision=100.0, **DEFAULTS[name])
+    mean, precision = REFERENCES[name](START, 30, setting)
+    q = opt.posterior()
+    assert q.mean["weight"][0].tolist() == pytest.approx(mean, rel=1e-10, abs=1e-10)
+    assert q.variance["weight"][0].reciprocal().tolist() == pytest.approx(precision, rel=1e-10)
+
+
+@pytest.mark.parametrize("name", WITH_PRIOR)
 @pytest.mark.parametrize("case", TEMPERED)
 def test_temperature_and_prior_equal_reference_loop(name, case):
     assert_matches(name, **TEMPERED[case])
@@ -187,7 +225,6 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("name", LIMITS)
-@pytest.mark.filterwarnings("ignore:.*is still initial_precision:UserWarning")
 def test_with_negligible_noise_and_prior_it_is_the_optimiser_of_torch(name):
     options, make = LIMITS[name]
     mean, _ = trained(name, 100, Problem(), **options)

@@ -26,25 +26,23 @@ def uncompiled(method: Any) -> Any:
 
 
 class Block(ContextDecorator):
-    """A context in which the weights hold a posterior sample."""
+    """A context in which the weights hold a posterior sample; it ends with the object, if it is never left."""
 
-    def __init__(self, engine: Engine, shown: Hidden = ()) -> None:  # type: ignore[assignment]
-        self.engine, self.shown, self._entered = engine, shown, False
+    def __init__(self, engine: Engine, shown: Hidden | None = None) -> None:
+        self.engine, self.shown = engine, shown or []
 
     @uncompiled
     def __enter__(self) -> None:
-        self.engine.open_block(self.shown)
-        self._entered = True
+        self.engine.open_block(id(self), self.shown)
 
     @uncompiled
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._entered = False
         self.engine.close_block(completed=kind is None)
 
     def __del__(self) -> None:
-        if self._entered:  # abandoned, without an exit
+        if self.engine.opened == id(self):
             self.engine.close_block(completed=False)
 
 
@@ -62,22 +60,27 @@ class Engine:
         self.weights = Weights(layout, dense)
         self.collection = Collection(self.weights, source)
         self.updates = Updates(self.weights, self.collection)
-        self.open = False
+        self.opened: int | None = None  # the identity of the open block
         self._before: Hidden = []
         self._cleared = False
+
+    @property
+    def open(self) -> bool:
+        """Whether a sampling block is open."""
+        return self.opened is not None
 
     def refuse_inside(self, name: str) -> None:
         """Raise if a sampling block is open."""
         if self.open:
             raise RuntimeError(f"{name} must be called outside sampled_params(), got a call inside")
 
-    def open_block(self, shown: Hidden) -> None:
+    def open_block(self, block: int, shown: Hidden) -> None:
         """Put the next sample into the weights; earlier gradients are hidden, except for those in ``shown``."""
         self._check_block()
         self._before = self.collection.present()
         try:
             with postponed_interrupt():
-                self.open = True
+                self.opened = block
                 for parameter, _ in self._before:
                     parameter.grad = None
                 self.weights.perturb(self.collection.samples, BLOCK)
@@ -91,16 +94,16 @@ class Engine:
 
     def close_block(self, *, completed: bool) -> None:
         """Put the mean back into the weights, and with ``completed`` collect the gradients of the sample."""
-        done = False
-        try:
-            with postponed_interrupt():
+        with postponed_interrupt():
+            done = False
+            try:
                 if completed:
                     if self.source is not None:
                         self.source.check_gradients()
                     self.collection.collect(self._before)
                     done = True
-        finally:
-            self._close(failed=not done)
+            finally:
+                self._close(failed=not done)
 
     def _close(self, *, failed: bool) -> None:
         self.weights.restore()
@@ -108,7 +111,7 @@ class Engine:
             self.source.stop()
         for parameter, grad in self._before if failed else ():
             parameter.grad = grad
-        self.open, self._before = False, []
+        self.opened, self._before = None, []
 
     def _check_block(self) -> None:
         count = self.layout.first["mc_samples"]
