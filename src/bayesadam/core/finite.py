@@ -26,7 +26,7 @@ def first_bad(grads: Sequence[Tensor], *, compiles: bool | None) -> int | None:
     """
     if not grads:
         return None
-    walk = _compiled() if compiles is not False and all(map(_is_plain, grads)) else None
+    walk = _compiled() if compiles is not False and _are_plain(grads) else None
     if walk is not None:
         return walk(grads)
     if math.isfinite(_read(full(nn.utils.get_total_norm(list(grads))))):
@@ -58,9 +58,10 @@ def _compiled() -> Callable[[Sequence[Tensor]], int | None] | None:
     return walk
 
 
-def _is_plain(grad: Tensor) -> bool:
-    """Whether a gradient is contiguous float32 in CPU memory."""
-    return type(grad) is Tensor and grad.dtype is torch.float32 and grad.is_cpu and grad.is_contiguous()
+def _are_plain(grads: Sequence[Tensor]) -> bool:
+    """Whether all gradients are contiguous float32 in CPU memory."""
+    types, contiguous = set(map(type, grads)), all(map(Tensor.is_contiguous, grads))
+    return types == {Tensor} and contiguous and all(g.dtype is torch.float32 and g.is_cpu for g in grads)
 
 
 def _read(value: Tensor) -> float:

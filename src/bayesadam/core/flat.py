@@ -101,6 +101,7 @@ class Flat:
     def __init__(self, kind: Kind, members: Sequence[Member], state_names: Sequence[str]) -> None:
         self.kind, self.members = kind, list(members)
         self.parameters = [member.parameter for member in members]
+        self.is_sharded = any(map(is_sharded, self.parameters))
         self.shapes = [local(parameter).shape for parameter in self.parameters]
         self.sizes = np.array([shape.numel() for shape in self.shapes], dtype=np.int64)
         self.ends = np.cumsum(self.sizes)
@@ -166,6 +167,11 @@ class Flat:
             state["prior_precision"] = row[len(COUNTERS)]
         return state
 
+    def advance(self, chosen: NDArray[np.int64], after: tuple[Any, ...]) -> None:
+        """Set the counters of some members to those after a step."""
+        for column, value in enumerate(after):
+            self.counters[chosen, column] = value[chosen] if isinstance(value, np.ndarray) else value
+
     def hyper(self, rule: Rule, number: int) -> Hyper:
         """Hyper-parameters of one member, in numbers and in tensors of its local shape."""
         group = self.members[number].group
@@ -221,6 +227,11 @@ class Flat:
                 yield pieces
 
     @cached_property
+    def has_priors(self) -> bool:
+        """Whether a member has a prior from its initial values."""
+        return not np.isnan(self.priors).all()
+
+    @cached_property
     def rows(self) -> NDArray[np.int64]:
         """First columns of a kernel's table, for every member: see ``cpp.FIXED``."""
         rows = np.zeros((len(self.members), 5), dtype=np.int64)
@@ -236,11 +247,11 @@ class Counted(NamedTuple):
 
     Attributes:
         numbers: Numbers by name, each a float or an array with one for every member.
-        after: Counters after the step, as in :attr:`Flat.counters`.
+        after: Counters after the step, each a float or an array.
     """
 
     numbers: dict[str, Any]
-    after: NDArray[np.float64]
+    after: tuple[Any, ...]
 
 
 def numbers_of(
@@ -269,7 +280,7 @@ def numbers_of(
         for name, value in found.items():
             values = [own[name] for own in several]
             found[name] = value if values.count(value) == len(values) else np.array(values)[flat.group_of]
-    if not np.isnan(flat.priors).all():
+    if flat.has_priors:
         found["prior_precision"] = np.where(np.isnan(flat.priors), found["prior_precision"], flat.priors)
     rows = flat.counters
     before: Any = rows[0].tolist() if (rows == rows[0]).all() else list(rows.T)
@@ -286,8 +297,7 @@ def numbers_of(
     )
     found.update(zip((f"new_{name}" for name in COUNTERS), after, strict=True))
     found["kept_scale"], found["share"] = kept_scale, share
-    new = np.stack(np.broadcast_arrays(*after, np.zeros(len(flat.members)))[:-1], axis=1)
-    return Counted(found, new)
+    return Counted(found, after)
 
 
 def noise_place(parameter: Tensor) -> tuple[int, int]:

@@ -107,7 +107,10 @@ def _run_compiled(
     copies: list[tuple[Tensor, Tensor]] = []  # of tensors whose memory is in another order than their elements
     for column, name in enumerate(names, cpp.FIXED):
         if name in lists:
-            table[:, column] = [_flattened(tensor, program.tensors[name], copies).data_ptr() for tensor in lists[name]]
+            tensors, dtype = lists[name], program.tensors[name]
+            if not all(map(Tensor.is_contiguous, tensors)) or any(tensor.dtype is not dtype for tensor in tensors):
+                tensors = [_flattened(tensor, dtype, copies) for tensor in tensors]
+            table[:, column] = list(map(Tensor.data_ptr, tensors))
     rows = np.array([[numbers[name] for name in program.numbers]], dtype=np.float64) if _alike(numbers) else None
     if rows is None:
         columns = [np.broadcast_to(numbers[name], len(flat.members)) for name in program.numbers]
@@ -301,4 +304,4 @@ def _trial(
 def weights_of(flat: Flat, chosen: NDArray[np.int64]) -> list[Tensor]:
     """The local weights of some members, without gradients."""
     parameters = flat.parameters if len(chosen) == len(flat.members) else [flat.parameters[i] for i in chosen]
-    return [local(parameter) for parameter in parameters]
+    return [local(parameter) for parameter in parameters] if flat.is_sharded else list(parameters)

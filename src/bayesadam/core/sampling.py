@@ -51,7 +51,7 @@ class Weights:
         self.layout, self.dense = layout, dense
         self.flats: list[Flat] = []
         self.drawn = Draw(0, 0, 0, False)
-        self._versions: dict[Tensor, int] = {}
+        self._versions: list[list[int]] = []  # of the members of the flats, after the sample was put into them
         self._groups: list[Any] = []
         self._widths: dict[int, dict[str, Any]] = {}
 
@@ -113,7 +113,7 @@ class Weights:
     def settle(self, flats: Sequence[Flat], draw: Draw) -> None:
         """Record that the members of these flats hold a sample."""
         self.flats, self.drawn = list(flats), draw
-        self._versions = {p: local(p)._version for flat in self.flats for p in flat.parameters}
+        self._versions = [[local(p)._version for p in flat.parameters] for flat in self.flats]
         if not self._groups:
             self._groups = self._groups_now()
             self._widths = {id(group): self._widths_of(group) for group in self.layout.owner.param_groups}
@@ -150,7 +150,7 @@ class Weights:
         for flat in self.flats:
             chosen = np.arange(len(flat.members))
             self._recover(flat, chosen, launch.weights_of(flat, chosen))
-        self.flats, self._versions, self._groups = [], {}, []
+        self.flats, self._versions, self._groups = [], [], []
         self.layout.set_all("weights", MEAN)
         torch.clear_autocast_cache()
 
@@ -182,12 +182,10 @@ class Weights:
         """Members that were written to since the sample was put into them, by flat."""
         chosen = None if among is None else set(among)
         found = []
-        for flat in self.flats:
-            numbers = [
-                number
-                for number, p in enumerate(flat.parameters)
-                if (chosen is None or p in chosen) and local(p)._version != self._versions.get(p)
-            ]
+        for flat, versions in zip(self.flats, self._versions, strict=True):
+            now = [local(parameter)._version for parameter in flat.parameters]
+            changed = [] if now == versions else [n for n, version in enumerate(now) if version != versions[n]]
+            numbers = [n for n in changed if chosen is None or flat.parameters[n] in chosen]
             if numbers:
                 found.append((flat, numbers))
         return found
@@ -234,7 +232,9 @@ class Weights:
         return chosen, found
 
     def _remember(self, flat: Flat, numbers: Iterable[int]) -> None:
-        self._versions.update({flat.parameters[n]: local(flat.parameters[n])._version for n in numbers})
+        versions = self._versions[self.flats.index(flat)]
+        for number in numbers:
+            versions[number] = local(flat.parameters[number])._version
 
     @torch.inference_mode(False)
     @torch.no_grad()

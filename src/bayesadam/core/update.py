@@ -34,10 +34,12 @@ class Updates:
 
     def first_bad(self) -> Tensor | None:
         """The first parameter whose gradient is not finite, if there is one."""
-        parameters = [member.parameter for member in self.collection.trained()]
-        grads = [self.collection.gradient(parameter) for parameter in parameters]
-        number = first_bad(grads, compiles=self.layout.first["compile"])
-        return None if number is None else parameters[number]
+        trained = [p for flat in self.layout.known() for p in flat.parameters if p.grad is not None]
+        grads = [parameter.grad for parameter in trained]
+        if any(grad.is_sparse for grad in grads):  # type: ignore[union-attr]
+            grads = [self.collection.gradient(parameter) for parameter in trained]  # which names it
+        number = first_bad(grads, compiles=self.layout.first["compile"])  # type: ignore[arg-type]
+        return None if number is None else trained[number]
 
     def ready(self) -> bool:
         """Whether to step; raises an error if ``nonfinite="raise"`` and the step cannot be made."""
@@ -80,7 +82,7 @@ class Updates:
         if self.dense is not None and ready:
             self.dense.step(flats, self.collection.gradients(), factor=self.collection.factor, follow=not drop_in)
             for flat in flats:
-                flat.counters[:] = numbers_of(self.layout.rule, flat).after
+                flat.advance(np.arange(len(flat.members)), numbers_of(self.layout.rule, flat).after)
         if drop_in and self.dense is not None:
             self.dense.prepare([flat for flat in flats if flat.kind.perturb], draws["next_eps"])
         for flat in flats:
@@ -142,7 +144,8 @@ class Updates:
         then = "sample" if drop_in else "mean"
         work = pass_of(self.layout, flat, "update", mean=mean, deviation=deviation, curvature=curvature, then=then)
         lists: dict[str, list[Tensor]] = {"weights": launch.weights_of(flat, chosen)}
-        lists["grad"] = [local(grads[number]) for number in chosen.tolist()]
+        own = list(grads) if len(chosen) == len(grads) else [grads[number] for number in chosen.tolist()]
+        lists["grad"] = [local(grad) for grad in own] if flat.is_sharded else own
         kept_scale: Any = 1.0
         if curvature == "kept":
             lists["kept"] = [self.collection.kept[flat.parameters[number]] for number in chosen]
@@ -151,7 +154,7 @@ class Updates:
             rule, flat, scale=self.collection.factor, kept_scale=kept_scale, groups=self._limited(flat)
         )
         launch.run(work, flat, chosen, counted.numbers, lists, draws, compile=self.layout.first["compile"])
-        flat.counters[chosen] = counted.after[chosen]
+        flat.advance(chosen, counted.after)
 
     def _limited(self, flat: Flat) -> list[Mapping[str, Any]]:
         """The groups of a flat, with a smaller rate if back-tracking asks for it."""
