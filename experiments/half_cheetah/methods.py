@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from bayesadam.engine.rule import Hyper, Option, State, add_scaled_, blend_, factor
 from torch import Tensor
 
 import bayesadam as ba
-from bayesadam.engine.rule import Hyper, Option, State, add_scaled_, blend_, factor
 from bayesadam.optim.vadam import VadamRule
 
 PRECISION_LR = Option("precision_lr", 0.01, "a finite number, at least 0", lambda v: 0 <= v < math.inf)

@@ -73,13 +73,13 @@ _OPTIONAL = ("integrations", "plots", "sklearn")
 """Modules that need further packages; each is imported at its first use."""
 
 __all__ = [
-    "BayesAdam",
     "IVON",
     "NGVI",
     "SWAG",
     "VAN",
     "VOGN",
     "VON",
+    "BayesAdam",
     "Bernoulli",
     "BetaScheduler",
     "Categorical",

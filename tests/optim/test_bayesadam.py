@@ -99,7 +99,7 @@ def test_squares_of_examples_give_the_width_of_the_mean_square():
         for step in range(200):
             x, y = rows(step % 20 if size == 1 else 0)
             part = slice(0, 1) if size == 1 else slice(4 * (step % 4), 4 * (step % 4) + 4)
-            make_step(opt, lambda x=x[part], y=y[part]: 0.5 * (model(x) - y).square().mean())
+            make_step(opt, lambda model=model, x=x[part], y=y[part]: 0.5 * (model(x) - y).square().mean())
         found.append(opt.posterior().variance["weight"])
     torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=0)
     x, y = rows(0)

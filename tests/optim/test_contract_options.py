@@ -10,7 +10,7 @@ import torch
 import bayesadam as ba
 import bayesadam.population
 from bayesadam.optim import OPTIMIZERS
-from optim.methods import RATES, Method, every_method, make_net, methods, representatives, train, variance_of
+from optim.methods import RATES, Method, every_method, make_net, methods, train, variance_of
 
 BAD = [
     ("lr", -0.1, "a number or a 1-element tensor, finite and at least 0"),

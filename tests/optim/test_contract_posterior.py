@@ -165,7 +165,6 @@ def covered(net, **changes):
 
 
 PRIOR_ERRORS = [
-    (lambda net: {"prior": covered(net), "prior_precision": 2.0}, "prior must not be given together"),
     (lambda net: {"prior": covered(net), "params": net.parameters()}, "prior must be matched by name"),
     (
         lambda net: {"prior": covered(net), "params": [("other", nn.Parameter(torch.ones(3)))]},

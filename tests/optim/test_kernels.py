@@ -9,7 +9,6 @@ from torch import nn
 
 from bayesadam import native, noise
 from bayesadam.core import launch
-from bayesadam.optim import OPTIMIZERS
 from optim.methods import RATES, Method, make_step, mean_of, methods, variance_of, weights
 
 pytestmark = pytest.mark.skipif(not native.has_compiler(), reason="needs a C++ compiler")

@@ -95,7 +95,9 @@ def test_equals_reference_loop_given_the_same_noise(name, case):
 
 
 DEFAULTS = {
-    **dict.fromkeys(["vadam", "vprop", "bbb"], {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0}),
+    "vadam": {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0},
+    "vprop": {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0},
+    "bbb": {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0},
     "natural_vadam": {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0},
     "natural_von": {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0},
     "vadagrad": {"lr": 1e-2, "betas": (0.9, 0.999), "temperature": 0.0},

@@ -132,7 +132,10 @@ class Collection:
             if parameter.requires_grad:  # one that this rank has no gradient of counts as zero
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         average([self.gradient(member.parameter) for member in self.trained()])
-        average(list(self.kept.values()))
+        if self.source is None and self.weights.dense is None:
+            for flat in self._measured():
+                self._keep_zeros(flat, [i for i, parameter in enumerate(flat.parameters) if parameter.requires_grad])
+        average([self.kept[m.parameter] for m in self.layout.members() if m.parameter in self.kept])
 
     @torch.no_grad()
     def after_backward(self) -> None:
@@ -167,21 +170,25 @@ class Collection:
             for member in trained:
                 self._keep_from_source(member, share)
             return
-        rule = self.layout.rule
-        for flat in self.layout.known():
-            held = flat in self.weights.flats
-            if rule.needs_noise and not held:
-                continue
-            chosen = [i for i, p in enumerate(flat.parameters) if p.grad is not None]
-            self._keep_from_rule(flat, chosen, share, held=held)
+        for flat in self._measured():
+            self._keep_from_rule(flat, share)
 
-    def _keep_from_rule(self, flat: Flat, chosen: list[int], share: float, *, held: bool) -> None:
+    def _measured(self) -> list[Flat]:
+        """Flats whose curvature the rule computes."""
+        flats = self.layout.known()
+        return [flat for flat in flats if flat in self.weights.flats] if self.layout.rule.needs_noise else flats
+
+    def _keep_zeros(self, flat: Flat, numbers: Sequence[int]) -> None:
+        """Start the mean curvature of those of these members of a flat that have none yet."""
+        new = [number for number in numbers if flat.parameters[number] not in self.kept]
+        parts = flat.parts(flat.vector()) if new else []
+        self.kept.update({flat.parameters[number]: parts[number] for number in new})
+
+    def _keep_from_rule(self, flat: Flat, share: float) -> None:
+        chosen = [number for number, parameter in enumerate(flat.parameters) if parameter.grad is not None]
         parameters = [flat.parameters[number] for number in chosen]
-        new = [parameter for parameter in parameters if parameter not in self.kept]
-        if new:
-            parts = dict(zip(flat.parameters, flat.parts(flat.vector()), strict=True))
-            self.kept.update({parameter: parts[parameter] for parameter in new})
-        rule = self.layout.rule
+        self._keep_zeros(flat, chosen)
+        rule, held = self.layout.rule, flat in self.weights.flats
         mean = ("state" if flat.stored else "sample") if held else "weights"
         deviation = (flat.deviation(held=True) if held else None) if rule.needs_noise else None
         work = pass_of(self.layout, flat, "collect", mean=mean, deviation=deviation, curvature="rule")

@@ -1,8 +1,8 @@
 """One Gaussian over all weights together, where the Hessian is a matrix, and samples and steps are not element-wise.
 
-``S`` is one matrix in float64 for parameters of any dtype: in float32 a precision whose eigenvalues span seven orders of
-magnitude need not be positive. ``state[p]["hessian"]`` is a view of its rows that belong to ``p``. The parameters are
-the trainable ones in order; they must stay the same.
+``S`` is one matrix in float64 for parameters of any dtype: in float32 a precision whose eigenvalues span seven orders
+of magnitude need not be positive. ``state[p]["hessian"]`` is a view of its rows that belong to ``p``. The parameters
+are the trainable ones in order; they must stay the same.
 """
 
 from __future__ import annotations
@@ -69,10 +69,11 @@ class Dense:
             ValueError: Loaded rows are not those of a precision matrix.
         """
         self._flats = flats
-        members = sorted((member for flat in flats for member in flat.members), key=lambda member: member.index)
+        members = sorted((member for flat in flats for member in flat.members), key=lambda member: member.noise_index)
         states = self.owner.state
         rows = [states[m.parameter]["hessian"] for m in members if "hessian" in states.get(m.parameter, {})]
-        total, spans = 0, {}
+        total = 0
+        spans: dict[Tensor, slice[Any, Any, Any]] = {}
         for member in members:
             spans[member.parameter] = slice(total, total + member.parameter.numel())
             total += member.parameter.numel()
@@ -113,7 +114,8 @@ class Dense:
     def precision(self) -> Tensor:
         """``N S + lambda I`` over all weights in order; without the prior's part at ``tau = 0``."""
         first = self.owner.param_groups[0]
-        return first["num_data"] * self.matrix + torch.diag(self._prior() * (first["temperature"] > 0))
+        data: Tensor = first["num_data"] * self.matrix
+        return data + torch.diag(self._prior() * (first["temperature"] > 0))
 
     def is_random(self) -> Tensor:
         """Whether each weight is perturbed, ``(D,)``."""
@@ -138,7 +140,7 @@ class Dense:
             )
         sizes = [member.parameter.numel() for member in members]
         normals = torch.empty(len(factor), device=factor.device)
-        places = [(m.index, 0, size, size) for m, size in zip(members, sizes, strict=True) if size]
+        places = [(m.noise_index, 0, size, size) for m, size in zip(members, sizes, strict=True) if size]
         noise.fill_runs(normals, places, seed=draw.seed, step=draw.step, sample=draw.pair, scratch=_SCRATCH)
         eps = normals.double().mul_(-1.0 if draw.negative else 1.0)
         moved = torch.linalg.solve_triangular(factor.mT, eps[:, None], upper=True)[:, 0].split(sizes)
@@ -179,7 +181,7 @@ class Dense:
             RuntimeError: A parameter has no gradient.
         FloatingPointError: The curvature is not finite, or the precision would not be positive definite.
         """
-        missing = [member.index for member in self.members if member.parameter not in grads]
+        missing = [member.noise_index for member in self.members if member.parameter not in grads]
         if missing:
             raise RuntimeError(
                 "every trainable parameter must have a gradient when covariance='full', got none for number "

@@ -233,13 +233,14 @@ class Engine:
             return self._call(closure)
         count = self.layout.first["mc_samples"]
         differentiates = self.source is not None and self.source.differentiates  # it then computes all gradients itself
-        earlier = [] if differentiates else [(p, grad) for p, grad in self.collection.present() if grad is not None]
+        present = [] if differentiates else self.collection.present()
+        earlier = [(parameter, grad) for parameter, grad in present if grad is not None]
         losses = []
         try:
             for number in range(count):
                 # If the closure does not clear gradients, every sample starts from those of earlier micro-batches.
                 last = number == count - 1
-                shown = [(p, grad if last or grad is None else grad.clone()) for p, grad in earlier]
+                shown: Hidden = [(parameter, grad if last else grad.clone()) for parameter, grad in earlier]
                 self._cleared = False
                 versions = [None if grad is None else grad._version for _, grad in shown]
                 with Block(self, shown):
@@ -266,7 +267,7 @@ class Engine:
         if self.source is None or self._cleared:
             return
         for (parameter, grad), version in zip(shown, versions, strict=True):
-            if version is not None and parameter.grad is grad and parameter.grad._version == version + 1:
+            if grad is not None and version is not None and parameter.grad is grad and grad._version == version + 1:
                 raise RuntimeError(
                     "the closure must clear the gradients (optimizer.zero_grad()) for a method that collects curvature "
                     "with them, got gradients from before step(closure): accumulate over micro-batches inside the "

@@ -31,7 +31,7 @@ class Member(NamedTuple):
 
     parameter: nn.Parameter
     group: dict[str, Any]
-    index: int
+    noise_index: int
 
 
 class Piece(NamedTuple):
@@ -238,7 +238,7 @@ class Flat:
         rows[:, 0] = [first for first, _ in self.whole]
         rows[:, 1] = self.sizes
         rows[:, 2] = [noise.lanes_of(size) for _, size in self.whole]
-        rows[:, 3] = [member.index for member in self.members]
+        rows[:, 3] = [member.noise_index for member in self.members]
         return rows
 
 

@@ -210,14 +210,15 @@ def _normals(name: str, flat: Flat, pieces: Sequence[Piece], draw: Draw) -> Tens
         places = []
         for number, start, stop in pieces:
             first, whole = flat.whole[number]
-            places.append((flat.members[number].index, first + start, stop - start, whole))
+            places.append((flat.members[number].noise_index, first + start, stop - start, whole))
         noise.fill_runs(eps, places, seed=draw.seed, step=draw.step, sample=draw.pair, scratch=SCRATCH)
     else:
         for part, (number, _, _) in zip(_split(eps, pieces, flat), pieces, strict=True):
             full_shape, offset = place(flat.parameters[number])
-            index, shape = flat.members[number].index, flat.shapes[number]
-            where = {"offset": offset, "full_shape": full_shape, "out": part.view(shape), "scratch": SCRATCH}
-            noise.normal(draw.seed, draw.step, draw.pair, index, shape, **where)
+            index, shape = flat.members[number].noise_index, flat.shapes[number]
+            out = part.view(shape)
+            stream = (draw.seed, draw.step, draw.pair, index)
+            noise.normal(*stream, shape, offset=offset, full_shape=full_shape, out=out, scratch=SCRATCH)
     return eps.neg_() if draw.negative else eps
 
 

@@ -202,7 +202,7 @@ class Layout:
         names = self.names()
         if parameter in names:
             return repr(names[parameter])
-        return next(f"number {member.index}" for member in self.members() if member.parameter is parameter)
+        return next(f"number {member.noise_index}" for member in self.members() if member.parameter is parameter)
 
 
 _WIDER = 10.0

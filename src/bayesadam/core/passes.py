@@ -1,9 +1,9 @@
 """The element-wise computations on weights: the only place where a sample is computed from mean, width and noise, and
 a step from a gradient.
 
-They work on named tensors of one shape: ``weights`` and ``grad`` (in their own dtype), ``kept`` (a curvature from elsewhere, or averaged over
-samples), ``mean``, the rule's state, ``prior_mean`` and ``prior_precision`` if each weight has its own, and the noise
-``eps`` of the sample at which gradients were taken and ``next_eps`` of the next one.
+They work on named tensors of one shape: ``weights`` and ``grad`` (in their own dtype), ``kept`` (a curvature from
+elsewhere, or averaged over samples), ``mean``, the rule's state, ``prior_mean`` and ``prior_precision`` if each weight
+has its own, and the noise ``eps`` of the sample at which gradients were taken and ``next_eps`` of the next one.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class ExampleSource(CurvatureSource):
         self.squares = squares
 
     @property
-    def started(self) -> bool:  # type: ignore[override]
+    def started(self) -> bool:
         """Part of the base class."""
         return self.squares.started
 
@@ -258,7 +258,7 @@ class HessianSource(CurvatureSource):
         first = self.layout.first
         collected = self.collected()
         key = (self._calls * first["mc_samples"] + collected) * first["probes"] + number
-        indices: dict[Tensor, int] = {member.parameter: member.index for member in self.layout.members()}
+        indices: dict[Tensor, int] = {member.parameter: member.noise_index for member in self.layout.members()}
         signs = []
         for p in parameters:
             draw = noise.normal(first["seed"], first["noise_step"], key, indices[p], p.shape, stream=noise.PROBES)

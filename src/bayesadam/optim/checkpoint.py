@@ -249,7 +249,7 @@ class Checkpointed(Optimizer):
         return {**super().__getstate__(), "state": states, **{k: v for k, v in kept.items() if v is not None}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy or a pickle, and rebuild the engine, which is not part of it; or take what torch has loaded."""
+        """Restore a copy or a pickle, and rebuild the engine, which is not part of it; or take what was loaded."""
         model = state.pop("_attached", None)
         super().__setstate__(state)
         if self._loaded is not None:

@@ -46,7 +46,7 @@ class HessianRule(Rule):
         return hp.num_data * state["hessian"] + active_prior(hp)
 
     def curvature(self, grad: Tensor, deviation: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
-        """``g (theta - mu) / sigma^2``, whose expectation is the Hessian diagonal of the mean loss (Price's theorem)."""
+        """``g (theta - mu) / sigma^2``, with the Hessian diagonal of the mean loss as expectation (Price's theorem)."""
         return None if deviation is None else grad * deviation * self.precision(state, hp)
 
 

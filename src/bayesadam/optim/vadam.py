@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from bayesadam.core.rule import Hyper, Number, Rule, State, active_prior, average, tempered_average, with_prior
@@ -25,7 +27,7 @@ class VadamRule(Rule):
     approaches ``h / tau``.
     """
 
-    state = ("exp_avg", "exp_avg_sq")
+    state: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
         """``N (v + B s0 + lt)``, computed as ``N v + B initial_precision + (1 - B) lambda`` to avoid cancellation."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -39,8 +39,8 @@ class VONRule(HessianRule):
     noise there is no estimate of the curvature, and ``s`` does not change.
     """
 
-    state = ("hessian",)
-    options = (*HESSIAN_OPTIONS, COVARIANCE, CLIP_RADIUS)
+    state: ClassVar[tuple[str, ...]] = ("hessian",)
+    options: ClassVar[tuple[Option, ...]] = (*HESSIAN_OPTIONS, COVARIANCE, CLIP_RADIUS)
 
     def update(
         self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper

@@ -18,7 +18,7 @@ from bayesadam.population.objective import Losses, Objective
 from bayesadam.population.perceptron import Weights
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 class MappedObjective(Losses):

@@ -18,7 +18,7 @@ from bayesadam.population.layout import Layout
 from bayesadam.population.networks import Networks
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 class Objective(nn.Module, abc.ABC):

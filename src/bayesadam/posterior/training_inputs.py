@@ -32,8 +32,8 @@ class Sampled(Protocol):
 class TrainingInputs:
     """A forward hook that keeps the latest inputs of a model's training passes.
 
-    A training pass is one in training mode, with gradients, while the optimiser's weights hold a sample. Inputs are kept
-    only for models with batch norm layers, all of which are in training mode. They are copied, since loops may
+    A training pass is one in training mode, with gradients, while the optimiser's weights hold a sample. Inputs are
+    kept only for models with batch norm layers, all of which are in training mode. They are copied, since loops may
     overwrite them. In a copy or a pickle of the model the hook does nothing.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def contents(
         "task": target.task,
         "target": target.name,
         "classes": [str(label) for label in target.classes] or None,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "data": {
             "file": prepared.file.path.name,
             "rows": len(prepared.targets),
