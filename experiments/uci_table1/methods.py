@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import optuna
 import torch
+from optuna.storages.journal import JournalFileBackend
 from sklearn.model_selection import KFold
 from torch import Tensor, nn
 
@@ -193,7 +194,7 @@ def tune(objective: Objective, names: Sequence[str], config: Mapping[str, Any], 
         path: File of the journal.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(path)))
     options: dict[str, Any] = {"storage": storage, "direction": "maximize", "load_if_exists": True}
     studies = [optuna.create_study(study_name=name, **options) for name in names]
     space: dict[str, Any] = {name: optuna.distributions.FloatDistribution(*v) for name, v in config["space"].items()}
