@@ -171,9 +171,11 @@ def read_tensors(path: str | os.PathLike[str], what: str) -> Stored:
         what: Name of the file in messages, such as "the posterior file".
 
     Raises:
-        FileNotFoundError: There is no such file.
+        OSError: There is no such file, or it cannot be read.
         DamagedFile: The file is truncated, damaged, of another format, or written by another version of the library.
     """
+    with Path(path).open("rb"):  # safetensors' own error does not name the file
+        pass
     with reading(f"{what} must be what this version of bayesadam wrote", path), safe_open(path, framework="pt") as file:
         fields = json.loads(file.metadata()["bayesadam"])
         digest = fields.pop("digest")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from bayesadam.engine import sources
+from bayesadam.core import sources
 from torch import nn
 
 import bayesadam as ba

@@ -190,7 +190,9 @@ def _split(vector: Tensor, pieces: Sequence[Piece], flat: Flat) -> list[Tensor]:
     """Parts of a block's vector, in the shape of the member where a piece is the whole of it."""
     parts = vector.split_with_sizes([piece.stop - piece.start for piece in pieces])
     return [
-        part.view(flat.shapes[piece.number]) if part.numel() == flat.sizes[piece.number] else part
+        part
+        if piece.stop - piece.start != flat.sizes[piece.number] or part.shape == flat.shapes[piece.number]
+        else part.view(flat.shapes[piece.number])
         for part, piece in zip(parts, pieces, strict=True)
     ]
 
