@@ -83,11 +83,10 @@ FAULTS = [
         "optim/test_rules.py",
     ),
     Fault(
-        "largest rate of backtracking without the temperature",
+        "largest rate of backtracking without the prior",
         "optim/newton.py",
-        "    error = hp.temperature * hessian - curvature\n    shifted = hessian + active_prior(hp) / hp.num_data\n"
-        "    return torch.where",
-        "    error = hessian - curvature\n    shifted = hessian + active_prior(hp) / hp.num_data\n    return torch.where",
+        "torch.where(error <= 0, torch.inf, shifted / error)",
+        "torch.where(error <= 0, torch.inf, hessian / error)",
         "optim/test_rules.py",
     ),
     Fault(

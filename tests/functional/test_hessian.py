@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from bayesadam.core import sources
 from torch import nn
 
 import bayesadam as ba
+from bayesadam.core import sources
 from bayesadam.functional import hessian
 
 
