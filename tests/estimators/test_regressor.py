@@ -324,27 +324,6 @@ def test_an_interrupted_fit_keeps_what_it_has(curve):
     assert not BayesianMLPRegressor(**{**QUICK, "epochs": 5}).fit(*curve).interrupted_
 
 
-def test_what_was_best_before_an_interruption_is_still_known(curve, tmp_path, monkeypatch):
-    monkeypatch.setattr("bayesadam.population.checkpoint.SECONDS", 0.0)
-    x = curve[0]
-    noisy = x[:, 0] + 3.0 * np.random.default_rng(3).standard_normal(len(x))
-    options = {"members": 4, "hidden": (60,), "epochs": 200, "lr": 0.03, "random_state": 0}
-
-    def stop(status):
-        if status.epoch == 60:
-            raise KeyboardInterrupt
-
-    whole = BayesianMLPRegressor(**options).fit(x, noisy)
-    assert 10 <= whole.epochs_ < 60
-    with pytest.warns(UserWarning, match="training was interrupted"):
-        BayesianMLPRegressor(**options).fit(x, noisy, checkpoint=tmp_path, on_epoch=stop)
-    for _ in range(2):  # the second time from where the first ended
-        model = BayesianMLPRegressor(**options).fit(x, noisy, checkpoint=tmp_path)
-        assert (model.epochs_, model.stopped_) == (whole.epochs_, whole.stopped_)
-        np.testing.assert_array_equal(model.predict(x, return_std=True), whole.predict(x, return_std=True))
-        np.testing.assert_array_equal(model.history_["loss"], whole.history_["loss"])
-
-
 def test_a_time_budget_is_kept(curve):
     model = BayesianMLPRegressor("vadam", members=4, epochs=10_000_000, time_budget=0.5, random_state=0)
     seen = []

@@ -18,7 +18,7 @@ from bayesadam.population.objective import Losses, Objective
 from bayesadam.population.perceptron import Weights
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 class MappedObjective(Losses):
@@ -67,11 +67,6 @@ class MappedObjective(Losses):
         x, y = (part.repeat_interleave(samples, 0) for part in (batch.x, batch.y))
         each, penalty = vmap(self._run, randomness="different")(weights, x, y)
         return batch.mean(each.view(count, samples, -1)) + penalty.view(count, samples)
-
-    def constants(self) -> list[Tensor]:
-        """All tensors other than weights and data that the losses depend on."""
-        own = (self.networks.fixed, self.networks.common, self._fixed, self._common)
-        return [value for tensors in own for value in tensors.values()]
 
     def try_one(self, theta: Tensor, member: int, x: Tensor, y: Tensor, name: str) -> None:
         """Check that the losses are one number for each data point, and the penalty one number."""

@@ -18,7 +18,7 @@ from bayesadam.population.layout import Layout
 from bayesadam.population.networks import Networks
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 class Objective(nn.Module, abc.ABC):
@@ -212,10 +212,6 @@ class NegativeLogLikelihood(Losses):
     def _losses(self, output: Tensor, learned: Tensor | None = None, *, batch: Batch) -> Tensor:
         own = {} if learned is None else self.likelihoods.layout.split(learned)
         return -batch.mean(self.likelihoods.log_density(own, output, batch.y))
-
-    def constants(self) -> list[Tensor]:
-        """All tensors other than weights and data that the losses depend on."""
-        return [*self.networks.fixed.values(), *self.networks.common.values(), *self.likelihoods.fixed.values()]
 
     def try_one(self, theta: Tensor, member: int, x: Tensor, y: Tensor, name: str) -> None:
         """Check that the targets fit the output."""
