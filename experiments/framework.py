@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -193,7 +193,7 @@ def store(folder: Path, runs: Path, unit: Unit, result: Any, seconds: float, cpu
         "cpu_seconds": round(cpu_seconds, 3),
         "versions": {"python": platform.python_version(), **packages},
         "machine": {"platform": system, "processor": _processor(), "cpus": os.cpu_count()},
-        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     text, path = json.dumps(line, allow_nan=False, ensure_ascii=False), folder / "results.jsonl"
     with FileLock(runs / "results.lock"):
