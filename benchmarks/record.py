@@ -7,7 +7,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def arguments(description: str | None = None) -> argparse.ArgumentParser:
 def conditions(*packages: str) -> dict[str, Any]:
     """Date, versions, processor, threads and the load at this moment."""
     return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
