@@ -2,8 +2,9 @@
 
     python benchmarks/batch_norm.py      # prints the table, writes runs/benchmarks/batch_norm.json
 
-A convolutional network with BatchNorm is trained by untouched IVON on 2,000 images of USPS (480 steps). Statistics are
-estimated on 512 training images. NLL in nats, accuracy, ECE of 32 samples, and of the network at the posterior's mean.
+A convolutional network with BatchNorm is trained by untouched BayesAdam on 2,000 images of USPS (480 steps). Statistics
+are estimated on 512 training images. NLL in nats, accuracy, ECE of 32 samples, and of the network at the posterior's
+mean.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ROWS = 512
 def measure(seed: int) -> dict[str, dict[str, float]]:
     """Scores by way of prediction."""
     data = TASK.load(seed)
-    trained = train(TASK, data, untouched("ivon"), seed)
+    trained = train(TASK, data, untouched("bayesadam"), seed)
     q, seen, (x, y) = trained.posterior(), data.train[0][:ROWS], data.test
     predict = partial(ba.predict, trained.model, q, x, likelihood=trained.likelihood, mc_samples=32, batch_size=500)
     found = {

@@ -149,8 +149,8 @@ def with_squares(case: Case) -> tuple[Iteration, Squares]:
 
 def perturbed(case: Case, method: str, compile: bool, drop_in: bool = False) -> tuple[Iteration, None]:
     model = case.model()
-    extra = {"curvature": PerExampleSquares(model)} if method == "VOGN" else {}
-    opt = getattr(ba, method)(model.parameters(), lr=1e-3, num_data=60_000, compile=compile, **extra)
+    own = {"VOGN": {"curvature": PerExampleSquares(model)}, "BayesAdam": {"batch_size": len(case.x)}}
+    opt = getattr(ba, method)(model.parameters(), lr=1e-3, num_data=60_000, compile=compile, **own.get(method, {}))
     if drop_in:
         opt.train()
 

@@ -1,15 +1,16 @@
-"""Do untouched optimisers learn their width, and beat Adam?
+"""Does untouched BayesAdam learn its width, and beat Adam?
 
     python benchmarks/defaults.py                  # everything: prints the tables, writes runs/benchmarks/defaults.json
     python benchmarks/defaults.py --quick          # fewer examples, epochs and seeds: under 20 minutes
-    python benchmarks/defaults.py --task digits lstm --optimizer ivon --seeds 2
+    python benchmarks/defaults.py --task digits lstm --optimizer bayesadam --seeds 2
     python benchmarks/defaults.py --list           # the tasks, and their outside sets
 
 Adam (AdamW for transformers) has the best of three learning rates by validation NLL, and beside it temperature scaling
-and an ensemble of three. Ours are ``ba.X(model.named_parameters(), num_data=N)``, with ``batch_size`` and
-``total_steps`` if the constructor takes them. All share the loop, the batches, the seeds and a cosine schedule. A unit,
-one task and seed and method, is written when it is finished, to ``defaults/`` beside the summary, and not done again;
-``--again`` does. Workers have one thread each, so the seconds in the tables, processor time, are those of one core.
+and an ensemble of three. ``ba.BayesAdam`` is told ``num_data``, ``batch_size`` and ``total_steps`` and nothing else,
+once as it is and once with the squared gradients of single examples as its curvature; a peer is IVON with its published
+defaults. All share the loop, the batches, the seeds and a cosine schedule. A unit, one task and seed and method, is
+written when it is finished, to ``defaults/`` beside the summary, and not done again; ``--again`` does. Workers have one
+thread each, so the seconds in the tables, processor time, are those of one core.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@
     python benchmarks/ensembles.py --task mnist --size 10000 --seeds 3
 
 Tasks, networks and scores are those of ``defaults.py``. Both ensembles are made by ``ba.train_ensemble`` from the same
-first weights and minibatches. IVON has its defaults; Adam has the best of three learning rates by the validation NLL of
-a single network. Predictions of IVON are averages over 20 samples, four of each member. ``auroc`` is that of the
-entropy for telling images of the task from foreign ones. The columns of differences are means over the seeds, with
-their standard errors.
+first weights and minibatches. BayesAdam has its defaults; Adam has the best of three learning rates by the validation
+NLL of a single network. Predictions of BayesAdam are averages over 20 samples, four of each member. ``auroc`` is that
+of the entropy for telling images of the task from foreign ones. The columns of differences are means over the seeds,
+with their standard errors.
 
 Finished units are kept in the file: a run that was interrupted continues, ``--again`` does its units again.
 """
@@ -20,7 +20,6 @@ import json
 import math
 import statistics
 import time
-import warnings
 from typing import Any
 
 import torch
@@ -40,18 +39,16 @@ MEASURES = ("nll", "accuracy", "ece", "auroc")
 
 def ensemble(task: Task, data: Data, method: str, seed: int, **options: Any) -> ba.Mixture:
     """Train an ensemble whose members share nothing with those of another seed."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*initial_precision", category=UserWarning)
-        return ba.train_ensemble(
-            lambda: task.model(data),
-            data.train,
-            likelihood=task.likelihood(),
-            epochs=task.epochs,
-            batch_size=task.batch_size,
-            method=method,
-            seed=1000 * seed,
-            **options,
-        )
+    return ba.train_ensemble(
+        lambda: task.model(data),
+        data.train,
+        likelihood=task.likelihood(),
+        epochs=task.epochs,
+        batch_size=task.batch_size,
+        method=method,
+        seed=1000 * seed,
+        **options,
+    )
 
 
 def scores(task: Task, data: Data, q: ba.Mixture, samples: int) -> dict[str, float]:
@@ -86,8 +83,8 @@ def unit(task: Task, data: Data, method: str, seed: int, members: int) -> dict[s
 
 
 def differences(units: dict[str, Any], name: str, seeds: int) -> str:
-    """IVON minus Adam, paired by seed."""
-    pairs = [(units.get(f"{name}/ivon/{seed}"), units.get(f"{name}/adam/{seed}")) for seed in range(seeds)]
+    """BayesAdam minus Adam, paired by seed."""
+    pairs = [(units.get(f"{name}/bayesadam/{seed}"), units.get(f"{name}/adam/{seed}")) for seed in range(seeds)]
     cells = []
     for measure in MEASURES:
         found = [ours[measure] - theirs[measure] for ours, theirs in pairs if ours and theirs]
@@ -95,7 +92,7 @@ def differences(units: dict[str, Any], name: str, seeds: int) -> str:
             return f"{name}: one pair at most"
         error = statistics.stdev(found) / math.sqrt(len(found))
         cells.append(f"{measure} {statistics.mean(found):+.4f} +- {error:.4f}")
-    return f"{name}, IVON - Adam over {seeds} seeds: {', '.join(cells)}"
+    return f"{name}, BayesAdam - Adam over {seeds} seeds: {', '.join(cells)}"
 
 
 def main() -> None:
@@ -119,7 +116,7 @@ def main() -> None:
         label = f"{name} {'quick' if options.quick else task.size or 'all'}"
         for seed in range(options.seeds):
             data = task.load(seed)
-            for method in ("adam", "ivon"):
+            for method in ("adam", "bayesadam"):
                 key = f"{label}/{method}/{seed}"
                 if key not in units or options.again:
                     units[key] = unit(task, data, method, seed, 2 if options.quick else MEMBERS)

@@ -41,7 +41,7 @@ CONTENDERS = {
     "ivon-opt": ivon_opt,
     **{
         f"{method} drop-in{' compiled' if on else ''}": partial(perturbed, method=method, compile=on, drop_in=True)
-        for method in ("Vadam", "IVON")
+        for method in ("BayesAdam", "Vadam", "IVON")
         for on in (False, True)
     },
     "Vadam blocks compiled": partial(perturbed, method="Vadam", compile=True),

@@ -47,7 +47,7 @@ def make(kind: str, parameter: torch.nn.Parameter) -> torch.optim.Optimizer:
     if kind == "Adam":
         return torch.optim.Adam([parameter], foreach=False)
     cls = {"Vadam": ba.Vadam, "IVON": ba.IVON}[kind.split(",")[0]]
-    return cls([("w", parameter)], num_data=1000, batch_size=32, **KINDS[kind])
+    return cls([("w", parameter)], num_data=1000, **KINDS[kind])
 
 
 def measure(kind: str) -> dict[str, float]:
@@ -92,7 +92,6 @@ def drift(kind: str, precision: float) -> dict[str, float]:
         [("w", parameter)],
         lr=0.0,
         num_data=1000,
-        recipe="paper",
         prior_precision=1.0,
         initial_precision=precision,
         low_memory=True,

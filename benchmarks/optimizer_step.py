@@ -40,7 +40,7 @@ from record import arguments, conditions, save
 Shapes = Sequence[Sequence[int]]
 Step = Callable[[], Any]
 
-NUM_DATA = 1000.0
+NUM_DATA, BATCH_SIZE = 1000.0, 128
 LARGEST = "1e7 in 16"
 
 
@@ -109,7 +109,7 @@ def ivon_opt(params: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> tuple[A
 def ours(
     method: str, dropin: bool, params: Sequence[nn.Parameter], grads: Sequence[Tensor], compile: bool = False
 ) -> tuple[Any, Step]:
-    extra = {"initial_precision": NUM_DATA} if method == "VadaGrad" else {}
+    extra = {"batch_size": BATCH_SIZE} if method == "BayesAdam" else {}
     opt = getattr(ba, method)(params, num_data=NUM_DATA, compile=compile, **extra)
     if dropin:
         opt.train()
@@ -131,12 +131,12 @@ CONTENDERS: dict[str, Callable[[Sequence[nn.Parameter], Sequence[Tensor]], tuple
     "ivon-opt": ivon_opt,
     **{
         f"{method} {'drop-in' if dropin else 'blocks'}": partial(ours, method, dropin)
-        for method in ("Vadam", "IVON")
+        for method in ("BayesAdam", "Vadam", "IVON")
         for dropin in (False, True)
     },
     **{
         f"{method} {'drop-in' if dropin else 'blocks'} compiled": partial(ours, method, dropin, compile=True)
-        for method in ("Vadam", "IVON")
+        for method in ("BayesAdam", "Vadam", "IVON")
         for dropin in (False, True)
     },
 }

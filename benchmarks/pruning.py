@@ -80,7 +80,7 @@ def show(network: str, entry: dict[str, Any]) -> None:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--network", nargs="+", choices=NETWORKS, default=NETWORKS, metavar="NAME")
-    parser.add_argument("--optimizer", nargs="+", choices=list(OURS), default=list(OURS), metavar="NAME")
+    parser.add_argument("--optimizer", nargs="+", choices=OURS, default=OURS, metavar="NAME")
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -33,7 +33,7 @@ class Case:
         self.ours = kind == "ba.IVON"
         self.optimizer: Any
         if self.ours:
-            options: dict[str, Any] = {"recipe": "paper", "num_data": num_data, "mc_samples": mc_samples}
+            options: dict[str, Any] = {"num_data": num_data, "mc_samples": mc_samples}
             self.optimizer = ba.IVON(self.model.named_parameters(), lr=0.1, **options)
         else:
             self.optimizer = ivon.IVON(self.model.parameters(), lr=0.1, ess=num_data)

@@ -116,7 +116,7 @@ def prepare(
     if "betas" in options:
         options["betas"] = tuple(options["betas"])
     make: Callable[..., PerturbedOptimizer] = {"vadam": ba.Vadam, "ivon": ba.IVON}[method]
-    optimizer = make(model.named_parameters(), num_data=num_data, seed=seed, recipe="paper", **options)
+    optimizer = make(model.named_parameters(), num_data=num_data, seed=seed, **options)
     optimizer.attach(model)  # checkpoints hold the mean
     optimizer.train()
 

@@ -10,7 +10,7 @@ from default_runs.journal import Key
 from default_tasks import Task
 
 Records = dict[Key, dict[str, Any]]
-EXPECTED = {"vogn": (0.5, 2.0, 0.7), "ivon": (0.5, 2.0, 0.7), "vadam": (1 / 3, 3.0, 0.5), "vprop": (1 / 3, 3.0, 0.5)}
+EXPECTED = {"bayesadam": (1 / 3, 3.0, 0.5), "bayesadam-curvature": (0.5, 2.0, 0.7), "ivon": (0.5, 2.0, 0.7)}
 """Where the median of variance times reference must lie, and the least correlation."""
 MARGIN = 0.02
 """Nats by which NLL may be worse."""

@@ -68,7 +68,7 @@ def trained(task: Task) -> list[int | None]:
 def fingerprint() -> int:
     """Of the code of our optimisers: it tells records of another version."""
     folder = Path(ba.__file__).parent
-    files = sorted(path for part in ("optim", "engine") for path in (folder / part).glob("*.py"))
+    files = sorted(path for part in ("optim", "core") for path in (folder / part).glob("*.py"))
     return zlib.crc32(b"".join(path.read_bytes() for path in files))
 
 

@@ -10,7 +10,7 @@ from default_runs.comparison import EXPECTED, MARGIN, Records, mean_of
 from default_tasks import Task
 
 HEADER = (
-    f"{'task':<22}{'method':<10}{'NLL':>8} {'to Adam':>16}{'acc/rmse':>10}{'ECE':>7}{'AUROC':>7}{'s':>7}"
+    f"{'task':<22}{'method':<20}{'NLL':>8} {'to Adam':>16}{'acc/rmse':>10}{'ECE':>7}{'AUROC':>7}{'s':>7}"
     f"  {'variance x reference':<21}{'corr':>5}{'start':>7}"
 )
 
@@ -25,19 +25,19 @@ def rows(task: Task, compared: Mapping[str, dict[str, Any]], records: Records) -
             scores, base = mean_of([r[part] for r in with_part]), mean_of([r["scores"] for r in with_part])
             gain = "" if part == "scores" else f"{scores['nll'] - base['nll']:+.4f}".ljust(8 + 1)
             seconds = mean_of([r["seconds"] for r in adam]) if part == "scores" else None
-            yield f"{label:<22}{title:<10}{_scores(scores, gain)}{'' if seconds is None else f'{seconds:>7.1f}'}"
+            yield f"{label:<22}{title:<20}{_scores(scores, gain)}{'' if seconds is None else f'{seconds:>7.1f}'}"
             label = ""
     for method, found in compared.items():
         if "unsupported" in found or "failed" in found:
             kind = "unsupported" if "unsupported" in found else "failed"
-            yield f"{label:<22}{method:<10}{kind}: {found[kind][:110]}"
+            yield f"{label:<22}{method:<20}{kind}: {found[kind][:110]}"
             continue
         mean, error = found["worse"]["nll"]
         gain = f"{mean:+.4f} {'      ' if math.isnan(error) else f'({error:.4f})'[:8]}"
         low, middle, high = found["ratio"]
         share = found["share_from_start"]
         yield (
-            f"{label:<22}{method:<10}{_scores(found['scores'], gain)}{found['seconds']:>7.1f}"
+            f"{label:<22}{method:<20}{_scores(found['scores'], gain)}{found['seconds']:>7.1f}"
             f"  {f'{middle:.3g} [{low:.2g}, {high:.2g}]':<21}{found['correlation']:>5.2f}"
             f"{'-' if share is None else f'{share:.2f}':>7}"
         )

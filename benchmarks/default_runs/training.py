@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +15,9 @@ import bayesadam as ba
 from default_tasks import Data, Task, positions
 
 NOISE_RATE = 0.01
-OURS = {"vadam": ba.Vadam, "vprop": ba.Vprop, "ivon": ba.IVON, "vogn": ba.VOGN}
+CURVATURE, PEER = "bayesadam-curvature", "ivon"
+OURS = ("bayesadam", CURVATURE, PEER)
+"""BayesAdam, the same with the squared gradients of examples, and IVON as published."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,8 @@ class Trained:
     seconds: float
 
     def posterior(self) -> ba.DiagonalGaussian:
-        """Of the network's weights. The tables say how much of the start is in it, so no warning needs to."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*initial_precision", category=UserWarning)
-            return self.optimizer.posterior(self.model)
+        """Of the network's weights."""
+        return self.optimizer.posterior(self.model)
 
 
 Make = Callable[[nn.Module, Plan], torch.optim.Optimizer]
@@ -85,29 +83,27 @@ def adam(task: Task, rate: float) -> Make:
 
 
 def untouched(name: str, prior: ba.DiagonalGaussian | None = None) -> Make:
-    """One of ours with its defaults: it is told nothing but what is planned, and that only if it asks.
+    """One of ours with its defaults: it is told nothing but what is planned.
 
     Args:
-        name: Of the optimiser.
+        name: One of ``OURS``.
         prior: A posterior to continue from.
     """
-    kind = OURS[name]
 
     def make(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
-        asked = inspect.signature(kind).parameters
-        told: dict[str, Any] = {key: getattr(plan, key) for key in ("batch_size", "total_steps") if key in asked}
-        if prior is not None:
-            told["prior"] = prior
-        if "curvature" in asked:
-            told["curvature"] = ba.PerExampleSquares(model)
-        return kind(model.named_parameters(), num_data=plan.num_data, **told)
+        told: dict[str, Any] = {"num_data": plan.num_data, "prior": prior}
+        if name == PEER:
+            return ba.IVON(model.named_parameters(), **told)
+        told |= {"batch_size": plan.batch_size, "total_steps": plan.total_steps}
+        curvature = ba.PerExampleSquares(model) if needs_examples(name) else None
+        return ba.BayesAdam(model.named_parameters(), curvature=curvature, **told)
 
     return make
 
 
 def needs_examples(name: str) -> bool:
     """Whether the optimiser squares the gradients of examples."""
-    return "curvature" in inspect.signature(OURS[name]).parameters
+    return name == CURVATURE
 
 
 def train(task: Task, data: Data, make: Make, seed: int, *, sums_positions: bool = False) -> Trained:

@@ -6,7 +6,6 @@ Thompson sampling applies a sample of the posterior, and takes the action that i
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,12 +30,12 @@ SHAPE, RATE = 6.0, 6.0
 CHOICES, WEIGHTS = 1, 2
 """Streams of the random numbers for choices and for weights of linear regressions."""
 OPTIMIZERS: Mapping[str, Any] = {
-    "vadam": ba.Vadam,
+    "vadam": ba.BayesAdam,
     "ivon": ba.IVON,
     "vogn": ba.VOGN,
     "bbb": ba.population.BayesByBackprop,
 }
-"""Optimisers whose own posterior is sampled, by method."""
+"""Optimisers whose own posterior is sampled, by method. Vadam's is that of BayesAdam at temperature 1."""
 
 
 def play(config: Mapping[str, Any], seed: int, progress: Callable[[int], None]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -152,20 +151,18 @@ class Network:
         lr = LEARNING_RATES.get(self.method, 0.001)
         if self.method not in OPTIMIZERS:
             return torch.optim.Adam(self.model.parameters(), lr=lr)
-        options: dict[str, Any] = {"bridge": False} if self.method != "bbb" else {}
-        if self.method in ("vadam", "ivon"):
-            options["batch_size"] = BATCH_SIZE
-        if self.method == "vogn":
-            options["curvature"] = ba.PerExampleSquares(self.model)
+        own: dict[str, dict[str, Any]] = {
+            "vadam": {"batch_size": BATCH_SIZE, "temperature": 1.0},
+            "vogn": {"curvature": ba.PerExampleSquares(self.model)},
+        }
         return OPTIMIZERS[self.method](
             self.model.named_parameters(),
             lr=lr,
             num_data=self.data_weight,
             prior_precision=self.prior_precision,
             initial_precision=self.prior_precision + self.data_weight,
-            recipe="paper",
             seed=self.seed,
-            **options,
+            **own.get(self.method, {}),
         )
 
     def scores(self, context: Tensor, sample: int | None) -> Tensor:
@@ -226,8 +223,7 @@ class Network:
     def _follow(self, num_data: float) -> None:
         """Take the posterior of the trained network."""
         if self.method in OPTIMIZERS:
-            with warnings.catch_warnings(action="ignore", category=UserWarning):  # early widths are those of the start
-                self.posterior = self.optimizer.posterior(self.model)
+            self.posterior = self.optimizer.posterior(self.model)
         elif self.method == "dropout":
             self.posterior = ba.MCDropout(self.model)
         elif self.method.startswith("badam"):

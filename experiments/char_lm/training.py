@@ -190,9 +190,11 @@ def make_optimizer(model: nn.Module, config: Mapping[str, Any], characters: int,
         }[options["unit"]]
         settings = {"betas": (0.0, options["beta"]), "initial_precision": precision, "seed": config["seed"]}
         return ba.VadaGrad(model.named_parameters(), options["lr"], num_data=num_data, **settings)
-    options |= {"batch_size": config["batch_size"] * config["length"], "total_steps": steps, "seed": config["seed"]}
-    ours: type[PerturbedOptimizer] = {"vadam": ba.Vadam, "ivon": ba.IVON}[name]
-    return ours(ba.param_groups(model), num_data=characters, **options)
+    options |= {"num_data": characters, "seed": config["seed"]}
+    if name == "ivon":
+        return ba.IVON(ba.param_groups(model), **options)
+    batch_size = config["batch_size"] * config["length"]
+    return ba.BayesAdam(ba.param_groups(model), batch_size=batch_size, total_steps=steps, **options)
 
 
 def annealing(config: Mapping[str, Any], done: float) -> float | None:
@@ -202,9 +204,9 @@ def annealing(config: Mapping[str, Any], done: float) -> float | None:
     if config["decay"] == "steps":
         every: float = config["decay_every"] / config["published_epochs"]
         return math.pow(0.1, math.floor(done / every + 1e-9))
-    if config["method"] in ("vadam", "ivon"):
+    if config["method"] == "vadam":
         return None
-    return 0.01 + 0.99 * 0.5 * (1.0 + math.cos(math.pi * done))  # as in our own optimisers
+    return 0.01 + 0.99 * 0.5 * (1.0 + math.cos(math.pi * done))  # as in BayesAdam
 
 
 def train(config: Mapping[str, Any], text: Text, context: Context) -> tuple[nn.Module, Posterior, dict[str, Any]]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from bayesadam.engine.rule import Hyper, Option, State, add_scaled_, blend_, factor
 from torch import Tensor
 
 import bayesadam as ba
+from bayesadam.core.rule import Hyper, Option, Rule, State, average
 from bayesadam.optim.vadam import VadamRule
 
 PRECISION_LR = Option("precision_lr", 0.01, "a finite number, at least 0", lambda v: 0 <= v < math.inf)
@@ -26,12 +26,11 @@ class ExploringVadamRule(VadamRule):
     2): at the start ``s`` is 0, and ``lambda`` alone would give a standard deviation of 10000.
     """
 
-    options = (*VadamRule.options, Option("floor", 1e4, "a positive, finite number", lambda v: 0 < v < math.inf))
+    options = (Option("floor", 1e4, "a positive, finite number", lambda v: 0 < v < math.inf, width=True),)
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
         """Return the precision of Vadam plus the floor."""
-        found = super().precision(state, hp)
-        return found.add_(factor(hp["floor"], found))
+        return super().precision(state, hp) + hp.floor
 
 
 class ExploringVadam(ba.Vadam):
@@ -40,7 +39,7 @@ class ExploringVadam(ba.Vadam):
     rule = ExploringVadamRule()
 
 
-class SGDExploreRule:
+class SGDExploreRule(Rule):
     """Gradient descent on the mean ``mu`` and on the precision ``s`` of the weights (Khan et al. 2018, eq. 111)::
 
         mu <- mu - lr g                  s <- s - precision_lr d             d = dF/ds = -g eps s^(-3/2) / 2
@@ -48,32 +47,30 @@ class SGDExploreRule:
     In the paper ``s`` is the variance; in the authors' code it is the precision.
     """
 
-    state: tuple[str, ...] = ("noise_precision",)
+    state: ClassVar[tuple[str, ...]] = ("noise_precision",)
     power = 1
     needs_noise = True
     options = (PRECISION_LR,)
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """The precision starts at ``initial_precision``."""
-        start = {name: torch.zeros_like(mean) for name in self.state}
-        start["noise_precision"].add_(factor(hp["initial_precision"], mean))
-        return start
+        return {**super().init(mean, hp), "noise_precision": torch.zeros_like(mean) + hp.initial_precision}
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
         """Return ``s``."""
-        return torch.mul(state["noise_precision"], 1.0)
+        return state["noise_precision"]
 
-    def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor:
-        """Return ``dF/ds``, from the derivative of the sample ``mu + eps / sqrt(s)``."""
-        assert eps is not None
-        precision = state["noise_precision"]
-        return torch.mul(grad, eps).mul_(-0.5).div_(precision).div_(torch.sqrt(precision))
+    def curvature(self, grad: Tensor, deviation: Tensor | None, state: State, hp: Hyper) -> Tensor:
+        """Return ``dF/ds``, from the derivative of the sample ``mu + eps / sqrt(s)``, whose last term is given."""
+        assert deviation is not None
+        return -0.5 * grad * deviation / state["noise_precision"]
 
-    def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
+    def update(
+        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """One step; see the class."""
         assert curvature is not None
-        add_scaled_(mean, grad, -hp["lr"])
-        add_scaled_(state["noise_precision"], curvature, -hp["precision_lr"])
+        return mean - hp.lr * grad, {"noise_precision": state["noise_precision"] - hp.precision_lr * curvature}
 
 
 class AdamExploreRule(SGDExploreRule):
@@ -81,18 +78,19 @@ class AdamExploreRule(SGDExploreRule):
 
     state = ("noise_precision", "exp_avg", "exp_avg_sq", "precision_avg", "precision_avg_sq")
 
-    def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
+    def update(
+        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """One step; see the class."""
         assert curvature is not None
-        for target, slope, prefix, rate in (
-            (mean, grad, "exp", hp["lr"]),
-            (state["noise_precision"], curvature, "precision", hp["precision_lr"]),
-        ):
-            average, average_sq = state[f"{prefix}_avg"], state[f"{prefix}_avg_sq"]
-            blend_(average, slope, 1.0 - hp["betas"][0])
-            blend_(average_sq, slope.square_(), 1.0 - hp["betas"][1])
-            root = torch.div(average_sq, factor(1.0 - hp["beta2_product"], mean)).sqrt_().add_(1e-8)
-            add_scaled_(target, torch.div(average, root), -rate / (1.0 - hp["beta1_product"]))
+        new, steps = {}, []
+        for prefix, slope in (("exp", grad), ("precision", curvature)):
+            m = new[f"{prefix}_avg"] = average(state[f"{prefix}_avg"], slope, hp.beta1)
+            v = new[f"{prefix}_avg_sq"] = average(state[f"{prefix}_avg_sq"], slope.square(), hp.beta2)
+            root = (v / (1.0 - hp.beta2_product)).sqrt() + 1e-8
+            steps.append(m / (1.0 - hp.beta1_product) / root)
+        new["noise_precision"] = state["noise_precision"] - hp.precision_lr * steps[1]
+        return mean - hp.lr * steps[0], new
 
 
 class SGDExplore(ba.optim.PerturbedOptimizer):
@@ -125,6 +123,6 @@ def optimizer_of(method: str, settings: Mapping[str, Any], weights: torch.nn.Par
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
     if not method.endswith("plain"):
         given |= {"num_data": 1, "seed": seed}
-    if method in ("vadam", "adam-plain"):
-        given |= {"recipe": "paper"} if method == "vadam" else {"fused": True}
+    if method == "adam-plain":
+        given["fused"] = True
     return OPTIMIZERS[method]([weights], **given)

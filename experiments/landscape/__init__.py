@@ -73,7 +73,7 @@ def make(parameter: Tensor, config: Mapping[str, Any], lr: float, num_data: floa
     options: dict[str, Any] = {"lr": lr, "num_data": num_data, "initial_precision": config["initial_sd"] ** -2}
     if config["method"] == "vadagrad":
         return ba.VadaGrad([parameter], **options)
-    options |= {"prior_precision": config["prior_precision"], "betas": (0.9, 0.99), "recipe": "paper"}
+    options |= {"prior_precision": config["prior_precision"], "betas": (0.9, 0.99)}
     return ba.Vadam([parameter], **options)
 
 

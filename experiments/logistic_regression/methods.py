@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 import bayesadam as ba
 from bayesadam import population
+from bayesadam.core.rule import Hyper, Rule, State, average
 from bayesadam.optim import PerturbedOptimizer
 from experiments.framework import Context, Told, Unit
 from experiments.logistic_regression import (
@@ -65,7 +65,7 @@ are averaged over the last share ``averaged`` of the steps.
 """
 
 
-class MatlabVadamRule:
+class MatlabVadamRule(Rule):
     """Vadam as ``my_methods.m`` of the authors' code, which produced the published Fig. 2, has it::
 
         m     <- b1 m + (1 - b1) (g + lt mu)                  m_hat = m / (1 - b1^t)
@@ -84,44 +84,33 @@ class MatlabVadamRule:
     ``s`` starts at ``1 / N`` (the code's ``S = I``), so ``initial_precision`` is not used. There is no temperature.
     """
 
-    state: tuple[str, ...] = ("exp_avg", "exp_avg_sq", "corrected")
-    power = 2
-    needs_noise = False
-    options = ()
+    state = ("exp_avg", "exp_avg_sq", "corrected")
 
-    def init(self, mean: Tensor, hp: Mapping[str, Any]) -> dict[str, Tensor]:
+    def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """Return the initial state: momentum 0 and curvature ``1 / N``."""
-        start = torch.ones_like(mean) / hp["num_data"]
-        return {"exp_avg": torch.zeros_like(mean), "exp_avg_sq": start, "corrected": start.clone()}
+        start = torch.ones_like(mean) / hp.num_data
+        return {"exp_avg": torch.zeros_like(mean), "exp_avg_sq": start, "corrected": start}
 
-    def precision(self, state: Mapping[str, Tensor], hp: Mapping[str, Any]) -> Tensor:
+    def precision(self, state: State, hp: Hyper) -> Tensor:
         """Return the precision ``N (s_hat + lt)``."""
-        return torch.mul(state["corrected"], hp["num_data"]).add_(hp["prior_precision"])
+        return hp.num_data * state["corrected"] + hp.prior_precision
 
-    def curvature(
-        self, grad: Tensor, eps: Tensor | None, state: Mapping[str, Tensor], hp: Mapping[str, Any]
-    ) -> Tensor | None:
+    def curvature(self, grad: Tensor, deviation: Tensor | None, state: State, hp: Hyper) -> Tensor:
         """Return the gradient's magnitude, ``g^2``."""
         return grad.square()
 
-    def update_(
-        self,
-        mean: Tensor,
-        state: Mapping[str, Tensor],
-        grad: Tensor,
-        curvature: Tensor | None,
-        hp: Mapping[str, Any],
-    ) -> None:
+    def update(
+        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Make one step, as described in the class."""
         assert curvature is not None
-        average, running, corrected = (state[name] for name in self.state)
-        (b1, b2), step, num_data = hp["betas"], hp["step"], hp["num_data"]
-        damping = hp["prior_precision"] / num_data
-        average.lerp_(grad.add_(mean * damping), 1.0 - b1)
-        running.lerp_(curvature, 1.0 - b2)
-        torch.div(running, 1.0 - b2**step, out=corrected)
-        scale = torch.div(corrected, num_data, out=curvature).sqrt_().add_(damping)
-        mean.addcdiv_(average, scale, value=-hp["lr"] / (1.0 - b1**step))
+        damping = hp.prior_precision / hp.num_data
+        m = average(state["exp_avg"], grad + damping * mean, hp.beta1)
+        s = average(state["exp_avg_sq"], curvature, hp.beta2)
+        corrected = s / (1.0 - hp.beta2**hp.step)
+        denominator = (corrected / hp.num_data).sqrt() + damping
+        mean = mean - (hp.lr / (1.0 - hp.beta1**hp.step)) * (m / denominator)
+        return mean, {"exp_avg": m, "exp_avg_sq": s, "corrected": corrected}
 
 
 class MatlabVadam(PerturbedOptimizer):
@@ -140,7 +129,6 @@ def fit(
     seeds: Sequence[int],
     *,
     start: float = 0.0,
-    checkpoint: Path | None = None,
     progress: Told | None = None,
 ) -> list[Gaussian]:
     """Return the posteriors at the end of a method's training, in float64.
@@ -150,7 +138,6 @@ def fit(
         config: Settings from :func:`settings`, or :data:`VON`, possibly with changes.
         seeds: Seeds of the noise and of the minibatches, one per member.
         start: Initial value of all means. It must be 0 if the prior differs between the weights.
-        checkpoint: Folder for checkpoints. Methods whose steps are averaged do not use it.
         progress: Function that is called regularly with the progress.
     """
     first, told = problems[0], progress or (lambda *_: None)
@@ -168,12 +155,7 @@ def fit(
     else:
         steps, momentum = min(STEPS, config["iterations"]), config["momentum"]
         epochs = math.ceil(config["iterations"] / steps)
-        own = {
-            "steps_per_epoch": steps,
-            "batch_size": config["batch_size"],
-            "replacement": True,
-            "checkpoint": checkpoint,
-        }
+        own = {"steps_per_epoch": steps, "batch_size": config["batch_size"], "replacement": True}
         if config["decay"] is not None:
             decay = ba.optim.polynomial_decay(config["decay"])
     begin = epochs - math.ceil(config.get("averaged", 0.0) * epochs)
@@ -266,7 +248,7 @@ def compare(unit: Unit, context: Context) -> dict[str, Any]:
     posteriors = optima
     if config["method"] != "mf-exact":
         seeds = range(len(problems))
-        posteriors = fit(problems, config, seeds, checkpoint=context.folder, progress=context.progress)
+        posteriors = fit(problems, config, seeds, progress=context.progress)
     return {"runs": [_scores(*run) for run in zip(posteriors, problems, optima, strict=True)]}
 
 

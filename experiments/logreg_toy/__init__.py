@@ -95,8 +95,7 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
     exact = [mf_exact(problem.x, problem.y, problem.prior) for problem in problems]
     found = exact
     if config["method"] != "mf-exact":
-        options: dict[str, Any] = {"checkpoint": context.folder, "progress": context.progress}
-        found = fit(problems, config, config["draws"], start=1.0, **options)
+        found = fit(problems, config, config["draws"], start=1.0, progress=context.progress)
     return {
         "runs": [
             {"mean": q.mean, "deviation": q.deviation, "symmetric_kl": symmetric_kl(q, p)}

@@ -96,7 +96,7 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
 
     callbacks: list[BaseCallback] = [ConvertCallback(evaluate)]
     if kind.startswith("weights"):
-        exploration = ParameterExploration(lambda weights: ba.Vadam(weights, recipe="paper", seed=seed, **settings))
+        exploration = ParameterExploration(lambda weights: ba.Vadam(weights, seed=seed, **settings))
         callbacks.append(exploration)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

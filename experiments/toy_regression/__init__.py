@@ -175,7 +175,7 @@ def fit(problem: Problem, config: Mapping[str, Any], progress: Told) -> tuple[Pr
         _train(problem, config, torch.optim.Adam(net.parameters(), lr=config["lr"]), loss, progress)
         return _predictor(model, net.posterior(), likelihood), found
     options = pick(config, "lr", "prior_precision", "initial_precision", "temperature", "seed")
-    optimizer = ba.Vadam(model.named_parameters(), num_data=size, recipe="paper", **options)
+    optimizer = ba.Vadam(model.named_parameters(), num_data=size, **options)
     optimizer.train()
     _train(problem, config, optimizer, lambda x, y: likelihood.nll(model(x), y), progress)
     optimizer.eval()

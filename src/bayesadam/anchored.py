@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +44,6 @@ def anchored_ensemble(
     batch_size: int = 1024,
     lr: float = 0.01,
     seed: int = 0,
-    checkpoint: str | Path | None = None,
     progress: bool | None = None,
 ) -> Mixture:
     """Train an ensemble whose members differ as much as draws from the posterior do.
@@ -84,7 +82,6 @@ def anchored_ensemble(
         batch_size: Number of data points per minibatch.
         lr: Initial learning rate.
         seed: Seed of initial weights, anchors, perturbations and the order of the data.
-        checkpoint: Folder for checkpoints, from which a training that was killed continues.
         progress: Whether to show a progress bar; by default it is shown in a terminal.
 
     Returns:
@@ -126,7 +123,6 @@ def anchored_ensemble(
         prior=anchored(prior, members, seed),
         sample_weight=weights or None,
         seed=seed,
-        checkpoint=checkpoint,
         progress=progress,
     )
     told = {

@@ -23,7 +23,7 @@ from bayesadam.calibration import calibrate
 from bayesadam.files import whole_file, write_json, write_text
 from bayesadam.likelihoods import Categorical, Gaussian
 from bayesadam.likelihoods.base import seeded
-from bayesadam.optim import IVON
+from bayesadam.optim import BayesAdam
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.predictive import predict
 from bayesadam.pruning import PruningCurve, pruning_curve
@@ -40,7 +40,7 @@ COVERAGE, NORMAL, NEW_FLATS = 0.95, 1.959963984540054, 2000
 COLUMNS = ("area", "rooms", "year", "km_to_centre", "floor")
 OURS, LINEAR, QUANTILES, TRUTH = "BayesianMLPRegressor", "linear model", "quantile boosting", "the truth"
 RATES, BATCH_SIZE, VALIDATION = (1e-3, 3e-3, 1e-2), 32, 200
-"""Adam's learning rates, and how many images choose one of them and the temperature; IVON does not use these images."""
+"""Adam's learning rates, and how many images choose one of them and the temperature; BayesAdam does without."""
 ADAM, SCALED, SIGNAL, MAGNITUDE = "Adam", "Adam, scaled", "by signal-to-noise", "by magnitude"
 PRUNED = (0.5, 0.8, 0.9, 0.95, 0.98)
 DIGITS, PHOTOGRAPHS, SHUFFLED = "digits", "photographs", "shuffled"
@@ -57,7 +57,7 @@ class Effort:
         splits: Number of splits of the digits, at least 2.
         digit_rows: Number of training images.
         epochs: Number of epochs of the networks for digits.
-        curve_epochs: Number of epochs of IVON on the curve.
+        curve_epochs: Number of epochs of BayesAdam on the curve.
         estimator: Arguments that shorten the estimator's training; if empty, it has its defaults.
     """
 
@@ -99,7 +99,7 @@ def run(folder: Path, *, seed: int, advance: Advance, effort: Effort = FULL) -> 
     record = {"seed": seed, "effort": dataclasses.asdict(effort), **numbers, "report": shown["report"].to_dict()}
     write_json(folder / "metrics.json", record, digest=False, indent=2)
     write_text(folder / "report.txt", f"{shown['report']}\n")
-    shown["posterior"].save(folder / "digits_ivon.safetensors")
+    shown["posterior"].save(folder / "digits_bayesadam.safetensors")
     rows = np.column_stack([flats["training"]["inputs"], flats["training"]["price"]])
     with whole_file(folder / "prices.csv") as path:
         np.savetxt(path, rows, "%.2f", delimiter=",", header=",".join((*COLUMNS, "price")), comments="")
@@ -107,7 +107,7 @@ def run(folder: Path, *, seed: int, advance: Advance, effort: Effort = FULL) -> 
         _draw(folder / "prices.png", flats["intervals"], partial(_draw_prices, flats["new"]), (11, 4.2))
         _draw(folder / "digits.png", shown["entropy"], _draw_entropy, (9.5, 4))
         _draw(folder / "curve.png", curve["predictions"], partial(_draw_band, curve["data"]), (10, 4))
-        panels = {"Widths (digits, IVON)": shown, "IVON's mean without its weakest weights": pruned}
+        panels = {"Widths (digits, BayesAdam)": shown, "BayesAdam's mean without its weakest weights": pruned}
         _draw(folder / "weights.png", panels, _draw_weights, (10, 4), alike=False)
     return record
 
@@ -205,7 +205,7 @@ def compare_digits(effort: Effort, seed: int, advance: Advance) -> tuple[list[Sc
     images, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(images / 16.0, dtype=torch.float32), torch.tensor(labels)
     found, pruned, others = [], [], photographs()
-    shown: dict[str, Any] = {"entropy": {ADAM: [], "IVON": []}}
+    shown: dict[str, Any] = {"entropy": {ADAM: [], "BayesAdam": []}}
     for split in range(effort.splits):
         own = seed_of(seed, 2, split)
         generator = torch.Generator().manual_seed(own)
@@ -220,10 +220,10 @@ def compare_digits(effort: Effort, seed: int, advance: Advance) -> tuple[list[Sc
             warnings.simplefilter("ignore")  # about a network that has hardly been trained
             at: Any = calibrate(adam, (x[held], y[held]), likelihood=Categorical()).temperature
         network = _network(own, 64, 128, nn.ReLU, 10)
-        optimizer, start = _ivon(network, nn.functional.cross_entropy, data, BATCH_SIZE, effort.epochs, own)
+        optimizer, start = _bayesadam(network, nn.functional.cross_entropy, data, BATCH_SIZE, effort.epochs, own)
         q = optimizer.posterior(network)
         scores, entropy = {}, {}
-        for name, net, temperature in ((ADAM, adam, 1.0), (SCALED, adam, float(at)), ("IVON", network, None)):
+        for name, net, temperature in ((ADAM, adam, 1.0), (SCALED, adam, float(at)), ("BayesAdam", network, None)):
             probs = {group: _probabilities(net, inputs, temperature, q) for group, inputs in groups.items()}
             entropy[name] = {group: torch.special.entr(p).sum(1) for group, p in probs.items()}
             right = probs[DIGITS].gather(1, y[test][:, None]).double().clamp_min(1e-30)
@@ -280,7 +280,7 @@ def _train(net: nn.Module, loss: Loss, data: Data, size: int, epochs: int, seed:
 
 
 def _adam(data: Data, rate: float, epochs: int, seed: int) -> nn.Sequential:
-    """Train a network for digits by Adam, with IVON's cosine schedule."""
+    """Train a network for digits by Adam, with BayesAdam's cosine schedule."""
     network = _network(seed, 64, 128, nn.ReLU, 10)
     optimizer = torch.optim.Adam(network.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * -(-len(data[0]) // BATCH_SIZE))
@@ -293,12 +293,13 @@ def _adam(data: Data, rate: float, epochs: int, seed: int) -> nn.Sequential:
     return network
 
 
-def _ivon(
+def _bayesadam(
     network: nn.Module, loss: Loss, data: Data, size: int, epochs: int, seed: int
-) -> tuple[IVON, DiagonalGaussian]:
-    """Train a network by IVON with its defaults; also return the posterior from before the first step."""
+) -> tuple[BayesAdam, DiagonalGaussian]:
+    """Train a network by BayesAdam with its defaults; also return the posterior from before the first step."""
     total = epochs * -(-len(data[0]) // size)
-    optimizer = IVON(network.named_parameters(), num_data=len(data[0]), batch_size=size, total_steps=total, seed=seed)
+    told = {"num_data": len(data[0]), "batch_size": size, "total_steps": total, "seed": seed}
+    optimizer = BayesAdam(network.named_parameters(), **told)
     start = optimizer.posterior()
     optimizer.train()
     _train(network, loss, data, size, epochs, seed, optimizer.step)
@@ -316,7 +317,7 @@ def _probabilities(network: nn.Module, x: Tensor, temperature: float | None, pos
 
 
 def compare_bands(effort: Effort, seed: int, advance: Advance) -> tuple[dict[str, Scores], dict[str, Any]]:
-    """Fit the same data by the estimator, an ensemble with full covariances, and by one network, trained by IVON."""
+    """Fit the same data by the estimator, an ensemble with full covariances, and by one network with BayesAdam."""
     from bayesadam.sklearn import BayesianMLPRegressor
 
     generator, own = torch.Generator().manual_seed(seed_of(seed, 3)), seed_of(seed, 4)
@@ -327,9 +328,9 @@ def compare_bands(effort: Effort, seed: int, advance: Advance) -> tuple[dict[str
     model.fit(x[:, None].numpy(), y.numpy(), on_epoch=lambda s: advance("curve", s.epoch, s.epochs))
     advance("curve", 1, 1)
     network, likelihood = _network(own, 1, 32, nn.Tanh, 1), Gaussian(NOISE**-2)
-    optimizer, _ = _ivon(network, likelihood.nll, (x[:, None], y[:, None]), 16, effort.curve_epochs, own)
+    optimizer, _ = _bayesadam(network, likelihood.nll, (x[:, None], y[:, None]), 16, effort.curve_epochs, own)
     band = predict(network, optimizer.posterior(), GRID[:, None], likelihood=likelihood, mc_samples=64)
-    predicted: dict[str, Any] = {OURS: model.predictive(GRID[:, None].numpy()), "IVON": band}
+    predicted: dict[str, Any] = {OURS: model.predictive(GRID[:, None].numpy()), "BayesAdam": band}
     data = ((LEFT[0] <= GRID) & (LEFT[1] >= GRID)) | ((RIGHT[0] <= GRID) & (RIGHT[1] >= GRID))
     gap = (LEFT[1] < GRID) & (RIGHT[0] > GRID)
     where = {"at the data": data, "in the gap": gap, "beyond the ends": ~(data | gap)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +13,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from bayesadam.checks import check, is_whole
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.likelihoods import Likelihood, check_likelihood
-from bayesadam.optim import OPTIMIZERS, PerturbedOptimizer
+from bayesadam.optim import OPTIMIZERS, VOGN, BayesAdam, PerturbedOptimizer
 from bayesadam.population import order
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, KroneckerGaussian, Mixture, PartialGaussian
 from bayesadam.progress import Advance, progress_bar
@@ -33,7 +32,7 @@ def train_ensemble(
     epochs: int,
     batch_size: int,
     members: int = 5,
-    method: str = "ivon",
+    method: str = "bayesadam",
     lr: float | None = None,
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -56,8 +55,8 @@ def train_ensemble(
         epochs: Passes over the data.
         batch_size: Data points per minibatch.
         members: How many networks.
-        method: ``"ivon"``, ``"vadam"``, ``"vogn"`` or another name of an optimiser of the library, or ``"adam"`` for
-            point masses, an ordinary deep ensemble.
+        method: ``"bayesadam"`` or another name of an optimiser of the library, or ``"adam"`` for point masses, an
+            ordinary deep ensemble.
         lr: Learning rate at the start; default: that of the optimiser.
         options: Further arguments of the optimiser by name.
         seed: Seed of the first member.
@@ -119,10 +118,10 @@ def _optimizer(
     if method == "adam":
         return torch.optim.Adam([p for p in model.parameters() if p.requires_grad], **options)
     kind = OPTIMIZERS[method]
-    asked = inspect.signature(kind).parameters
-    plan: dict[str, Any] = {"batch_size": min(count, batch_size), "total_steps": steps}
-    plan = {name: value for name, value in plan.items() if name in asked}
-    if "curvature" in asked:
+    plan: dict[str, Any] = {}
+    if kind is BayesAdam:
+        plan |= {"batch_size": min(count, batch_size), "total_steps": steps}
+    if kind is VOGN:
         plan["curvature"] = PerExampleSquares(model)
     return kind(model.named_parameters(), **{"num_data": count, "seed": seed, **plan, **options})
 

@@ -74,16 +74,18 @@ def test_scripts_that_measure_seconds(run, script, arguments):
 def test_what_is_finished_is_not_done_again(script, monkeypatch, tmp_path, capsys):
     tasks = defaults.ALL if script is defaults else ensembles.TASKS
     monkeypatch.setitem(tasks, "tiny", dataclasses.replace(TINY, epochs=2))
-    more = ["--optimizer", "adam", "ivon", "--workers", "1"] if script is defaults else ["--size", "30"]
+    more = ["--optimizer", "adam", "bayesadam", "--workers", "1"] if script is defaults else ["--size", "30"]
     given = ["--task", "tiny", "--seeds", "2", "--output", str(tmp_path), *more]
     monkeypatch.setattr(sys, "argv", [script.__name__, *given])
     path = tmp_path / f"{script.__name__}.json"
     script.main()
     report = json.loads(path.read_text())
     if script is defaults:
-        assert {*report["tasks"]["tiny"]["ivon"]["worse"]} == {"nll", "accuracy", "ece", "auroc"}
+        assert {*report["tasks"]["tiny"]["bayesadam"]["worse"]} == {"nll", "accuracy", "ece", "auroc"}
     else:
-        assert list(report["units"]) == [f"tiny 30/{method}/{seed}" for method in ("adam", "ivon") for seed in (0, 1)]
+        assert list(report["units"]) == [
+            f"tiny 30/{method}/{seed}" for method in ("adam", "bayesadam") for seed in (0, 1)
+        ]
 
     def refused(*_):
         raise AssertionError("a finished unit is done again")
@@ -96,13 +98,13 @@ def test_what_is_finished_is_not_done_again(script, monkeypatch, tmp_path, capsy
 
 
 def test_pruning_compares_two_rankings_of_the_same_weights():
-    found = pruning.measure(TINY, "ivon", 0)
-    assert list(found) == ["ivon magnitude", "ivon signal_to_noise"]
+    found = pruning.measure(TINY, "bayesadam", 0)
+    assert list(found) == ["bayesadam magnitude", "bayesadam signal_to_noise"]
     data = TINY.load(0)
-    trained = train(TINY, data, untouched("ivon"), 0)
+    trained = train(TINY, data, untouched("bayesadam"), 0)
     q = trained.posterior().prune(pruning.LEVELS[0])
     probs = ba.predict(trained.model, q, data.test[0], likelihood=trained.likelihood, method="mean").probs
-    assert found["ivon signal_to_noise"][0] == pytest.approx(ba.metrics.accuracy(probs, data.test[1]))
+    assert found["bayesadam signal_to_noise"][0] == pytest.approx(ba.metrics.accuracy(probs, data.test[1]))
 
 
 def test_tasks_come_one_after_another_and_adam_forgets():

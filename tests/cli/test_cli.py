@@ -182,7 +182,7 @@ class TestMissingExtras:
 
 
 FIGURES = ["curve.png", "digits.png", "prices.png", "weights.png"]
-OTHERS = ["digits_ivon.safetensors", "metrics.json", "prices.csv", "report.txt"]
+OTHERS = ["digits_bayesadam.safetensors", "metrics.json", "prices.csv", "report.txt"]
 SHORT = dataclasses.replace(
     demo.QUICK, price_rows=60, digit_rows=200, epochs=1, curve_epochs=4, estimator={"members": 2, "epochs": 5}
 )
@@ -223,7 +223,7 @@ class TestDemo:
         assert written["effort"] == dataclasses.asdict(SHORT)
         assert [len(written[part]) for part in ("prices", "digits", "pruned")] == [SHORT.tables, *[SHORT.splits] * 2]
         assert list(written["prices"][0]) == [demo.LINEAR, demo.QUANTILES, demo.OURS, demo.TRUTH]
-        assert list(written["digits"][0]) == [demo.ADAM, demo.SCALED, "IVON"]
+        assert list(written["digits"][0]) == [demo.ADAM, demo.SCALED, "BayesAdam"]
 
     def test_the_files(self, runs):
         folder, record, _ = runs[0]
@@ -233,7 +233,7 @@ class TestDemo:
             assert min(picture.shape[:2]) > 500
             assert picture.std() > 0.05
             assert (picture[0, 0] == 1).all()  # white, and not transparent: readable on a dark page
-        q = ba.load_posterior(folder / "digits_ivon.safetensors")
+        q = ba.load_posterior(folder / "digits_bayesadam.safetensors")
         assert q.num_weights == record["report"]["total"]["num_weights"]
         assert "determine" in (folder / "report.txt").read_text()
         header, *rows = (folder / "prices.csv").read_text().splitlines()

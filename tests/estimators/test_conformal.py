@@ -1,15 +1,14 @@
-"""Intervals and sets by the rows that members left out, against loops over rows and folds."""
+"""Intervals by the rows that members left out, against loops over rows and folds."""
 
 import math
 
 import numpy as np
 import pytest
-import torch
 from sklearn.utils import check_random_state
 
-from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, load_estimator
+from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
 from bayesadam.sklearn.conformal import LeftOutScores
-from bayesadam.sklearn.linear import logistic_parts, ridge_parts
+from bayesadam.sklearn.linear import ridge_parts
 from bayesadam.sklearn.plan import plan
 
 TINY = {"members": 4, "hidden": (8,), "epochs": 60, "mc_samples": 4, "random_state": 0}
@@ -28,11 +27,6 @@ def by_members(rows):
 @pytest.fixture(scope="module")
 def regressor(curve):
     return BayesianMLPRegressor("ensemble", target_transform="none", **TINY).fit(*curve)
-
-
-@pytest.fixture(scope="module")
-def classifier(blobs):
-    return BayesianMLPClassifier("ensemble", **TINY).fit(*blobs)
 
 
 def test_cross_intervals_are_those_of_the_members_that_left_rows_out(regressor, curve):
@@ -62,58 +56,12 @@ def test_cross_intervals_are_those_of_the_members_that_left_rows_out(regressor, 
     np.testing.assert_allclose(regressor.predict_interval(x, 0.9, method="cross"), expected, rtol=1e-4)
 
 
-def test_cross_sets_are_those_of_the_members_that_left_rows_out(classifier, blobs):
-    """Romano et al. 2020, Algorithm 2, without random numbers."""
-    x, labels = blobs
-    pairs, folds = by_members(len(x))
-    codes = np.searchsorted(classifier.classes_, labels)
-    standardised, (at, weights) = classifier._inputs(x), classifier.calibration_.values()
-    regressions = logistic_parts(standardised.numpy(), codes, 3, np.ones(len(x)), planned(len(x)))
-    assert sum(weights) > 0.1
-    powers = [torch.exp(classifier._member_log_probs(standardised, member) / at).numpy() for member in range(4)]
-
-    def of_folds(log_probs):
-        """Of the probabilities of all members' samples, each in a pool with those of the regressions."""
-        factors = np.prod([np.exp(w * own) for w, own in zip(weights, log_probs, strict=True)], axis=0)
-        probs = [power * factors for power in powers]
-        probs = np.stack([(p / p.sum(-1, keepdims=True)).mean(0) for p in probs])
-        return np.stack([probs[pair].mean(0) for pair in pairs])
-
-    def score(probs, label):
-        return probs[probs > probs[label]].sum()
-
-    unseen = of_folds([own for _, own in regressions])
-    own = np.array([score(unseen[folds[row], row], codes[row]) for row in range(len(x))])
-    models = of_folds([part.log_probs(standardised.numpy()) for part, _ in regressions])
-    rank = math.ceil(0.9 * (len(x) + 1))
-    expected = np.array(
-        [
-            [sum(own < [score(models[fold, row], label) for fold in folds]) < rank for label in range(3)]
-            for row in range(30)
-        ]
+def test_files_keep_them(regressor, curve, tmp_path):
+    regressor.save(tmp_path)
+    found, expected = (
+        model.predict_interval(curve[0], 0.9, method="cross") for model in (load_estimator(tmp_path), regressor)
     )
-    found = classifier.predict_set(x, coverage=0.9, method="cross")
-    assert (found[:30] == expected).mean() > 0.98  # scores are kept to six digits
-    assert found[np.arange(len(x)), codes].mean() >= 0.9
-
-
-def test_sets_of_the_probabilities_themselves(classifier, blobs):
-    probs = classifier.predict_proba(blobs[0])
-    found = classifier.predict_set(blobs[0], coverage=0.9)
-    for p, chosen in zip(probs, found, strict=True):
-        assert p[chosen].sum() >= 0.9 - 1e-9
-        assert p[chosen].sum() - p[chosen].min() < 0.9
-        assert p[chosen].min() >= p[~chosen].max(initial=0.0)
-
-
-def test_files_keep_them(classifier, blobs, tmp_path):
-    classifier.save(tmp_path)
-    read = load_estimator(tmp_path)
-    for method in ("bayes", "cross"):
-        options = {"coverage": 0.9, "method": method}
-        np.testing.assert_array_equal(
-            read.predict_set(blobs[0], **options), classifier.predict_set(blobs[0], **options)
-        )
+    np.testing.assert_array_equal(found, expected)
 
 
 class TestRecord:

@@ -129,8 +129,6 @@ class TestPredictions:
             ("table", lambda m: m.predict(TEXT[["size"]]), "feature names"),
             ("table", lambda m: m.predict(TEXT.assign(size="many")), "column 'size' must be a number in every row"),
             ("table", lambda m: m.predict(TEXT.assign(size=1e200)), f"column 'size' {NO_FINITE}, got 1e.200 in row 0"),
-            ("classes", lambda m: m.predict_set(X, coverage=1), r"coverage must be in \(0, 1\), got 1"),
-            ("classes", lambda m: m.predict_set(X, method="magic"), "method must be one of"),
             ("numbers", lambda m: neg_nll(m, X, Y[:-1]), "must be of"),
             ("classes", lambda m: neg_crps(m, X, Y), "^estimator must have .*, got BayesianMLPClassifier"),
             ("classes", lambda m: interval_score(m, X, Y), "^estimator must have"),

@@ -122,7 +122,7 @@ def test_damaged_files(folder):
         with pytest.raises(DamagedFile, match=r"model\.json must be what save\(\) wrote|digest"):
             load_estimator(folder / "old")
     write_json(path, {**json.loads(text), "version": storage.VERSION + 1})
-    with pytest.raises(DamagedFile, match=r"model\.json must be of version . \(update bayesadam\?\)"):
+    with pytest.raises(DamagedFile, match=r"model\.json must be what save\(\) wrote, got .* \(its version is 2, not 1\)"):
         load_estimator(folder / "old")
     path.unlink()
     with pytest.raises(FileNotFoundError):
@@ -140,8 +140,6 @@ CHANGES = [
     ("old", lambda told: told["calibration"].update(aleatoric=[-1.0])),
     ("old", lambda told: told["calibration"].update(epistemic=[1.0, 2.0])),
     ("old", lambda told: told["calibration"].pop("aleatoric")),
-    ("old", lambda told: told.update(noise_precision=[[0.0], [1.0], [1.0]])),
-    ("old", lambda told: told.update(noise_precision=[[1.0]])),
     ("old", lambda told: told.update(epochs=2.5)),
     ("old", lambda told: told.update(stopped="never")),
     ("old", lambda told: told.update(several=1)),
@@ -149,7 +147,6 @@ CHANGES = [
     ("old", lambda told: told.update(noise=[{"linear": [0.0]}])),
     ("old", lambda told: told["reach"].update(square=-1.0)),
     ("old", lambda told: told["reach"].pop("rows")),
-    ("old", lambda told: told.update(between=None)),
     ("old", lambda told: told["left_out"].update(members=[[0], [3], [1], [2]])),
     ("old", lambda told: told["left_out"]["folds"].append(0)),
     ("old", lambda told: told["left_out"]["scores"].append([1.0])),

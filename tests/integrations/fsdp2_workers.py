@@ -74,7 +74,7 @@ class Run:
         return self
 
     def means(self):
-        return full(self.opt.state[p]["mean"] for group in self.opt.param_groups for p in group["params"])
+        return full(self.opt.state[p].get("mean", p) for group in self.opt.param_groups for p in group["params"])
 
     def end(self):
         return {

@@ -28,7 +28,7 @@ def loader():
 
 
 def optimizer(model, **options):
-    return ba.Vadam(model.named_parameters(), **{**OPTIONS, **options})
+    return ba.BayesAdam(model.named_parameters(), **{**OPTIONS, **options})
 
 
 def decay(opt, schedule=True):

@@ -70,7 +70,7 @@ def adapted():
 
 
 def optimizer(model, lr=0.01):
-    return ba.Vadam(model.named_parameters(), num_data=ROWS, batch_size=BATCH, lr=lr)
+    return ba.BayesAdam(model.named_parameters(), num_data=ROWS, batch_size=BATCH, lr=lr)
 
 
 def plain(make=language_model, *, epochs=EPOCHS, rows=None, lr=0.01, accumulate=1, clip=None, amp=None, schedule=False):

@@ -29,7 +29,7 @@ class Module(nn.Module):
 def make(*, kind=None, callbacks=(), mc_samples=1, epochs=EPOCHS):
     net = (kind or skorch.NeuralNetRegressor)(
         Module,
-        optimizer=ba.Vadam,
+        optimizer=ba.BayesAdam,
         **{f"optimizer__{name}": value for name, value in OPTIONS.items()},
         lr=OPTIONS["lr"],
         optimizer__mc_samples=mc_samples,

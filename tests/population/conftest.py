@@ -55,7 +55,10 @@ class Alone:
             groups = [{"params": weights}] + ([{"params": learned, "perturb": False}] if learned else [])
             make = {**OPTIMIZERS, "bbb": population.BayesByBackprop}.get(method, method)
             told = {"curvature": PerExampleSquares(self.model)} if method == "vogn" else {}
-            self.opt = make(groups, **{"num_data": len(x), "seed": seed, "recipe": "paper", **told, **options})
+            if method == "bayesadam":
+                size = batch_size if replacement else min(batch_size, len(x))
+                told = {"batch_size": size, "total_steps": epochs * (steps_per_epoch or -(-len(x) // batch_size))}
+            self.opt = make(groups, **{"num_data": len(x), "seed": seed, **told, **options})
         rates = [group["lr"] for group in self.opt.param_groups]
         schedulers = [] if lr_decay is None else [torch.optim.lr_scheduler.LambdaLR(self.opt, lr_decay)]
         schedulers += [] if beta_decay is None else [ba.BetaScheduler(self.opt, beta_decay)]
@@ -68,7 +71,7 @@ class Alone:
             for i, rows in enumerate(batches):
                 if lr_schedule is not None:
                     for group, rate in zip(self.opt.param_groups, rates, strict=True):
-                        group["lr"] = rate * lr_schedule((epoch + i / len(batches)) / epochs)
+                        group["initial_lr"], group["lr"] = rate, rate * lr_schedule((epoch + i / len(batches)) / epochs)
                 losses.append(self.opt.step(lambda rows=rows: self._loss(x[rows], y[rows])).item())
                 for scheduler in schedulers:
                     scheduler.step()

@@ -34,7 +34,7 @@ def own_options(method):
     if method == "adam":
         return OWN_ADAM
     absent = ("prior_precision", "temperature") if method == "vadagrad" else ()
-    more = {"eps": OWN_ADAM["eps"]} if method == "bbb" else {}
+    more = {"bbb": {"eps": OWN_ADAM["eps"]}, "bayesadam": {"temperature": [1.0, 0.5, 0.1, 0.01]}}.get(method, {})
     return {name: values for name, values in OWN.items() if name not in absent} | more
 
 
@@ -261,7 +261,7 @@ def earlier():
     return nets.posteriors
 
 
-@pytest.mark.parametrize("method", ["vadam", "vprop", "ivon", "bbb"])
+@pytest.mark.parametrize("method", ["vadam", "vprop", "ivon", "bbb", "bayesadam"])
 class TestPriors:
     DATA = regression(seed=100)
 
@@ -279,10 +279,12 @@ class TestPriors:
     def test_with_other_hyperparameters(self, method, earlier):
         largest = max(variance.reciprocal().max().item() for q in earlier for variance in q.variance.values())
         starts = [largest * factor for factor in (2.0, 3.0, 1.5, 4.0)]
-        self.compare(method=method, prior=earlier, temperature=OWN["temperature"], initial_precision=starts)
+        self.compare(
+            method=method, prior=earlier, temperature=own_options(method)["temperature"], initial_precision=starts
+        )
 
     def test_some_members_only(self, method, earlier):
-        self.compare(method=method, prior=[earlier[0], 2.0, None, earlier[3]])
+        self.compare(method=method, prior=[earlier[0], None, None, earlier[3]])
 
 
 class TestPriorsOfAdam:

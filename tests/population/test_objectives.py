@@ -8,7 +8,7 @@ import torch
 import bayesadam as ba
 from bayesadam import population
 from bayesadam.sklearn.moment_objective import MomentObjective
-from population.conftest import TOLERANCE, assert_same
+from population.conftest import TOLERANCE
 from population.problems import BATCH, F64, RAGGED, mlp, models_of, noise_of, regression
 
 
@@ -121,11 +121,3 @@ class TestAsLoops:
             torch.testing.assert_close(
                 nets.objectives[member].likelihood.noise_precision, own.noise_precision, **TOLERANCE[F64]
             )
-
-
-def test_a_checkpoint_is_of_one_objective(tmp_path):
-    data, models = regression(), models_of()
-    whole = train(models, data, Lasso(0.1), checkpoint=tmp_path)
-    assert_same(train(models, data, Lasso(0.1), checkpoint=tmp_path), whole)
-    with pytest.raises(ValueError, match="^checkpoint must be a folder of this very run"):
-        train(models, data, Lasso(0.2), checkpoint=tmp_path)

@@ -113,9 +113,9 @@ VALUES = [
     ({"seed": [1, 2]}, "seed must have one value for each of 4 members, got 2"),
     ({"seed": -1}, "seed must be an integer in [0, 2**64), got -1"),
     ({"lr": -1}, "lr must be a number or a 1-element tensor, finite and at least 0, got -1"),
-    ({"prior_precision": [1.0, 1.0, 0.0, 1.0]}, "prior_precision must be a positive, finite number or 'init', got 0.0"),
-    ({"prior_precision": [1.0, 1.0, "init", 1.0]}, "prior_precision must be a number in a population, got 'init'"),
-    ({"total_steps": [5, None, 5, 5]}, "total_steps must be None for all members or for none"),
+    ({"prior_precision": [1.0, 1.0, 0.0, 1.0]}, "prior_precision must be a positive, finite number, got 0.0"),
+    ({"prior_precision": [1.0, 1.0, "init", 1.0]}, "prior_precision must be a positive, finite number, got 'init'"),
+    ({"method": "bayesadam", "total_steps": [5, None, 5, 5]}, "total_steps must be None for all members or for none"),
     ({"betas": (0.9, 1.0)}, "betas must be a pair of numbers in [0, 1), got (0.9, 1.0)"),
     ({"mc_samples": 3, "antithetic": True}, "mc_samples must be even when antithetic=True, got 3"),
     ({"mc_samples": [1, 2, 1, 1]}, "mc_samples must be the same for all members, got different values"),
@@ -147,15 +147,14 @@ TYPES = [
 @pytest.mark.parametrize(
     ("error", "changes", "words"), [*((ValueError, *case) for case in VALUES), *((TypeError, *case) for case in TYPES)]
 )
-def test_training(error, changes, words, tmp_path):
+def test_training(error, changes, words):
     arguments = {"models": models_of(), "data": regression(), "likelihood": noise_of(4.0), "epochs": 1, **changes}
     before = [copy.deepcopy(model.state_dict()) for model in arguments["models"]]
     with pytest.raises(error) as raised:
-        train(**arguments, checkpoint=tmp_path / "run")
+        train(**arguments)
     assert words in str(raised.value)
     after = [model.state_dict() for model in arguments["models"]]
     torch.testing.assert_close(after, before, rtol=0, atol=0)
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from bayesadam import population
+from bayesadam.core.rule import Hyper
 from bayesadam.population.draws import Draws
 from population.conftest import train
 from population.problems import F32, F64, draw, models_of, noise_of, regression
@@ -61,8 +62,8 @@ class TestNumbers:
     @pytest.mark.parametrize("dtype", [F32, F64])
     @pytest.mark.parametrize("precision", [1e-12, 1.0, 1e12])
     def test_starts_at_the_initial_precision(self, precision, dtype):
-        state = self.RULE.init(torch.zeros(2, dtype=dtype), {"initial_precision": precision})
-        found = self.RULE.precision(state, {})
+        state = self.RULE.init(torch.zeros(2, dtype=dtype), Hyper(initial_precision=precision))
+        found = self.RULE.precision(state, Hyper())
         torch.testing.assert_close(found, torch.full((2,), precision, dtype=dtype), rtol=40 * torch.finfo(dtype).eps,
                                    atol=0.0)  # fmt: skip
 
@@ -76,12 +77,12 @@ class TestNumbers:
         sigma = mp.log1p(mp.exp(mpf(rho)))
         slope = 1 / (1 + mp.exp(-mpf(rho)))
         expected = slope * mpf("0.5") + mpf(temperature) / 10 * (3 * sigma * slope - slope / sigma)
-        state = self.RULE.init(torch.zeros(1, dtype=dtype), {"initial_precision": 1.0})
+        state = self.RULE.init(torch.zeros(1, dtype=dtype), Hyper(initial_precision=1.0))
         state["rho"].fill_(rho)
-        hp = {"lr": 0.0, "betas": (0.9, 0.99), "eps": 1e-8, "num_data": 10.0, "temperature": temperature,
-              "prior_precision": 3.0, "prior_mean": 0.0, "beta1_product": 0.9, "beta2_product": 0.99}  # fmt: skip
+        hp = Hyper(lr=0.0, beta1=0.9, beta2=0.99, eps=1e-8, num_data=10.0, temperature=temperature,
+                   prior_precision=3.0, prior_mean=0.0, beta1_product=0.9, beta2_product=0.99)  # fmt: skip
         zero, half = torch.zeros(1, dtype=dtype), torch.full((1,), 0.5, dtype=dtype)
-        self.RULE.update_(zero.clone(), state, zero.clone(), half, hp)
+        _, state = self.RULE.update(zero, state, zero, half, hp)
         due = torch.full((1,), float(expected) / 10, dtype=dtype)
         torch.testing.assert_close(state["rho_exp_avg"], due, rtol=20 * torch.finfo(dtype).eps, atol=1e-37)
 

@@ -25,12 +25,12 @@ TITLES = (
         "beyond chance (paired t-test at 5%).",
     ),
     (
-        "(b) Digits: Adam at its best rate, then temperature scaled, and untouched IVON;\n"
+        "(b) Digits: Adam at its best rate, also temperature scaled, and BayesAdam;\n"
         "AUROC of the entropy against photographs, and digits with shuffled pixels",
-        "Adam's rate and temperature are chosen on images that IVON does not use.",
+        "Adam's rate and temperature are chosen on images that BayesAdam does not use.",
     ),
     (
-        "Accuracy of IVON's mean without so many of its weights",
+        "Accuracy of BayesAdam's mean without so many of its weights",
         "A posterior that knows which weights are needed is better than their magnitude.",
     ),
     (
@@ -38,7 +38,7 @@ TITLES = (
         "A 95% band should widen where there are no data, and hold the truth.",
     ),
     (
-        "(d) IVON on the digits, by opt.report()",
+        "(d) BayesAdam on the digits, by opt.report()",
         "Start is the share of the initial precision in the posterior's.",
     ),
 )
@@ -84,13 +84,13 @@ def demo(
     money = {"score": ".1f", "width": ".1f"}
     prices = _scores(record["prices"], _demo.OURS, (_demo.LINEAR, _demo.QUANTILES), ".1%", money)
     _show(console, 0, "95% intervals", *prices)
-    _show(console, 1, "", *_scores(record["digits"], "IVON", (_demo.SCALED,), ".4f"))
+    _show(console, 1, "", *_scores(record["digits"], "BayesAdam", (_demo.SCALED,), ".4f"))
     _show(console, 2, "", *_scores(record["pruned"], _demo.SIGNAL, (_demo.MAGNITUDE,), ".4f"))
     _show(console, 3, "epistemic deviation", *_bands(record["curve"]))
     _show(console, 4, "", *_weights(record["report"]))
     console.print(
         f"{time.perf_counter() - start:.0f} s. In {out}/: prices.png, digits.png, curve.png, weights.png,\n"
-        "metrics.json (all numbers), report.txt (opt.report()), digits_ivon.safetensors\n"
+        "metrics.json (all numbers), report.txt (opt.report()), digits_bayesadam.safetensors\n"
         f"Next, a table: bayesadam fit {out / 'prices.csv'} --target price --out run",
         markup=False,
         soft_wrap=True,

@@ -36,11 +36,8 @@ class PosteriorCallback(Callback):  # type: ignore[misc]
     ``fit``, and so does every checkpoint. With ``mc_samples`` above 1 the weights hold a sample only inside
     ``optimizer.step(closure)``, which Lightning calls; the loss is computed and clipped once for each sample.
 
-    If ``batch_size`` was not given, it is found from the passes of the innermost part of the module that has all
-    parameters of the optimiser, as by :meth:`~bayesadam.optim.PerturbedOptimizer.attach`.
-
     Several such optimisers, together with other optimisers, may train parts of a module. They need different seeds
-    (``ba.Vadam(..., seed=1)``), since with the same seed their noise is the same.
+    (``ba.BayesAdam(..., seed=1)``), since with the same seed their noise is the same.
 
     Raises:
         ValueError: Raised at the start of ``fit`` if there is no optimiser of this library, if two of them have the
@@ -60,7 +57,6 @@ class PosteriorCallback(Callback):  # type: ignore[misc]
             if not _is_drop_in(optimizer):
                 _check_closures(trainer, pl_module, optimizer)
             optimizer.attach(pl_module)
-            optimizer.watch(_network(pl_module, optimizer))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start training at samples."""
@@ -95,13 +91,6 @@ class PosteriorCallback(Callback):  # type: ignore[misc]
     def _eval(self, trainer: Any) -> None:
         for optimizer in perturbed(trainer.optimizers):
             optimizer.eval()
-
-
-def _network(module: Any, optimizer: PerturbedOptimizer) -> Any:
-    """The innermost part that has all parameters of the optimiser: ``training_step`` may call it, not the module."""
-    own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    parts = [part for part in module.children() if own <= set(part.parameters())]
-    return _network(parts[0], optimizer) if len(parts) == 1 else module
 
 
 def _is_drop_in(optimizer: PerturbedOptimizer) -> bool:

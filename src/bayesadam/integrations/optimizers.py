@@ -21,4 +21,4 @@ def perturbed(optimizers: Iterable[Any]) -> list[PerturbedOptimizer]:
 
 def none_found() -> ValueError:
     """Make the error of a callback in a training without such an optimiser."""
-    return ValueError("the trainer must have a perturbed optimiser of bayesadam (Vadam, IVON, ...), got none")
+    return ValueError("the trainer must have a perturbed optimiser of bayesadam (BayesAdam, Vadam, ...), got none")

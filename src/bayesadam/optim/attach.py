@@ -161,7 +161,7 @@ class _GiveMean(_Hook):
             return
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if prefix + name in state_dict and optimizer.holds_sample(parameter):
-                state_dict[prefix + name] = optimizer.mean_of(parameter).to(parameter.dtype)
+                state_dict[prefix + name] = optimizer.mean_of(parameter).to(parameter.dtype, copy=True)
 
 
 class _TakeMean(_Hook):

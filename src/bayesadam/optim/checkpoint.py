@@ -217,7 +217,8 @@ class Checkpointed(Optimizer):
         held = self._engine.weights.held
         if held != MEAN:
             self._put_means()
-        self._engine.layout.flats()
+        if self.state:  # otherwise the parameters may still be replaced, as by Accelerate with FSDP2
+            self._engine.layout.flats()
         if held == TRAIN:
             self._engine.weights.perturb(0, TRAIN)
         elif held != MEAN and not low_memory:  # inside a block: the model may be loaded later, with its sample

@@ -76,6 +76,11 @@ class Batch:
         return values * self.weight[:, None, :, None].to(values.dtype)
 
 
+def per_epoch(size: int, batch_size: int, steps_per_epoch: int | None = None) -> int:
+    """Number of minibatches per epoch of ``size`` data points."""
+    return steps_per_epoch or -(-size // batch_size)
+
+
 class Pool:
     """The data sets of all members in one tensor; data that members share are stored once.
 
@@ -112,7 +117,7 @@ class Pool:
         self.starts = [distinct[id(x), id(y)][0] for x, y in data]
         self.sizes = [len(x) for x, _ in data]
         self.batch_size, self.replacement = batch_size, replacement
-        self.batches = [steps_per_epoch or -(-size // batch_size) for size in self.sizes]
+        self.batches = [per_epoch(size, batch_size, steps_per_epoch) for size in self.sizes]
         self._whole: tuple[tuple[int, ...], Batch | None] = (), None
 
     def epoch(self, members: Sequence[int], seeds: Sequence[int], epoch: int) -> Iterator[Batch]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -241,18 +241,8 @@ class Chunk:
         self.bad = {}
         self.objective = self.objective.select(index)
         self._hyper = map_columns(self._hyper, lambda column: column[rows if isinstance(column, np.ndarray) else index])
-        self.restore(
-            self.mean[index],
-            {name: value[index] for name, value in self.state.items()},
-            {n: v[rows] if isinstance(v, np.ndarray) else v for n, v in self.counters.items()},
-            [self.steps[r] for r in rows],
-        )
-
-    def restore(
-        self, mean: Tensor, state: Mapping[str, Tensor], counters: Mapping[str, Any], steps: Sequence[int]
-    ) -> None:
-        """Restore the state of the members."""
-        self.mean, self.state = mean, dict(state)
-        self.counters, self.steps = dict(counters), list(steps)
+        self.mean, self.state = self.mean[index], {name: value[index] for name, value in self.state.items()}
+        self.counters = {n: v[rows] if isinstance(v, np.ndarray) else v for n, v in self.counters.items()}
+        self.steps = [self.steps[r] for r in rows]
         self._views = {}
         self._draws.forget()

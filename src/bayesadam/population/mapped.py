@@ -68,11 +68,6 @@ class MappedObjective(Losses):
         each, penalty = vmap(self._run, randomness="different")(weights, x, y)
         return batch.mean(each.view(count, samples, -1)) + penalty.view(count, samples)
 
-    def constants(self) -> list[Tensor]:
-        """All tensors other than weights and data that the losses depend on."""
-        own = (self.networks.fixed, self.networks.common, self._fixed, self._common)
-        return [value for tensors in own for value in tensors.values()]
-
     def try_one(self, theta: Tensor, member: int, x: Tensor, y: Tensor, name: str) -> None:
         """Check that the losses are one number for each data point, and the penalty one number."""
         x, y = x[:2].clone(), y[:2]  # of one alone, a mean would look like a loss

@@ -15,7 +15,7 @@ from bayesadam.core.passes import PER_WEIGHT
 from bayesadam.core.rule import Hyper, Rule
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.likelihoods import Likelihood
-from bayesadam.optim import OPTIMIZERS, VOGN, PerturbedOptimizer
+from bayesadam.optim import OPTIMIZERS, VOGN, BayesAdam, PerturbedOptimizer
 from bayesadam.optim.adam import AdamRule
 from bayesadam.population.layout import Layout
 from bayesadam.posterior import DiagonalGaussian
@@ -67,19 +67,34 @@ def configure(
     likelihoods: Sequence[Likelihood],
     layout: Layout,
     options: Sequence[Mapping[str, Any]],
+    known: Sequence[Mapping[str, Any]],
 ) -> tuple[Rule, list[Numbers], Tensor]:
     """Rule, hyper-parameters and initial means of every member, as the library's optimiser would have them.
 
     The optimisers are constructed, so that defaults, checks, messages and the start from a posterior are theirs.
 
+    Args:
+        method: As in :func:`bayesadam.population.train`.
+        models: One network per member.
+        likelihoods: One likelihood or objective per member.
+        layout: Places of the parameters in a row.
+        options: Hyper-parameters of each member.
+        known: Facts about each member's training that are used for options of the rule that ``options`` does not have.
+
     Returns:
-        The rule; the hyper-parameters of every member, with ``perturb`` and, if it continues from a posterior, rows
-        ``prior_mean`` and ``prior_precision`` of length ``numel``; and the means ``(P, numel)``.
+        The rule; the hyper-parameters of every member, with ``perturb`` and, if priors are not one number per member,
+        rows ``prior_mean`` and ``prior_precision`` of length ``numel``; and the means ``(P, numel)``.
     """
     make = _optimizer(method)
     called = method if isinstance(method, str) else method.__name__
     hypers, means = [], []
+    if make is not None:
+        declared = {option.name for option in make.rule.options}
+        facts = [{name: value for name, value in own.items() if name in declared} for own in known]
+        options = [{**fact, **own} for fact, own in zip(facts, options, strict=True)]
     continued = any(isinstance(own.get("prior"), DiagonalGaussian) for own in options)
+    if make is not None and issubclass(make, BayesAdam):
+        continued |= any(own.get("prior_precision", INIT) == INIT for own in options)
     for model, likelihood, own in zip(models, likelihoods, options, strict=True):
         for name in own:
             if name in _REFUSED or (make is None and name not in (*_ADAM, "seed", "num_data", "prior")):
@@ -106,8 +121,6 @@ def configure(
             optimizer = make(groups, **own)
             rule = optimizer.rule
             group = optimizer.param_groups[0]
-            if group.get("prior_precision") == INIT:
-                raise ValueError(f"prior_precision must be a number in a population, got {INIT!r}")
             rows = _prior_rows(optimizer, [*named, *learned], layout, group) if continued else {}
             hypers.append(_told(rule, group, rows))
             for name, possible in _POSSIBLE.items():
@@ -167,13 +180,13 @@ def _adam_prior(prior: Any, model: nn.Module, layout: Layout) -> dict[str, Tenso
 
 
 def _prior_rows(optimizer: Any, named: Sequence[Any], layout: Layout, group: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The prior as rows for all members, if any of them continues from a posterior."""
+    """The prior as rows, for all members if that of any of them is not a number."""
     optimizer._engine.layout.flats()
     states = {name: optimizer.state.get(parameter, {}) for name, parameter in named}
     tensors, rows = dict(named), {}
     for key, other in (("prior_mean", 0.0), ("prior_precision", group["prior_precision"])):
-        whole = {name: states[name].get(key, torch.full_like(tensors[name], other)).detach() for name in layout.shapes}
-        rows[key] = layout.flatten(whole)
+        values = {name: torch.as_tensor(states[name].get(key, other)) for name in layout.shapes}
+        rows[key] = layout.flatten({n: v.to(tensors[n]).expand(tensors[n].shape) for n, v in values.items()})
     return rows
 
 

@@ -213,10 +213,6 @@ class NegativeLogLikelihood(Losses):
         own = {} if learned is None else self.likelihoods.layout.split(learned)
         return -batch.mean(self.likelihoods.log_density(own, output, batch.y))
 
-    def constants(self) -> list[Tensor]:
-        """All tensors other than weights and data that the losses depend on."""
-        return [*self.networks.fixed.values(), *self.networks.common.values(), *self.likelihoods.fixed.values()]
-
     def try_one(self, theta: Tensor, member: int, x: Tensor, y: Tensor, name: str) -> None:
         """Check that the targets fit the output."""
         alone = self.networks.select(torch.tensor([member]))

@@ -85,25 +85,17 @@ class Population:
     def _learned(self) -> list[Likelihood | Objective]:
         return _with_learned(self._criteria, self._layout.split(self._all))
 
-    @property
-    def rows(self) -> dict[str, Tensor]:
-        """All tensors that training changes, with a row per member: ``"mean"``, ``"variance"``, and
-        ``"state/<name>"``.
-        """
-        return {"mean": self._all, "variance": self._variance} | {f"state/{n}": v for n, v in self._state.items()}
-
-    def select(self, members: Sequence[int], rows: Mapping[str, Tensor] | None = None) -> Population:
-        """Return some of the members, in this order; :attr:`rows` replaces their own rows if it is given."""
+    def select(self, members: Sequence[int]) -> Population:
+        """Return some of the members, in this order."""
         index = torch.tensor(list(members))
-        if rows is None:
-            rows = {name: value[index.to(value.device)] for name, value in self.rows.items()}
+        rows = index.to(self._mean.device)
         return Population(
-            self._networks.select(index.to(self._mean.device)),
+            self._networks.select(rows),
             [self._criteria[member] for member in members],
             self._layout,
-            rows["mean"],
-            rows["variance"],
-            {name.removeprefix("state/"): value for name, value in rows.items() if name.startswith("state/")},
+            self._all[rows],
+            self._variance[rows],
+            {name: value[rows] for name, value in self._state.items()},
             [self._hyperparameters[member] for member in members],
             {name: value[index] for name, value in self.history.items()},
             self.epochs[index],

@@ -35,23 +35,6 @@ class Rates:
         self.epochs = epochs
         self.lr_schedule, self.lr_decay, self.beta_decay = lr_schedule, lr_decay, beta_decay
 
-    def factors(self, batches: int) -> list[list[float]]:
-        """The factors at 64 points of the training (fractions, and numbers of steps), by which trainings are
-        distinguished.
-
-        Args:
-            batches: Largest number of minibatches per epoch.
-        """
-        shares = [part / 64 for part in range(64)]
-        last = self.epochs * batches - 1
-        steps = sorted({round(last**share) for share in shares} | {round(last * share) for share in shares} | {0})
-        kinds: list[tuple[Callable[[Any], float] | None, list[Any]]] = [
-            (self.lr_schedule, shares),
-            (self.lr_decay, steps),
-            (self.beta_decay, steps),
-        ]
-        return [[float(function(place)) for place in places] if function else [] for function, places in kinds]
-
     def at(self, hyper: Mapping[str, Any], steps: Sequence[int], batches: Sequence[int]) -> dict[str, Any]:
         """``lr`` and ``betas`` of the next step, if they change: numbers where all members agree, otherwise columns.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,7 @@ from torch import Tensor, nn
 from bayesadam.checks import check_nonfinite, is_whole
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim import PerturbedOptimizer
-from bayesadam.population.batches import Pair, Pool
-from bayesadam.population.checkpoint import Checkpoint, Memory, fingerprint
+from bayesadam.population.batches import Pair, Pool, per_epoch
 from bayesadam.population.chunk import Chunk
 from bayesadam.population.mapped import MappedObjective
 from bayesadam.population.members import METHODS as METHODS
@@ -66,8 +64,6 @@ def train(
     sample_weight: Tensor | Sequence[Tensor] | None = None,
     nonfinite: str = "raise",
     on_epoch: Callable[[int, list[int], Population], None] | None = None,
-    checkpoint: str | Path | None = None,
-    memory: Memory | None = None,
     chunk: int | None = None,
     progress: bool | None = None,
 ) -> Population:
@@ -95,7 +91,7 @@ def train(
             optimiser. A list, array or 1-D tensor has one value per member.
         betas: Decay rates of the running averages.
         num_data: Number of training examples; by default the size of each member's data.
-        prior_precision: Precision of the prior, a number.
+        prior_precision: Precision of the prior.
         prior: Posterior to continue from, instead of ``prior_precision``. With Adam, which then finds posterior modes,
             the negative log density of a :class:`bayesadam.DiagonalGaussian`, divided by ``num_data``, is added to the
             loss, and the weights start where the models have them.
@@ -103,7 +99,8 @@ def train(
         temperature: Factor of the KL divergence, in [0, 1].
         mc_samples: Number of posterior samples per step, the same for all members.
         antithetic: Whether to draw samples in pairs ``+eps, -eps``.
-        options: Further hyper-parameters of the method by name, such as ``{"hessian": "exact"}``.
+        options: Further hyper-parameters of the method by name, such as ``{"hessian": "exact"}``. ``batch_size`` and
+            ``total_steps`` of :class:`bayesadam.BayesAdam` are those of the training.
         seed: Seed of the noise and of the order of the data: one per member, or that of the first member, to which the
             number of the member is added.
         validation: Held-out data, in the form of ``data``. Their mean negative log predictive density is recorded every
@@ -112,7 +109,7 @@ def train(
             weights are returned.
         validation_samples: Number of posterior samples for the density on validation data.
         lr_schedule: Factor of the learning rate as a function of the fraction of the training that is done, in [0, 1).
-            It replaces the factor of ``total_steps``, if that is among the options, and so does ``lr_decay``.
+            It replaces the cosine of :class:`bayesadam.BayesAdam`, and so does ``lr_decay``.
         lr_decay: Factor of the learning rate as a function of the number of steps that the member has made, instead of
             ``lr_schedule``; it works as ``LambdaLR`` stepped after every step of the optimiser.
         beta_decay: Factor of ``1 - betas[1]`` as a function of the number of steps; it works as
@@ -120,8 +117,8 @@ def train(
         replacement: Whether to draw minibatches with replacement; each then has ``batch_size`` data points, even if
             there are fewer data.
         steps_per_epoch: Number of minibatches per epoch with replacement, for all members; default as many as without.
-            Epochs are the unit of ``epochs``, ``validation``, ``on_epoch`` and checkpoints, and each costs some time,
-            so for small problems an epoch should have at least a few hundred steps.
+            Epochs are the unit of ``epochs``, ``validation`` and ``on_epoch``, and each costs some time, so for small
+            problems an epoch should have at least a few hundred steps.
         sample_weight: Weights of the data points in the mean loss, ``(n,)``: for all members, or one tensor per member;
             members that share data must share weights. They are divided by their mean, so only their ratios matter.
             They cannot be used with methods that square the gradients of single data points.
@@ -129,10 +126,6 @@ def train(
             member, which keeps its last good posterior, while the others continue.
         on_epoch: Function that is called after every epoch of every chunk, with the epoch, the numbers of the members
             that are still trained in this chunk, and a population of them in their current state.
-        checkpoint: Folder for checkpoints, which is created if necessary. A run that is called again with the same
-            arguments continues from them, with the same result. ``on_epoch`` is not called again for earlier epochs.
-        memory: State of ``on_epoch`` that is saved with the checkpoints: an object whose ``tensors()`` are stored, and
-            passed to its ``restore(tensors, members, nets)`` when a run is continued.
         chunk: Number of members trained at a time; by default as many as fit into the caches. It does not change the
             result.
         progress: Whether to show a progress bar; by default it is shown in a terminal.
@@ -141,8 +134,8 @@ def train(
         The trained members.
 
     Raises:
-        ValueError: Sizes do not fit, networks have different architectures or batch normalisation in training mode, a
-            hyper-parameter is out of range, or a checkpoint is of another run.
+        ValueError: Sizes do not fit, networks have different architectures or batch normalisation in training mode, or
+            a hyper-parameter is out of range.
         TypeError: The method does not have an option, or a hyper-parameter is given twice.
         FloatingPointError: A gradient is not finite and ``nonfinite="raise"``.
     """
@@ -185,7 +178,14 @@ def train(
     members = member_options({**_hyperparameters(named, options or {}), "seed": seeds}, count)
     for own, (x, _) in zip(members, pairs, strict=True):
         own.setdefault("num_data", len(x))
-    rule, hypers, means = configure(method, models, criteria, losses.layout, members)
+    known = [
+        {
+            "batch_size": batch_size if replacement else min(batch_size, len(x)),
+            "total_steps": epochs * per_epoch(len(x), batch_size, steps_per_epoch),
+        }
+        for x, _ in pairs
+    ]
+    rule, hypers, means = configure(method, models, criteria, losses.layout, members, known)
     if weights is not None and hypers[0].get("hessian") in ("empirical_fisher", "exact"):
         raise ValueError(f"sample_weight must be None for a method of squared gradients, got method={method!r}")
     activations = losses.check(means, pairs, "data")
@@ -201,42 +201,17 @@ def train(
         chunk = max(1, working_set // (numbers * means.element_size()))
     pool = Pool(pairs, batch_size, replacement=replacement, steps_per_epoch=steps_per_epoch, weights=weights)
     rates = Rates(epochs, lr_schedule, lr_decay, beta_decay)
-    chunks = _chunks(pool.batches, chunk)
-    saved = None
-    if checkpoint is not None:
-        limits = [epochs, batch_size, patience, validation_samples, nonfinite, replacement, steps_per_epoch]
-        factors = rates.factors(max(pool.batches))
-        kind = [f"{type(rule).__module__}.{type(rule).__qualname__}", hypers]
-        settings = [repr(models[0]), repr(criteria[0]), kind, limits, factors, chunks]
-        tensors = [
-            means,
-            *losses.constants(),
-            *(t for pair in [*pairs, *(held_out or [])] for t in pair),
-            *(weights or []),
-        ]
-        saved = Checkpoint(Path(checkpoint), fingerprint(settings, tensors), memory)
     with progress_bar("training", sum(pool.batches) * epochs, progress) as bar:
         advance = _Seldom(bar)
-        for number, chosen in enumerate(chunks):
+        for chosen in _chunks(pool.batches, chunk):
             rows = torch.tensor(chosen, device=means.device)
-            part = Chunk(
-                chosen,
-                losses.select(rows),
-                rule,
-                [hypers[member] for member in chosen],
-                means[rows],
-                pool,
-                rates,
-            )
+            own = [hypers[member] for member in chosen]
+            part = Chunk(chosen, losses.select(rows), rule, own, means[rows], pool, rates)
             steps = sum(pool.batches[member] for member in chosen)
-            done = saved.load(number, part, record) if saved else 0
-            advance(done * steps, None, True)
-            for epoch in range(done, epochs):
+            for epoch in range(epochs):
                 losses.networks.train()
                 loss = part.train_epoch(epoch, nonfinite == "raise")
                 record.after_epoch(part, epoch, loss, on_epoch)
-                if saved:
-                    saved.save(number, part, record, chosen, epoch + 1)
                 advance(steps if part.members else (epochs - epoch) * steps, loss, not part.members)
                 if not part.members:
                     break

@@ -77,7 +77,6 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         sample_weight: ArrayLike | None = None,
         *,
         groups: ArrayLike | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
         on_epoch: Callable[[TrainingStatus], None] | None = None,
     ) -> Any:
         """Train the members and calibrate their predictions on the rows that each member leaves out.
@@ -93,8 +92,6 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
                 method ``"anchored"``.
             groups: Group of each row, ``(N,)``. Rows of one group, such as the measurements of one patient, are left
                 out together.
-            checkpoint: Folder for checkpoints. If the fit is stopped, the same call resumes it, and the result is that
-                of an uninterrupted fit.
             on_epoch: Function that is called with a :class:`TrainingStatus` after every epoch.
 
         Raises:
@@ -107,7 +104,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         X, y = self._validated(X, y, sample_weight=sample_weight)
         X, y, weight, groups = weighed(X, y, sample_weight, groups)
         self._learn_scales(X, y, weight, groups)
-        return self._train(X, y, weight, groups, checkpoint, on_epoch)
+        return self._train(X, y, weight, groups, on_epoch)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``posterior.safetensors`` and ``model.json`` into a folder; :func:`load_estimator` reads them."""
@@ -165,7 +162,6 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         y: Array,
         weight: Array | None,
         groups: Array | None,
-        checkpoint: str | os.PathLike[str] | None,
         on_epoch: Callable[[TrainingStatus], None] | None,
         priors: Mixture | None = None,
     ) -> Any:
@@ -200,7 +196,6 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             sample_weight=weights,
             time_budget=self.time_budget,
             error=self._error(divided, held_out, targets, weight),
-            checkpoint=checkpoint,
             on_epoch=on_epoch,
             offset=self._offset(y),
             verbose=self.verbose,

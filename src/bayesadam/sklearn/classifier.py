@@ -175,12 +175,12 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             rows = weighed(*checked, sample_weight, groups)
             self._learn_scales(*rows)
             self._networks_only = True
-            return self._train(*rows, None, on_epoch)
+            return self._train(*rows, on_epoch)
         if classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
             raise ValueError(f"classes must be those of the first call, {self.classes_!r}, got {classes!r}")
         self._check()
         rows = weighed(*self._validated(X, y, classes=self.classes_, reset=False), sample_weight, groups)
-        return self._train(*rows, None, on_epoch, self.posterior_)
+        return self._train(*rows, on_epoch, self.posterior_)
 
     _linear: list[LinearPart]
     _networks_only: bool

@@ -284,7 +284,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         self._require_allowed(rows[1])
         known = zip(self._functions, target_transform.limited(self._functions, rows[1]), strict=True)
         self._functions = [min(pair, key=lambda function: function.least) for pair in known]
-        return self._train(*rows, None, on_epoch, self.posterior_)
+        return self._train(*rows, on_epoch, self.posterior_)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

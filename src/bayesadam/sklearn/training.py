@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,8 +71,6 @@ class Training:
         error: Function that returns the error of the members on the rows that they leave out. It is computed at some of
             the epochs, and the members with the smallest error are kept. With ``None`` those of the last epoch are
             kept.
-        checkpoint: Folder of the checkpoint. It includes the members with the smallest error, so that a resumed
-            training has the same result as an uninterrupted one.
         on_epoch: Function that is called with a :class:`TrainingStatus` after every epoch.
         offset: Term, in nats, that converts negative log densities of standardised targets to those of the targets.
         verbose: Whether to show a progress bar.
@@ -100,7 +96,6 @@ class Training:
     sample_weight: Sequence[Tensor] | None = None
     time_budget: float | None = None
     error: Callable[[Population], float] | None = None
-    checkpoint: str | os.PathLike[str] | None = None
     on_epoch: Callable[[TrainingStatus], None] | None = None
     offset: float = 0.0
     verbose: bool = False
@@ -127,10 +122,7 @@ class Training:
             self._fit_into(self.time_budget)
         self.held_out_nll = torch.full((len(self.models), self.epochs), math.nan, dtype=torch.float64)
         try:
-            folder = None if self.checkpoint is None else Path(self.checkpoint)
-            ended = self._train(self.epochs, self._after_epoch, checkpoint=folder, memory=self)
-            if self._chosen is None:  # the checkpoint was that of a complete training
-                self._chosen, self.best, self.loss = ended, self.epochs, ended.history["loss"]
+            self._train(self.epochs, self._after_epoch)
         except KeyboardInterrupt:
             if self._chosen is None:
                 raise
@@ -152,10 +144,10 @@ class Training:
             return int(self._steps["steps_per_epoch"])
         return max(math.ceil(len(x) / self.batch_size) for x, _ in self.data)
 
-    def _train(self, epochs: int, on_epoch: Any, **options: Any) -> Population:
+    def _train(self, epochs: int, on_epoch: Any) -> None:
         kind = "objective" if isinstance(self.minimised[0], Objective) else "likelihood"
         criteria: dict[str, Any] = {kind: self.minimised}
-        return population.train(
+        population.train(
             self.models,
             self.data,
             **criteria,
@@ -169,7 +161,7 @@ class Training:
             progress=self.verbose,
             options=self.options,
             sample_weight=self.sample_weight,
-            **{**self._steps, **options},
+            **self._steps,
         )
 
     def _fit_into(self, seconds: float) -> None:
@@ -193,27 +185,6 @@ class Training:
         else:
             self._steps = {"replacement": True, "steps_per_epoch": max(1, possible // 10)}
             self.epochs = 10
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors from which a training can be resumed."""
-        kept = {"held_out_nll": self.held_out_nll}
-        if self.error is None or self._chosen is None:
-            return kept
-        numbers = {"least": self._least, "best": float(self.best), "next": float(self._next)}
-        kept |= {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
-        return kept | {f"chosen/{name}": value for name, value in self._chosen.rows.items()}
-
-    def restore(self, tensors: Mapping[str, Tensor], members: list[int], nets: Population) -> None:
-        """Resume a training from the tensors of :meth:`tensors`."""
-        nets = in_order(nets, members)
-        self.loss = nets.history["loss"]
-        self.held_out_nll = tensors["held_out_nll"].cpu()
-        if self.error is None or "least" not in tensors:
-            return
-        self._least = float(tensors["least"])
-        self.best, self._next = (int(tensors[name]) for name in ("best", "next"))
-        rows = {name.removeprefix("chosen/"): v for name, v in tensors.items() if name.startswith("chosen/")}
-        self._chosen = nets.select(range(len(nets)), rows)
 
     def _after_epoch(self, epoch: int, members: list[int], nets: Population) -> None:
         nets = in_order(nets, members)
