@@ -292,3 +292,26 @@ def test_trainable_complex_parameters_are_refused():
     parameters = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.complex64))]
     with pytest.raises(ValueError, match=r"parameter 1 of the group must be real, got dtype torch\.complex64"):
         Method("vadam")(None, parameters)
+
+
+@ways([key for key in REPRESENTATIVES if key != "von exact full"])
+def test_lazy_modules(method, mode):
+    """An optimiser that is made before the first forward pass trains all parameters from the first step."""
+    net = nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.LazyLinear(2)).double()
+    opt = method(net, lr=0.01)
+    x = torch.linspace(-1.0, 1.0, 24, dtype=torch.float64).view(8, 3)
+
+    def compute():
+        return net(x).square().mean()
+
+    if mode == "train":
+        opt.train()
+    make_step(opt, compute, mode)
+    before = opt.posterior(net).mean
+    assert all(parameter in opt.state for parameter in net.parameters())
+    if mode == "train":
+        assert all(not torch.equal(parameter, before[name]) for name, parameter in net.named_parameters())
+    for _ in range(50):
+        make_step(opt, compute, mode)
+    losses = [torch.func.functional_call(net, q, x).square().mean() for q in (before, opt.posterior(net).mean)]
+    assert losses[1] < losses[0]

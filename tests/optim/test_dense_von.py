@@ -371,3 +371,9 @@ def test_the_posterior_predicts_and_is_saved(tmp_path):
     inputs = torch.cat([problem.x, torch.ones(20, 1).double()], 1)
     expected = torch.einsum("ni,ij,nj->n", inputs, torch.linalg.inv(problem.exact()[1]), inputs)
     torch.testing.assert_close(found.epistemic.flatten().double(), expected, rtol=0.12, atol=0)
+
+
+def test_lazy_modules_are_refused():
+    net = nn.Sequential(nn.LazyLinear(2))
+    with pytest.raises(ValueError, match="parameters must be initialized when covariance='full', got those of a lazy"):
+        ba.VON(net.named_parameters(), num_data=10.0, covariance="full")

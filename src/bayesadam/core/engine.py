@@ -289,6 +289,9 @@ class Engine:
                 "`with opt.sampled_params():`, pass a closure, or call train() first (the weights hold the mean)"
             )
         try:
+            if drop_in and self.layout.has_initialized():  # their first gradients count as taken at their first sample
+                self.eval()
+                self.train()
             if drop_in:
                 weights.check_same()
                 weights.reconcile()

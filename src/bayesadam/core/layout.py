@@ -43,6 +43,7 @@ class Layout:
         self.dense: Dense | None = None
         self.priors: Mapping[str, tuple[Tensor, Tensor]] = {}
         self._flats: list[Flat] = []
+        self._lazy: list[Tensor] = []
         self._key: list[Any] | None = None
 
     @property
@@ -62,6 +63,10 @@ class Layout:
             for group in self.owner.param_groups
             for index, parameter in enumerate(group["params"], group["noise_index"])
         ]
+
+    def has_initialized(self) -> bool:
+        """Whether lazy parameters have been initialised, by their module's first call, since the flats were built."""
+        return any(not nn.parameter.is_lazy(parameter) for parameter in self._lazy)
 
     def forget(self) -> None:
         """Build the flats anew before they are used next, from the state as it is then."""
@@ -99,6 +104,7 @@ class Layout:
     @torch.no_grad()
     def _build(self) -> None:
         alike: dict[Kind, list[Member]] = {}
+        self._lazy = [m.parameter for m in self.members() if nn.parameter.is_lazy(m.parameter)]
         for member in self.members():
             parameter = member.parameter
             if not parameter.requires_grad or nn.parameter.is_lazy(parameter):

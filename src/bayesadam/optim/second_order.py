@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.groups import SHARED
@@ -74,6 +75,8 @@ class SecondOrderOptimizer(PerturbedOptimizer):
             for name, ordinary in _ORDINARY.items() if is_sharded(parameter) else ():
                 if self.defaults[name] != ordinary:
                     raise ValueError(f"{name} must be {ordinary!r} for sharded parameters, got {self.defaults[name]!r}")
+        if full and any(is_lazy(parameter) for parameter in group["params"]):
+            raise ValueError("parameters must be initialized when covariance='full', got those of a lazy module")
         total = sum(p.numel() for g in self.param_groups for p in g["params"] if p.requires_grad) if full else 0
         if total > MAX_WEIGHTS:
             raise ValueError(f"covariance must be 'diagonal' above {MAX_WEIGHTS:,} weights, got 'full' for {total:,}")
