@@ -122,7 +122,9 @@ def test_damaged_files(folder):
         with pytest.raises(DamagedFile, match=r"model\.json must be what save\(\) wrote|digest"):
             load_estimator(folder / "old")
     write_json(path, {**json.loads(text), "version": storage.VERSION + 1})
-    with pytest.raises(DamagedFile, match=r"model\.json must be what save\(\) wrote, got .* \(its version is 2, not 1\)"):
+    with pytest.raises(
+        DamagedFile, match=r"model\.json must be what save\(\) wrote, got .* \(its version is 2, not 1\)"
+    ):
         load_estimator(folder / "old")
     path.unlink()
     with pytest.raises(FileNotFoundError):

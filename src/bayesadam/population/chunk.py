@@ -191,7 +191,9 @@ class Chunk:
             return
         rule: Any = self.rule
         for view, curvature in zip(shown, curvatures, strict=True):
-            for row in range(0 if curvature is None else len(curvature)):
+            if curvature is None:
+                continue
+            for row in range(len(curvature)):
                 one = slice(row, row + 1)
                 told = map_columns({**view.hyper, **changing}, itemgetter(one))
                 told = {n: v.item() if isinstance(v, np.ndarray) else v for n, v in with_betas(told).items()}
