@@ -180,13 +180,13 @@ def main() -> None:
             print(f"{scenario}, seed {seed}, {method}: {found[method]:.3f}", flush=True)
             report["scenarios"] = {name: summarized(list(runs.values())) for name, runs in results.items()}
             save(options.output / "continual.json", {**report, "results": results})
-    print(f"{'scenario':<18}{'method':<8}{'accuracy':>9}{'to Adam':>18}   10 points above")
+    print(f"{'scenario':<18}{'method':<20}{'accuracy':>9}{'to Adam':>18}   10 points above")
     for scenario, summary in report.get("scenarios", {}).items():
         for method, entry in summary.items():
             mean, error = entry["above_adam"]
             said = "" if method == "adam" else f"{mean:+.3f} ({error:.3f})"
             fine = "" if method == "adam" else "yes" if mean >= POINTS else "NO"
-            print(f"{scenario:<18}{method:<8}{entry['accuracy']:>9.3f}{said:>18}   {fine}", flush=True)
+            print(f"{scenario:<18}{method:<20}{entry['accuracy']:>9.3f}{said:>18}   {fine}", flush=True)
 
 
 if __name__ == "__main__":

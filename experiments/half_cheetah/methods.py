@@ -30,7 +30,8 @@ class ExploringVadamRule(VadamRule):
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
         """Return the precision of Vadam plus the floor."""
-        return super().precision(state, hp) + hp.floor
+        precision: Tensor = super().precision(state, hp) + hp.floor
+        return precision
 
 
 class ExploringVadam(ba.Vadam):

@@ -93,7 +93,8 @@ class MatlabVadamRule(Rule):
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
         """Return the precision ``N (s_hat + lt)``."""
-        return hp.num_data * state["corrected"] + hp.prior_precision
+        precision: Tensor = hp.num_data * state["corrected"] + hp.prior_precision
+        return precision
 
     def curvature(self, grad: Tensor, deviation: Tensor | None, state: State, hp: Hyper) -> Tensor:
         """Return the gradient's magnitude, ``g^2``."""

@@ -229,7 +229,7 @@ class TestInputsKnownFromTraining:
 def test_running_statistics_with_samples_of_an_optimizer_are_warned_of(attached):
     """If the inputs of training are not known, and only then."""
     net = network()
-    opt = ba.IVON(net.named_parameters(), num_data=20.0, batch_size=20)
+    opt = ba.BayesAdam(net.named_parameters(), num_data=20.0, batch_size=20)
     if attached:
         opt.attach(net)
     for _ in range(3):

@@ -205,8 +205,8 @@ def train(
         advance = _Seldom(bar)
         for chosen in _chunks(pool.batches, chunk):
             rows = torch.tensor(chosen, device=means.device)
-            groups = [hypers[member] for member in chosen]
-            part = Chunk(chosen, losses.select(rows), rule, groups, means[rows], pool, rates)
+            theirs = [hypers[member] for member in chosen]
+            part = Chunk(chosen, losses.select(rows), rule, theirs, means[rows], pool, rates)
             steps = sum(pool.batches[member] for member in chosen)
             for epoch in range(epochs):
                 losses.networks.train()
