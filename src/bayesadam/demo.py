@@ -298,13 +298,8 @@ def _bayesadam(
 ) -> tuple[BayesAdam, DiagonalGaussian]:
     """Train a network by BayesAdam with its defaults; also return the posterior from before the first step."""
     total = epochs * -(-len(data[0]) // size)
-<<<<<<< HEAD
     weights = network.named_parameters()
     optimizer = BayesAdam(weights, num_data=len(data[0]), batch_size=size, total_steps=total, seed=seed)
-=======
-    told: dict[str, Any] = {"num_data": len(data[0]), "batch_size": size, "total_steps": total, "seed": seed}
-    optimizer = BayesAdam(network.named_parameters(), **told)
->>>>>>> c-users
     start = optimizer.posterior()
     optimizer.train()
     _train(network, loss, data, size, epochs, seed, optimizer.step)
