@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import bayesadam as ba
-from bayesadam import population
 from bayesadam.report import write_report
 from bayesadam.runs.folder import new_run
 from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
@@ -113,23 +112,3 @@ def test_replacing_a_run(tmp_path):
         # Between two renames the old run has another name, and none has its own.
         assert places.get(out, whole[0]) in whole
         assert out in places or whole[0] in places.values()
-
-
-def test_training_a_population_with_checkpoints(tmp_path, monkeypatch):
-    monkeypatch.setattr(population.checkpoint, "SECONDS", 0.0)
-    x, folder = torch.linspace(-1.0, 1.0, 40)[:, None], tmp_path / "own"
-
-    def train():
-        models = population.initialize(lambda: torch.nn.Linear(1, 1), seeds=range(2))
-        likelihood = {"likelihood": ba.Gaussian(10.0), "method": "vadam", "lr": 0.01}
-        options = {"epochs": 2, "batch_size": 40, "checkpoint": folder}
-        found.update(population.train(models, (x, 2.0 * x), **likelihood, **options).rows)
-
-    found = {}
-    folder.mkdir()
-    train()
-    expected = dict(found)
-    for _ in every_kill(folder, lambda: None, train):
-        train()
-        for name, value in expected.items():
-            assert torch.equal(found[name], value)

@@ -25,8 +25,8 @@ def order(
 
     ``order(...)[i : i + batch_size]`` for ``i = 0, batch_size, ...`` are the minibatches; the last one may be smaller.
     The order is a pure function of the arguments (NumPy's Philox, with the seed as key and the epoch as counter), so
-    that training resumes exactly, and a member can be trained alone on the same minibatches. A minibatch with all data
-    keeps the data's own order, which gives the same result up to rounding.
+    that a member can be trained alone on the same minibatches. A minibatch with all data keeps the data's own order,
+    which gives the same result up to rounding.
 
     Args:
         num_data: Size of the data set.
