@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,10 +19,12 @@ from bayesadam.core.sources import CurvatureSource
 from bayesadam.core.update import Updates
 from bayesadam.sharding import local
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 
-def uncompiled(method: Any) -> Any:
+
+def uncompiled(method: Method) -> Method:
     """Make a method break the graph when it is called inside ``torch.compile``, as torch's own optimisers do."""
-    return torch._disable_dynamo(method)  # type: ignore[attr-defined]
+    return torch._disable_dynamo(method)  # type: ignore[attr-defined, return-value]
 
 
 class Block(ContextDecorator):
