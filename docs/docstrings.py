@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from typing import Any
@@ -12,7 +11,6 @@ import griffe
 import bayesadam
 
 _ROLE = re.compile(r":(?:class|func|meth|mod|attr):`~?([\w.]+)`")
-_REST = re.compile(r"^ *\*\*options: Further arguments of .*$", re.MULTILINE)
 _TABLE = re.compile(r"(?:^=+ =+\n(?:.+\n)+)", re.MULTILINE)
 
 
@@ -23,24 +21,6 @@ class Markdown(griffe.Extension):
         """Called for every module, class, function and attribute."""
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(obj.docstring.value)
-        if isinstance(obj, griffe.Class) and obj.module.path.startswith("bayesadam.optim."):
-            show_arguments(obj)
-
-
-def show_arguments(cls: griffe.Class) -> None:
-    """Show the arguments of an optimiser's constructor as at run time, with those in ``**options``."""
-    kind = getattr(importlib.import_module(cls.module.path), cls.name)
-    init = cls.members.get("__init__")
-    if isinstance(init, griffe.Function) and "__signature__" in vars(kind) and cls.name != "PerturbedOptimizer":
-        shown = [griffe.Parameter("self", kind=griffe.ParameterKind.positional_or_keyword)]
-        for name, parameter in inspect.signature(kind).parameters.items():
-            default = None if parameter.default is parameter.empty else repr(parameter.default)
-            annotation = None if parameter.annotation is parameter.empty else str(parameter.annotation)
-            place = griffe.ParameterKind[parameter.kind.name.lower()]
-            shown.append(griffe.Parameter(name, kind=place, annotation=annotation, default=default))
-        init.parameters = griffe.Parameters(*shown)
-        if cls.docstring is not None:
-            cls.docstring.value = _REST.sub("", cls.docstring.value)
 
 
 def as_markdown(text: str) -> str:

@@ -40,7 +40,7 @@ PUBLIC = """
     bayesadam.functional.empirical bayesadam.functional.gaussian bayesadam.functional.hessian bayesadam.functional.kl
     bayesadam.functional.kronecker bayesadam.functional.moments bayesadam.functional.monotone
     bayesadam.functional.outputs bayesadam.functional.philox
-    bayesadam.functional.reparameterized bayesadam.functional.special bayesadam.engine.rule bayesadam.integrations
+    bayesadam.functional.reparameterized bayesadam.functional.special bayesadam.core.rule bayesadam.integrations
 """.split()
 
 
@@ -213,7 +213,7 @@ def test_the_public_modules_are_all_there_are():
     """Those that are left out are the inside of a sub-package, or the command line and what is behind it."""
     inside = {"bayesadam.cli", "bayesadam.commands", "bayesadam.demo", "bayesadam.progress", "bayesadam.report"}
     inside |= {"bayesadam.files", "bayesadam.runs", "bayesadam.tabular", "bayesadam.functional", "bayesadam.dropout"}
-    inside |= {"bayesadam.swag", "bayesadam.scaling", "bayesadam.checks", "bayesadam.engine"}
+    inside |= {"bayesadam.swag", "bayesadam.scaling", "bayesadam.checks", "bayesadam.core"}
     inside |= {"bayesadam.sharding", "bayesadam.anchored", "bayesadam.ensembles"}
     root = ROOT / "src" / "bayesadam"
     top = [path for folder in (root, root / "functional") for path in folder.glob("[a-z]*")]
@@ -222,7 +222,7 @@ def test_the_public_modules_are_all_there_are():
         for path in top
         if path.suffix == ".py" or (path / "__init__.py").exists()
     }
-    assert modules - inside == set(PUBLIC) - {"bayesadam", "bayesadam.engine.rule"}
+    assert modules - inside == set(PUBLIC) - {"bayesadam", "bayesadam.core.rule"}
 
 
 @pytest.fixture(scope="module")

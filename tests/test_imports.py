@@ -64,7 +64,7 @@ def test_layers_import_downwards_only(layer):
     assert TABLE[layer] == ("many" if len(found) > 6 else ", ".join(found) or "nothing")
 
 
-@pytest.mark.parametrize("package", ["engine", "optim"])
+@pytest.mark.parametrize("package", ["core", "optim", "population"])
 def test_no_cycles_inside_a_package(package):
     """Imports for types alone are counted, too: what knows of each other is one thing."""
     root = PACKAGE / package

@@ -1,4 +1,4 @@
-"""Digits: accuracy against confidence, and the entropy on digits that were never seen; Adam beside IVON."""
+"""Digits: accuracy against confidence, and the entropy on digits that were never seen; Adam beside BayesAdam."""
 
 import sys
 from pathlib import Path
@@ -25,7 +25,7 @@ def fit(method):
     if method == "Adam":
         opt = torch.optim.Adam(model.parameters(), lr=3e-3)
     else:
-        opt = ba.IVON(model.named_parameters(), num_data=400, batch_size=40, total_steps=250)
+        opt = ba.BayesAdam(model.named_parameters(), num_data=400, batch_size=40, total_steps=250)
         opt.train()
     for _ in range(25):
         for rows in train[torch.randperm(len(train))].split(40):
@@ -40,7 +40,7 @@ def fit(method):
 
 figure, panels = plt.subplots(1, 3, figsize=(9, 3), layout="constrained")
 curves = {}
-for axes, method in zip(panels[1:], ("Adam", "IVON"), strict=True):
+for axes, method in zip(panels[1:], ("Adam", "BayesAdam"), strict=True):
     model, q = fit(method)
     inside, outside = (ba.predict(model, q, x[rows], likelihood=likelihood) for rows in (test, foreign))
     curves[method] = inside.probs, y[test]

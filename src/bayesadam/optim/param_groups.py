@@ -39,8 +39,8 @@ def param_groups(
     ``Norm``, or in ``Norm2d`` and the like. Biases are perturbed unless ``perturb_biases=False``: their uncertainty is
     cheap, and the data usually determine it well. ::
 
-        groups = ba.param_groups(model, weight_decay=1e-4, num_data=len(train_set), temperature=0.03)
-        opt = ba.IVON(groups, num_data=len(train_set), temperature=0.03)
+        groups = ba.param_groups(model, weight_decay=1e-4, num_data=len(train_set), temperature=0.01)
+        opt = ba.BayesAdam(groups, num_data=len(train_set), batch_size=32, temperature=0.01)
 
     A weight decay, as the ``weight_decay`` of ``torch.optim.SGD`` and ``Adam`` (not the decoupled one of ``AdamW``),
     adds ``weight_decay * w`` to the gradient of the mean loss. A Gaussian prior adds
@@ -65,7 +65,7 @@ def param_groups(
         num_data: Number of training examples, as given to the optimiser. It is used to convert weight decays and is not
             written into the groups.
         temperature: Temperature, as given to the optimiser; in (0, 1]. It is needed to convert weight decays, since
-            the default differs between recipes, and is not written into the groups.
+            the default differs between optimisers, and is not written into the groups.
         perturb_norms: Whether the parameters of norm layers are perturbed like all others.
         perturb_biases: Whether biases (one-dimensional parameters with ``bias`` in their own name) are perturbed.
 
