@@ -15,7 +15,7 @@ from test_docs import PUBLIC, public
 KEYWORD, POSITIONAL = Parameter.KEYWORD_ONLY, (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 PASSED_ON = {"forward", "run"}
 """Methods that call a network, whose arguments they pass on."""
-OPTIONS = {"NGVI", "NaturalVON", "NaturalVadam", "VAN", "VadaGrad", "Vadam", "Vprop"}
+OPTIONS = {"BayesByBackprop", "NGVI", "NaturalVON", "NaturalVadam", "VAN", "VadaGrad", "Vadam", "Vprop"}
 OPTIONS |= {"PerturbedOptimizer", "SecondOrderOptimizer"}
 """Optimisers that pass further arguments to their base class, which refuses those that the rule does not declare."""
 DATA = {"groups", "inputs", "target", "covariance", "log_variances", "log_aleatoric", "lr", "name", "posterior"}

@@ -20,7 +20,7 @@ SOURCES = ROOT / "src" / "bayesadam"
 PROGRAM = """
 import sys, torch, bayesadam as ba
 model = torch.nn.Linear(3, 1)
-opt = ba.IVON(model.named_parameters(), num_data=10, total_steps=5, batch_size=10)
+opt = ba.BayesAdam(model.named_parameters(), num_data=10, batch_size=10, total_steps=5)
 x = torch.linspace(-1, 1, 30).reshape(10, 3)
 for _ in range(5):
     with opt.sampled_params():
