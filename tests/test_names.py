@@ -16,7 +16,7 @@ KEYWORD, POSITIONAL = Parameter.KEYWORD_ONLY, (Parameter.POSITIONAL_ONLY, Parame
 PASSED_ON = {"forward", "run"}
 """Methods that call a network, whose arguments they pass on."""
 OPTIONS = {"NGVI", "NaturalVON", "NaturalVadam", "VAN", "VadaGrad", "Vadam", "Vprop"}
-OPTIONS |= {"PerturbedOptimizer", "SecondOrderOptimizer"}
+OPTIONS |= {"BayesByBackprop", "PerturbedOptimizer", "SecondOrderOptimizer"}
 """Optimisers that pass further arguments to their base class, which refuses those that the rule does not declare."""
 DATA = {"groups", "inputs", "target", "covariance", "log_variances", "log_aleatoric", "lr", "name", "posterior"}
 DATA |= {"variance", "rows", "sample", "seeds"}
