@@ -16,10 +16,27 @@ from bayesadam.core.rule import Number
 Operand = Callable[[Any], Any]
 
 
+def numbers_of_body(program: Program, numbers: Mapping[str, Number]) -> dict[str, Any]:
+    """The numbers that the operations on tensors use, by variable: those of a recording, and what follows from them.
+
+    Args:
+        program: The recording.
+        numbers: Its numbers by name, each a float or an array.
+    """
+    values: dict[str, Any] = {number_variable(name): np.float64(numbers[name]) for name in program.numbers}
+    with np.errstate(all="ignore"):
+        for operation in program.header:
+            values[operation.variable] = _header(operation, values)
+    for variable, value in values.items():
+        if not isinstance(value, np.ndarray):
+            values[variable] = bool(value) if value.dtype == bool else float(value)
+    return values
+
+
 def run(
     program: Program,
     tensors: Mapping[str, Tensor],
-    numbers: Mapping[str, Number],
+    numbers: Mapping[str, Any],
     *,
     operand: Operand | None = None,
     into: Mapping[str, Tensor] | None = None,
@@ -29,22 +46,16 @@ def run(
     Args:
         program: The recording.
         tensors: Its inputs with an axis, by name.
-        numbers: Its numbers by name, each a float or an array.
+        numbers: What :func:`numbers_of_body` returns.
         operand: Function that makes tensors of arrays of numbers, which broadcast with the inputs.
         into: Tensors for results, by name; each may be the input of that name. Without it, results are new tensors.
 
     Returns:
         Results by name, those of ``into`` among them.
     """
-    values: dict[str, Any] = {number_variable(name): np.float64(numbers[name]) for name in program.numbers}
-    with np.errstate(all="ignore"):
-        for operation in program.header:
-            values[operation.variable] = _header(operation, values)
-    for variable, value in values.items():
-        if isinstance(value, np.ndarray) and operand is not None:
-            values[variable] = operand(value)
-        else:
-            values[variable] = bool(value) if value.dtype == bool else float(value)
+    values = dict(numbers)
+    if operand is not None:
+        values.update({name: operand(value) for name, value in numbers.items() if isinstance(value, np.ndarray)})
     values.update({tensor_variable(name): tensors[name] for name in program.read})
     targets = {} if into is None else _targets(program, tensors, into)
     last, free = program.last_uses, set[Any]()  # free: results of this run, in memory that may be used again
@@ -98,6 +109,8 @@ def _body(operation: Operation, arguments: list[Any], alpha: Any, out: Tensor | 
         return result
     if name in ("maximum", "minimum") and not isinstance(arguments[1], Tensor):
         name = "clamp_min" if name == "maximum" else "clamp_max"
+    if name in ("add", "mul") and alpha is None and not isinstance(arguments[0], Tensor):
+        arguments.reverse()
     if not isinstance(arguments[0], Tensor):
         like = next(a for a in arguments if isinstance(a, Tensor))
         arguments[0] = torch.as_tensor(arguments[0], dtype=like.dtype, device=like.device)

@@ -146,6 +146,7 @@ def _run_eagerly(
     work: Pass, flat: Flat, chosen: NDArray[np.int64], numbers: Mapping[str, Any], lists: Lists, draws: Draws
 ) -> None:
     program = program_of(work, flat.kind.weights, flat.kind.dtype)
+    scalars = interpret.numbers_of_body(program, numbers)
     position = dict(zip(chosen.tolist(), range(len(chosen)), strict=True))
     for pieces in flat.blocks(chosen):
         first, last = pieces[0], pieces[-1]
@@ -166,7 +167,7 @@ def _run_eagerly(
             if name in program.read:
                 values[name] = _normals(name, flat, pieces, draws[name]).to(flat.kind.dtype)
         into = {name: target for name, target in into.items() if name in program.results}
-        results = interpret.run(program, values, numbers, operand=_Spread(flat, pieces), into=into)
+        results = interpret.run(program, values, scalars, operand=_Spread(flat, pieces), into=into)
         for name, result in results.items():
             if name in views:
                 targets = [_cut(lists[name][position[piece.number]], piece, flat) for piece in pieces]
@@ -292,7 +293,7 @@ def _trial(
         parts = [noise.normal(draw.seed, draw.step, draw.pair, i, (size,)) for i, size in enumerate(sizes)]
         inputs[name] = torch.cat(parts).to(real)
     with torch.no_grad():
-        results = interpret.run(program, inputs, numbers)
+        results = interpret.run(program, inputs, interpret.numbers_of_body(program, numbers))
     expected = {name: result.to(program.tensors[name]).clone() for name, result in results.items()}
     names = cpp.columns(program, work.draws)
     runs = np.zeros((len(sizes), cpp.FIXED + len(names)), dtype=np.int64)

@@ -127,7 +127,7 @@ def _run(
         return found.unsqueeze(1) if samples else found
 
     numbers = {name: hyper[name] for name in program.numbers}
-    return interpret.run(program, values, numbers, operand=column)
+    return interpret.run(program, values, interpret.numbers_of_body(program, numbers), operand=column)
 
 
 def with_betas(hyper: Mapping[str, Any]) -> dict[str, Any]:
