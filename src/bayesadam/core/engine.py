@@ -212,18 +212,15 @@ class Engine:
             else:
                 self.source.backward(loss)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update from the collected gradients, if they are complete, or from those that a closure computes."""
-        if closure is None:
-            self._step()
-            return None
+    def step_with(self, closure: Callable[[], Any]) -> Any:
+        """Update from the gradients that a closure computes; return its mean loss."""
         if self.collection.samples:
             raise RuntimeError(
                 f"step(closure) draws its own samples and must not follow blocks, got {self.collection.samples}"
             )
         try:
             loss = self._run(closure)
-            self._step()
+            self.step()
         except BaseException:
             self.collection.discard()
             raise
@@ -276,7 +273,8 @@ class Engine:
                     "closure, or in sampled_params()"
                 )
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        """Update from the collected gradients, if they are complete."""
         weights, collection = self.weights, self.collection
         if weights.held == BLOCK:
             weights.resume()

@@ -256,7 +256,10 @@ class PerturbedOptimizer(Checkpointed):
             TypeError: The closure returned no loss to a method that differentiates it.
         """
         self._engine.refuse_inside("step()")
-        return self._engine.step(closure)
+        if closure is not None:
+            return self._engine.step_with(closure)
+        self._engine.step()
+        return None
 
     @torch.no_grad()
     def posterior(self, model: nn.Module | None = None) -> DiagonalGaussian:
