@@ -352,3 +352,21 @@ def test_backward_of_ordinary_methods_is_that_of_the_loss(cls):
             opt.step()
         runs.append((weights(net), snapshot(opt)))
     assert same(*runs)
+
+
+@methods(["vadam", "ivon", "bayesadam"])
+def test_a_gradient_from_outside_of_the_blocks_is_refused(method):
+    net = make_net()
+    opt = method(net, mc_samples=2)
+    opt.zero_grad()
+    for _ in range(2):
+        with opt.sampled_params():
+            pass
+    before = snapshot(opt)
+    loss_of(net).backward()
+    with pytest.raises(
+        RuntimeError, match=r"the gradient of parameter '0\.weight' must be computed inside sampled_params"
+    ):
+        opt.step()
+    assert same(before, snapshot(opt))
+    make_step(opt, lambda: loss_of(net))

@@ -43,6 +43,7 @@ class Updates:
 
     def ready(self) -> bool:
         """Whether to step; raises an error if ``nonfinite="raise"`` and the step cannot be made."""
+        self._check_measured()
         try:
             self._check_finite()
             if self.dense is not None:
@@ -56,6 +57,19 @@ class Updates:
                 return False
             raise
         return True
+
+    def _check_measured(self) -> None:
+        """Refuse gradients without the curvature that the rule collects with every sample."""
+        if not self.collection.keeps_curvature or self.source is not None or self.dense is not None:
+            return
+        for flat in self.layout.known():
+            if flat.kind.perturb or not self.layout.rule.needs_noise:
+                for parameter in flat.parameters:
+                    if parameter.grad is not None and parameter not in self.collection.kept:
+                        raise RuntimeError(
+                            f"the gradient of parameter {self.layout.name_of(parameter)} must be computed inside "
+                            "sampled_params(), got one from outside"
+                        )
 
     def _check_finite(self) -> None:
         bad = self.first_bad()
