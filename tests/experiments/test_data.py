@@ -109,6 +109,7 @@ def test_standardised_by_training_statistics_only():
         std = train.std(0)
         std[train.amin(0) == train.amax(0)] = 1.0
         torch.testing.assert_close(scaler.mean, train.mean(0), rtol=1e-6, atol=0)
+        torch.testing.assert_close(scaler.std, std, rtol=1e-5, atol=0)  # with the divisor n - 1: 5e-5 away from n
         expected = ((test - train.mean(0)) / std).float()
         torch.testing.assert_close(getattr(scaled, f"{part}_test"), expected, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(scaled.y_scaler.inverse(scaled.y_test), raw.y_test)

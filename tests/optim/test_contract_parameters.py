@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+import bayesadam as ba
 from bayesadam import noise
 from optim.methods import (
+    EVERY,
     MODES,
     REPRESENTATIVES,
     Method,
@@ -315,3 +317,48 @@ def test_lazy_modules(method, mode):
         make_step(opt, compute, mode)
     losses = [torch.func.functional_call(net, q, x).square().mean() for q in (before, opt.posterior(net).mean)]
     assert losses[1] < losses[0]
+
+
+@methods(EVERY, full=False)
+def test_members_with_different_numbers(method):
+    """Groups with learning rates of their own, and a layer without a gradient in some steps."""
+    net = make_net()
+    names = dict(net.named_parameters())
+    groups = [{"params": [item], "lr": 1e-3 * (i + 1)} for i, item in enumerate(names.items())]
+    opt = method(net, groups)
+    for step in range(4):
+        net[2].requires_grad_(step % 2 == 0)
+        make_step(opt, lambda step=step: loss_of(net, step))
+    assert all(mean.isfinite().all() for mean in opt.posterior(net).mean.values())
+
+
+@pytest.mark.parametrize("mode", ["block", "train"])
+def test_another_dtype_between_steps(mode):
+    """The mean keeps its bits: steps that are too small for bfloat16 add up."""
+    net = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(net.weight)
+    opt = ba.Vadam(net.named_parameters(), lr=1e-4, num_data=1e6, initial_precision=1e6)
+
+    def compute():
+        return net(torch.ones(4, 1, dtype=net.weight.dtype)).mean()
+
+    make_step(opt, compute, mode)
+    opt.eval()
+    net.bfloat16()
+    for _ in range(100):
+        make_step(opt, compute, mode)
+    assert opt.posterior().mean["weight"].item() == pytest.approx(1.0 - 101 * 1e-4, rel=1e-3)
+
+
+def test_weights_in_other_memory_are_noticed():
+    net = make_net()
+    opt = ba.Vadam(net.named_parameters(), num_data=64)
+    opt.train()
+    given = torch.full((weights(net).numel(),), 0.5)
+    nn.utils.vector_to_parameters(given, net.parameters())
+    loss_of(net).backward()
+    with pytest.raises(RuntimeError, match=r"parameter '0\.weight' must hold the sample"):
+        opt.step()
+    with pytest.warns(UserWarning, match="its values are taken as the mean"):
+        opt.eval()
+    assert torch.equal(weights(net), given.double())

@@ -97,11 +97,12 @@ def _run_compiled(
     names = cpp.columns(program, work.draws)
     table = flat.tables.get(work)
     if table is None:
-        table = flat.tables[work] = np.concatenate([flat.rows, np.zeros((len(flat.members), len(names)), int)], axis=1)
+        table = np.concatenate([flat.rows, np.zeros((len(flat.members), len(names)), int)], axis=1)
         for column, name in enumerate(names, cpp.FIXED):
             if name in flat.tensors:
                 vector = flat.tensors[name]
                 table[:, column] = vector.data_ptr() + vector.element_size() * flat.starts
+        flat.tables[work] = table  # only when it is whole: an exception may come from a signal at any time
     if len(chosen) < len(table):
         table = table[chosen]
     copies: list[tuple[Tensor, Tensor]] = []  # of tensors whose memory is in another order than their elements
@@ -111,12 +112,13 @@ def _run_compiled(
             if not all(map(Tensor.is_contiguous, tensors)) or any(tensor.dtype is not dtype for tensor in tensors):
                 tensors = [_flattened(tensor, dtype, copies) for tensor in tensors]
             table[:, column] = list(map(Tensor.data_ptr, tensors))
-    rows = np.array([[numbers[name] for name in program.numbers]], dtype=np.float64) if _alike(numbers) else None
-    if rows is None:
-        columns = [np.broadcast_to(numbers[name], len(flat.members)) for name in program.numbers]
+    values = [numbers[name] for name in program.numbers]
+    if any(isinstance(value, np.ndarray) for value in values):
+        columns = [np.broadcast_to(value, len(flat.members)) for value in values]
         rows = np.ascontiguousarray(np.stack(columns, axis=1, dtype=np.float64)[chosen])
         table[:, 4] = np.arange(len(chosen))
     else:
+        rows = np.array([values], dtype=np.float64)
         table[:, 4] = 0
     this, following = (draws[name] if name in work.draws else _NOTHING for name in ("eps", "next_eps"))
     seed = max(this.seed, following.seed)  # that of both, or of the one that is drawn
@@ -136,10 +138,6 @@ def _flattened(tensor: Tensor, dtype: torch.dtype, copies: list[tuple[Tensor, Te
         return tensor
     copies.append((tensor, tensor.to(dtype, memory_format=torch.contiguous_format, copy=True)))
     return copies[-1][1]
-
-
-def _alike(numbers: Mapping[str, Any]) -> bool:
-    return not any(isinstance(value, np.ndarray) for value in numbers.values())
 
 
 def _run_eagerly(

@@ -98,7 +98,7 @@ class Layout:
             key += map(id, parameters)
             key += [parameter.requires_grad for parameter in parameters]
             key += map(type, parameters)  # a lazy parameter becomes an ordinary one
-            key += [parameter.device for parameter in parameters]
+            key += [(parameter.device, parameter.dtype) for parameter in parameters]
         return key
 
     @torch.no_grad()

@@ -51,7 +51,7 @@ class Weights:
         self.layout, self.dense = layout, dense
         self.flats: list[Flat] = []
         self.drawn = Draw(0, 0, 0, False)
-        self._versions: list[list[int]] = []  # of the members of the flats, after the sample was put into them
+        self._versions: list[list[tuple[int, int]]] = []  # of members, after the sample was written
         self._groups: list[Any] = []
         self._widths: dict[int, dict[str, Any]] = {}
 
@@ -113,7 +113,7 @@ class Weights:
     def settle(self, flats: Sequence[Flat], draw: Draw) -> None:
         """Record that the members of these flats hold a sample."""
         self.flats, self.drawn = list(flats), draw
-        self._versions = [[local(p)._version for p in flat.parameters] for flat in self.flats]
+        self._versions = [[_version_of(p) for p in flat.parameters] for flat in self.flats]
         if not self._groups:
             self._groups = self._groups_now()
             self._widths = {id(group): self._widths_of(group) for group in self.layout.owner.param_groups}
@@ -183,7 +183,7 @@ class Weights:
         chosen = None if among is None else set(among)
         found = []
         for flat, versions in zip(self.flats, self._versions, strict=True):
-            now = [local(parameter)._version for parameter in flat.parameters]
+            now = [_version_of(parameter) for parameter in flat.parameters]
             changed = [] if now == versions else [n for n, version in enumerate(now) if version != versions[n]]
             numbers = [n for n in changed if chosen is None or flat.parameters[n] in chosen]
             if numbers:
@@ -234,7 +234,7 @@ class Weights:
     def _remember(self, flat: Flat, numbers: Iterable[int]) -> None:
         versions = self._versions[self.flats.index(flat)]
         for number in numbers:
-            versions[number] = local(flat.parameters[number])._version
+            versions[number] = _version_of(flat.parameters[number])
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -259,3 +259,9 @@ class Weights:
                     others.append(flat.parameters[number])
         self.restore()
         return others
+
+
+def _version_of(parameter: Tensor) -> tuple[int, int]:
+    """What changes when others write to a parameter, or give it other memory, as by ``vector_to_parameters``."""
+    tensor = local(parameter)
+    return tensor._version, tensor.data_ptr()
