@@ -179,7 +179,7 @@ class Dense:
 
         Raises:
             RuntimeError: A parameter has no gradient.
-        FloatingPointError: The curvature is not finite, or the precision would not be positive definite.
+            FloatingPointError: The curvature is not finite, or the precision would not be positive definite.
         """
         missing = [member.noise_index for member in self.members if member.parameter not in grads]
         if missing:
@@ -222,9 +222,10 @@ class Dense:
             if flat.kind.per_weight
             for p, part in zip(flat.parameters, flat.parts(flat.tensors["prior_mean"]), strict=True)
         }
-        for parameter, mean in means.items():
-            if follow or not any(m.parameter is parameter and m.group["perturb"] for m in self.members):
-                mean.copy_(followed(mean, parameter))
+        for member in self.members:
+            if follow or not member.group["perturb"]:
+                mean = means[member.parameter]
+                mean.copy_(followed(mean, member.parameter))
         shifted = torch.cat(
             [(means[m.parameter] - centers.get(m.parameter, 0.0)).flatten().double() for m in self.members]
         )

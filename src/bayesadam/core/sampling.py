@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -208,12 +208,9 @@ class Weights:
                     self.write(flat, chosen, self.drawn, mean="weights")
                 self._remember(flat, numbers)
                 continue
-            for number, value in zip(numbers, found, strict=True):
-                weights, mean = local(flat.parameters[number]), flat.part(flat.tensors["mean"], number)
-                if torch.equal(weights, value) or (allow_mean and torch.equal(value, mean.to(value.dtype))):
-                    continue
+            for number, value, mean in self._foreign(flat, numbers, found, allow_mean=allow_mean):
                 if not adopt:
-                    weights.copy_(value)
+                    local(flat.parameters[number]).copy_(value)
                     raise RuntimeError(
                         f"parameter {self.layout.name_of(flat.parameters[number])} must hold the sample that train() "
                         "drew, got other values: call train() after loading a checkpoint, and eval() before changing "
@@ -230,6 +227,16 @@ class Weights:
         if flat.stored:
             self.write(flat, chosen, self.drawn, mean="state")
         return chosen, found
+
+    def _foreign(
+        self, flat: Flat, numbers: list[int], found: list[Tensor], *, allow_mean: bool
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Number, value and mean of those members whose value was not their sample, nor, if allowed, their mean."""
+        for number, value in zip(numbers, found, strict=True):
+            mean = flat.part(flat.tensors["mean"], number)
+            is_mean = allow_mean and torch.equal(value, mean.to(value.dtype))
+            if not is_mean and not torch.equal(local(flat.parameters[number]), value):
+                yield number, value, mean
 
     def _remember(self, flat: Flat, numbers: Iterable[int]) -> None:
         versions = self._versions[self.flats.index(flat)]
@@ -250,13 +257,9 @@ class Weights:
             if not flat.stored:
                 continue
             _, found = self._rewritten(flat, numbers)
-            for number, value in zip(numbers, found, strict=True):
-                mean = flat.part(flat.tensors["mean"], number)
-                if not torch.equal(local(flat.parameters[number]), value) and not torch.equal(
-                    value, mean.to(value.dtype)
-                ):
-                    mean.copy_(value)
-                    others.append(flat.parameters[number])
+            for number, value, mean in self._foreign(flat, numbers, found, allow_mean=True):
+                mean.copy_(value)
+                others.append(flat.parameters[number])
         self.restore()
         return others
 

@@ -109,33 +109,22 @@ class Updates:
             weights.settle(weights.flats, draws["next_eps"])
             if self.source is not None:
                 self.source.discard()
-        torch.clear_autocast_cache()
+        else:
+            torch.clear_autocast_cache()
 
     def _update_flat(self, flat: Flat, draws: Mapping[str, Draw], *, drop_in: bool, ready: bool) -> None:
         grads = [parameter.grad for parameter in flat.parameters]
-        if ready and self.dense is None:
-            if not any(grad is None for grad in grads) and not self.collection.keeps_curvature:
-                chosen = np.arange(len(grads))
-                self._launch(flat, chosen, grads, draws, drop_in=drop_in, curvature="rule")
-            else:
-                chosen = np.array([i for i, grad in enumerate(grads) if grad is not None], dtype=np.int64)
-                self._launch_parts(flat, chosen, grads, draws, drop_in=drop_in)
+        steps = ready and self.dense is None
+        chosen = np.array([i for i, grad in enumerate(grads) if steps and grad is not None], dtype=np.int64)
+        if self.collection.keeps_curvature:
+            has = np.array([flat.parameters[number] in self.collection.kept for number in chosen], dtype=bool)
+            self._launch(flat, chosen[has], grads, draws, drop_in=drop_in, curvature="kept")
+            self._launch(flat, chosen[~has], grads, draws, drop_in=drop_in, curvature=None)
         else:
-            chosen = np.zeros(0, dtype=np.int64)
+            self._launch(flat, chosen, grads, draws, drop_in=drop_in, curvature="rule")
         if drop_in and len(chosen) < len(grads):
             rest = np.setdiff1d(np.arange(len(grads)), chosen)
             self.weights.write(flat, rest, draws["next_eps"], mean="state" if flat.stored else "sample")
-
-    def _launch_parts(
-        self, flat: Flat, chosen: Any, grads: Sequence[Any], draws: Mapping[str, Draw], *, drop_in: bool
-    ) -> None:
-        """Update members with and without a kept curvature in turn."""
-        if not self.collection.keeps_curvature:
-            self._launch(flat, chosen, grads, draws, drop_in=drop_in, curvature="rule")
-            return
-        has = np.array([flat.parameters[number] in self.collection.kept for number in chosen], dtype=bool)
-        self._launch(flat, chosen[has], grads, draws, drop_in=drop_in, curvature="kept")
-        self._launch(flat, chosen[~has], grads, draws, drop_in=drop_in, curvature=None)
 
     def _launch(
         self,

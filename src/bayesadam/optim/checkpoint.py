@@ -50,10 +50,10 @@ class Checkpointed(Optimizer):
         layout = Layout(self, self.rule)
         if self._prior is not None:
             layout.priors = self._prior.gaussians
-        source, self_source = self._source, self.defaults.get("hessian")
+        source, hessian = self._source, self.defaults.get("hessian")
         if self.defaults.get("covariance") == "full":
             layout.dense = Dense(self, self.rule)
-        if self_source in ("exact", "hutchinson"):
+        if hessian in ("exact", "hutchinson"):
             kind = HessianSource if layout.dense is None else MatrixSource
             source = kind(layout, lambda: engine.collection.samples)
         if source is not None:
@@ -149,10 +149,12 @@ class Checkpointed(Optimizer):
         found = super().state_dict()
         for identity, parameter in self._pairs(found):
             if parameter in self.state and "mean" not in self.state[parameter]:
-                held = self.holds_sample(parameter)
-                mean = self.mean_of(parameter) if held else parameter.detach()
-                found["state"][identity] = {**found["state"][identity], "mean": mean}
+                found["state"][identity] = {**found["state"][identity], "mean": self._present_mean(parameter)}
         return found
+
+    def _present_mean(self, parameter: Tensor) -> Tensor:
+        """The mean of a parameter, whatever its weights hold."""
+        return self.mean_of(parameter) if self.holds_sample(parameter) else parameter.detach()
 
     @torch.inference_mode(False)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -244,8 +246,7 @@ class Checkpointed(Optimizer):
         model = None if self._model is None else self._model()
         kept = {"_source": self._source, "_prior": self._prior, "_attached": model}
         states = {
-            p: state if "mean" in state else {**state, "mean": self.mean_of(p) if self.holds_sample(p) else p.detach()}
-            for p, state in self.state.items()
+            p: state if "mean" in state else {**state, "mean": self._present_mean(p)} for p, state in self.state.items()
         }
         return {**super().__getstate__(), "state": states, **{k: v for k, v in kept.items() if v is not None}}
 

@@ -1,8 +1,8 @@
-"""Precision matrices of Gaussian posteriors: their diagonals, and products with vectors."""
+"""Precision matrices of Gaussian posteriors, and their diagonals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import torch
@@ -43,29 +43,6 @@ def precision_diagonal(posterior: DiagonalGaussian | DenseGaussian | KroneckerGa
         left, right = (None if basis is None else basis.square() for basis in bases(posterior, name))
         found[name] = rotate(as_matrix(value).double().reciprocal(), left, right, back=True).view(value.shape)
     return found
-
-
-def precision_product(posterior: DenseGaussian | KroneckerGaussian) -> Callable[[Tensors], dict[str, Tensor]]:
-    """Return a function that multiplies the precision matrix with a vector, both by name in the weights' shapes.
-
-    Raises:
-        ValueError: Some variances are 0.
-    """
-    check_random(posterior)
-    if isinstance(posterior, DenseGaussian):
-        matrix = precision_matrix(posterior)
-        return lambda vector: split(matrix @ torch.cat([vector[n].flatten() for n in posterior.mean]), posterior.mean)
-    turns = {name: bases(posterior, name) for name in posterior.mean}
-    values = {name: as_matrix(value).double().reciprocal() for name, value in posterior.eigenvalues.items()}
-
-    def product(vector: Tensors) -> dict[str, Tensor]:
-        found = {}
-        for name, value in values.items():
-            turned = rotate(as_matrix(vector[name]), *turns[name]) * value
-            found[name] = rotate(turned, *turns[name], back=True).view(vector[name].shape)
-        return found
-
-    return product
 
 
 def check_random(posterior: DiagonalGaussian | DenseGaussian | KroneckerGaussian) -> None:
