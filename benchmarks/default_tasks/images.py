@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import pairwise
 
@@ -49,6 +50,16 @@ def pictures(seed: int, size: int | None, *, name: str, other: str, side: int) -
         (white(x_test[test]), y_test[test]),
         white(outside),
     )
+
+
+def mislabelled(seed: int, size: int | None) -> Data:
+    """MNIST with a tenth of the training labels replaced by random ones; validation and test labels are right."""
+    data = pictures(seed, size, name="mnist", other="fashion-mnist", side=14)
+    x, y = data.train
+    generator = Generator().manual_seed(seed)
+    wrong = torch.rand(len(y), generator=generator) < 0.1
+    y = torch.where(wrong, torch.randint(10, y.shape, generator=generator), y)
+    return replace(data, train=(x, y))
 
 
 def digit_parts(seed: int, size: int | None) -> list[Part]:
@@ -168,6 +179,17 @@ TASKS = [
         quick_size=10_000,
     ),
     *(fashion(size, augmented=augmented) for size in (5_000, 20_000) for augmented in (False, True)),
+    Task(
+        name="wrong-labels",
+        data=mislabelled,
+        model=lambda data: perceptron(196, 200, 200, 10),
+        likelihood=ba.Categorical,
+        batch_size=64,
+        epochs=15,
+        size=5_000,
+        outside="Fashion-MNIST",
+        quick_size=2_000,
+    ),
 ]
 FURTHER = [
     Task(

@@ -1,4 +1,6 @@
-"""LoRA: a small transformer is trained on ordinary text, and adapted to text in small letters without spaces."""
+"""Fine-tuning: a small transformer is trained on ordinary text, and adapted to text in small letters without spaces, as a
+whole and by LoRA.
+"""
 
 from __future__ import annotations
 
@@ -67,6 +69,13 @@ def adapter(data: Data) -> nn.Module:
     return model
 
 
+def whole(data: Data) -> nn.Module:
+    """The pretrained network, all of whose weights are trained."""
+    model = plain()
+    model.load_state_dict(pretrained())
+    return model
+
+
 @lru_cache(1)
 def without_spaces() -> Tensor:
     """The second half of the book in small letters, without anything between the words but punctuation."""
@@ -96,5 +105,18 @@ TASKS = [
         outside="shuffled characters",
         weight_decay=True,
         quick_size=1_000,
-    )
+    ),
+    Task(
+        name="fine-tuning",
+        data=unspaced,
+        model=whole,
+        likelihood=ba.Categorical,
+        batch_size=32,
+        epochs=5,
+        size=2_000,
+        seeds=3,
+        outside="shuffled characters",
+        weight_decay=True,
+        quick_size=1_000,
+    ),
 ]

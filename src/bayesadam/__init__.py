@@ -24,7 +24,7 @@ from bayesadam import priors as priors
 from bayesadam import pruning as pruning
 from bayesadam.anchored import anchored_ensemble
 from bayesadam.bayes_by_backprop import variational
-from bayesadam.calibration import calibrate, tune_posterior
+from bayesadam.calibration import calibrate, compare, tune_posterior
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.dropout import MCDropout
 from bayesadam.ensembles import train_ensemble
@@ -101,6 +101,7 @@ __all__ = [
     "anchored_ensemble",
     "badam",
     "calibrate",
+    "compare",
     "elbo",
     "ensemble",
     "fawn",

@@ -2,6 +2,9 @@
 data.
 """
 
+from bayesadam.calibration.comparison import Candidate as Candidate
+from bayesadam.calibration.comparison import Comparison as Comparison
+from bayesadam.calibration.comparison import compare as compare
 from bayesadam.calibration.temperature import calibrate as calibrate
 from bayesadam.calibration.tuning import PosteriorTuning as PosteriorTuning
 from bayesadam.calibration.tuning import tune_posterior as tune_posterior

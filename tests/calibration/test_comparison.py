@@ -1,0 +1,77 @@
+"""Comparing the mean network with samples: what each scores, and what is used."""
+
+import pytest
+import torch
+from torch import nn
+
+import bayesadam as ba
+from bayesadam.likelihoods import Poisson
+
+
+def nll(model, q, data, likelihood, **options):
+    return ba.metrics.nll(ba.predict(model, q, data[0], likelihood=likelihood, mc_samples=20, **options), data[1])
+
+
+def test_scores_are_those_of_predict(classes, posterior):
+    model, _, _, held_out, _, likelihood = classes
+    q = posterior.scaled(0.3)
+    found = ba.compare(model, q, held_out, likelihood=likelihood, mc_samples=20)
+    assert list(found.candidates) == [
+        "mean network",
+        "mean network with temperature",
+        "posterior",
+        "posterior with temperature",
+    ]
+    mean, samples = found.candidates["mean network"], found.candidates["posterior"]
+    assert mean.nll == pytest.approx(nll(model, q, held_out, likelihood, method="mean"))
+    assert samples.nll == pytest.approx(nll(model, q, held_out, likelihood))
+
+
+def test_a_temperature_is_scored_on_rows_that_did_not_choose_it(classes, posterior):
+    model, _, _, (x, y), _, likelihood = classes
+    found = ba.compare(model, posterior, (x, y), likelihood=likelihood, mc_samples=20)
+    mean = found.candidates["mean network with temperature"]
+    whole = ba.calibrate(model, (x, y), likelihood=likelihood)
+    assert mean.temperature == pytest.approx(whole.temperature.item(), rel=2e-3)
+    for own, other in ((slice(0, None, 2), slice(1, None, 2)), (slice(1, None, 2), slice(0, None, 2))):
+        half = ba.calibrate(model, (x[other], y[other]), likelihood=likelihood)
+        score = nll(model, posterior, (x[own], y[own]), half, method="mean")
+        assert mean.log_loss[own].mean().item() == pytest.approx(score, rel=1e-4)
+
+
+def test_options_predict_as_the_best_candidate(classes, posterior):
+    model, _, _, held_out, test, likelihood = classes
+    found = ba.compare(model, posterior.scaled(0.3), held_out, likelihood=likelihood, mc_samples=20)
+    scores = {name: candidate.nll for name, candidate in found.candidates.items()}
+    assert scores[found.best] == min(scores.values())
+    assert "with temperature" in found.best  # the network of this fixture is overconfident
+    best = found.candidates[found.best]
+    expected = nll(model, posterior, test, likelihood.tempered(best.temperature), method=best.method)
+    assert nll(model, posterior, test, **found.options) == pytest.approx(expected)
+
+
+def test_wide_samples_lose_against_the_mean_network(regression):
+    model, _, _, held_out, _, likelihood = regression
+    variance = {name: torch.full_like(p, 25.0) for name, p in model.named_parameters()}
+    q = ba.DiagonalGaussian({name: p.detach() for name, p in model.named_parameters()}, variance)
+    found = ba.compare(model, q, held_out, likelihood=likelihood, mc_samples=20)
+    assert found.best.startswith("mean network")
+    assert found.candidates["posterior"].nll > found.candidates["mean network"].nll + 0.1
+
+
+def test_the_table_names_the_best(classes, posterior):
+    model, _, _, held_out, _, likelihood = classes
+    found = ba.compare(model, posterior.scaled(0.3), held_out, likelihood=likelihood, mc_samples=20)
+    heading, *lines = str(found).splitlines()
+    assert "NLL" in heading and len(lines) == 4
+    assert [line for line in lines if " best " in line] == [line for line in lines if line.startswith(found.best + "  ")]
+
+
+def test_without_a_temperature_two_are_compared():
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    q = ba.DiagonalGaussian.point_mass(model)
+    held_out = torch.randn(20, 2), torch.ones(20, 1)
+    found = ba.compare(model, q, held_out, likelihood=Poisson(), method="monte_carlo", mc_samples=2)
+    assert list(found.candidates) == ["mean network", "posterior"]
+    assert found.best == "mean network"  # of equal ones the cheaper
