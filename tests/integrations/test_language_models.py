@@ -70,7 +70,8 @@ def adapted():
 
 
 def optimizer(model, lr=0.01):
-    return ba.BayesAdam(model.named_parameters(), num_data=ROWS, batch_size=BATCH, lr=lr)
+    """Its loss is a mean over the tokens that are predicted: all words but the first, and the end."""
+    return ba.BayesAdam(model.named_parameters(), num_data=ROWS * LENGTH, batch_size=BATCH * LENGTH, lr=lr)
 
 
 def plain(make=language_model, *, epochs=EPOCHS, rows=None, lr=0.01, accumulate=1, clip=None, amp=None, schedule=False):
@@ -152,6 +153,14 @@ def test_evaluation(tmp_path):
     trainer.evaluate()
     watch.assert_mean((EPOCHS + 1) * ROWS // BATCH)
     assert_as_plain(model, opt)
+
+
+def test_counting_rows_where_the_loss_is_a_mean_over_tokens_is_told(tmp_path):
+    trainer, model, _ = make(tmp_path, max_steps=1)
+    trainer.optimizer.param_groups[0]["num_data"] = ROWS
+    with pytest.warns(UserWarning, match=rf"num_data must count .*, got {ROWS} for about {ROWS} rows with"):
+        trainer.train()
+    assert not model._forward_pre_hooks
 
 
 def test_saved(tmp_path):

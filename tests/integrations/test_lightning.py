@@ -1,8 +1,11 @@
 """Lightning's Trainer with the callback: as the plain loop, and evaluated, saved and ended at the mean."""
 
+import warnings
+
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 from integrations.comparison import WAYS, Watch, assert_as_plain, means, spoil, weights
 from integrations.tasks import BATCH, EPOCHS, ROWS, decay, loader, network, optimizer
@@ -56,6 +59,34 @@ def test_evaluation(tmp_path):
     trainer.test(module, loader(), verbose=False)
     module.watch.assert_mean(2 + (EPOCHS + 1) * (ROWS // BATCH))  # two batches before training
     assert_as_plain(module.net, trainer.optimizers[0])
+
+
+class Pixels(Module):
+    """Every row has one class for each of its four pixels."""
+
+    def training_step(self, batch, number):
+        x, y = batch
+        return F.cross_entropy(self.net(x).unsqueeze(-1).expand(-1, -1, 4), y)
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.randn(ROWS, 3), torch.zeros(ROWS, 4, dtype=torch.long)), BATCH)
+
+
+@pytest.mark.parametrize("counted", ["rows", "pixels"])
+def test_the_unit_of_num_data(counted, tmp_path):
+    from bayesadam.integrations.lightning import PosteriorCallback
+
+    factor = 1 if counted == "rows" else 4
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    trainer = L.Trainer(
+        max_epochs=2, default_root_dir=tmp_path, callbacks=[PosteriorCallback()], enable_checkpointing=False, **quiet
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(Pixels(num_data=factor * ROWS, batch_size=factor * BATCH))
+    told = [str(warning.message) for warning in caught if "num_data must count" in str(warning.message)]
+    assert len(told) == (counted == "rows")
+    assert all(f"got {ROWS} for about {ROWS} rows with 4 labels each" in text for text in told)
 
 
 def test_saved(tmp_path):

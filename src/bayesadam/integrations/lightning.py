@@ -12,7 +12,7 @@ from importlib import import_module
 from itertools import combinations
 from typing import Any
 
-from bayesadam.integrations.optimizers import none_found, perturbed
+from bayesadam.integrations.optimizers import labels_of, none_found, perturbed, warn_of_rows
 from bayesadam.optim.attach import share_noise
 from bayesadam.optim.base import PerturbedOptimizer
 
@@ -39,6 +39,9 @@ class PosteriorCallback(Callback):  # type: ignore[misc]
     Several such optimisers, together with other optimisers, may train parts of a module. They need different seeds
     (``ba.BayesAdam(..., seed=1)``), since with the same seed their noise is the same.
 
+    It warns if ``num_data`` is at most the number of rows while the first batch has classes of many elements in every
+    row, such as tokens: a mean loss over tokens needs the number of tokens.
+
     Raises:
         ValueError: Raised at the start of ``fit`` if there is no optimiser of this library, if two of them have the
             same ``seed``, or if ``mc_samples`` above 1 is combined with accumulated gradients, a gradient scaler
@@ -61,6 +64,11 @@ class PosteriorCallback(Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start training at samples."""
         self._train(trainer)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Check the unit of ``num_data`` by the first batch."""
+        if trainer.global_step == 0 and batch_idx == 0:
+            warn_of_rows(perturbed(trainer.optimizers), labels_of(batch), float(trainer.num_training_batches))
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Put the mean into the weights."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import warnings
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from torch import Tensor
 
 from bayesadam.optim.base import PerturbedOptimizer
 
@@ -17,6 +21,37 @@ def perturbed(optimizers: Iterable[Any]) -> list[PerturbedOptimizer]:
         if isinstance(optimizer, PerturbedOptimizer):
             found.append(optimizer)
     return found
+
+
+def labels_of(batch: Any) -> Tensor | None:
+    """The labels of a batch: its entry ``"labels"``, or the last part of a tuple ``(inputs, labels)``."""
+    if isinstance(batch, Mapping):
+        labels = batch.get("labels")
+    else:
+        labels = batch[-1] if isinstance(batch, list | tuple) and len(batch) > 1 else None
+    return labels if isinstance(labels, Tensor) else None
+
+
+def warn_of_rows(optimizers: Iterable[PerturbedOptimizer], labels: Tensor | None, batches: float) -> None:
+    """Warn if ``num_data`` counts rows of labels that are classes of many elements each, such as tokens or pixels.
+
+    Args:
+        optimizers: The optimisers.
+        labels: Labels of a batch.
+        batches: Number of batches of an epoch; infinite if it is not known.
+    """
+    if labels is None or labels.ndim < 2 or labels.is_floating_point() or labels.numel() == len(labels):
+        return
+    for optimizer in optimizers:
+        num_data = optimizer.param_groups[0]["num_data"]
+        if num_data <= batches * len(labels) and math.isfinite(batches):
+            warnings.warn(
+                "num_data must count what the loss is averaged over (for classes of every element, such as tokens, their "
+                f"elements; batch_size too), got {num_data:g} for about {batches * len(labels):g} rows with "
+                f"{labels.numel() // len(labels)} labels each: the posterior would be far too wide",
+                UserWarning,
+                stacklevel=3,
+            )
 
 
 def none_found() -> ValueError:

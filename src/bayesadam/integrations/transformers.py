@@ -8,9 +8,10 @@ mean.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from bayesadam.integrations.optimizers import none_found, perturbed
+from bayesadam.integrations.optimizers import labels_of, none_found, perturbed, warn_of_rows
 
 try:
     from transformers import TrainerCallback
@@ -28,6 +29,9 @@ class PosteriorCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     and that the weights at the end of training are the mean. Accumulated gradients, clipping, ``bf16`` and schedulers
     work as with Adam. ``mc_samples`` must be 1, since the ``Trainer`` calls no closure.
 
+    It warns if ``num_data`` is at most the number of rows while the first batch has labels of many elements in every
+    row: the loss of a language model is a mean over tokens, so that ``num_data`` is the number of tokens.
+
     Raises:
         ValueError: Raised at the start of training if there is no optimiser of this library.
         RuntimeError: Raised at the start of training if ``mc_samples`` is not 1.
@@ -39,6 +43,16 @@ class PosteriorCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         if not optimizers:
             raise none_found()
         optimizers[0].follow(kwargs["model"])
+        self._check_first_batch(kwargs["model"], optimizers, kwargs.get("train_dataloader"))
+
+    def _check_first_batch(self, model: Any, optimizers: list[Any], loader: Any) -> None:
+        """Check the unit of ``num_data`` by the first batch, which callbacks do not see: the model does."""
+
+        def check(module: Any, inputs: Any, named: dict[str, Any]) -> None:
+            handle.remove()
+            warn_of_rows(optimizers, labels_of(named), len(loader) if hasattr(loader, "__len__") else math.inf)
+
+        handle = model.register_forward_pre_hook(check, with_kwargs=True)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Put the mean into the weights."""
