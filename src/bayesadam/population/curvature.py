@@ -70,7 +70,9 @@ def diagonal(grads: Tensor, inputs: Tensor) -> Tensor:
     return found
 
 
-def with_squares(losses: Callable[[Tensor, Batch, Tensor], Tensor], theta: Tensor, batch: Batch) -> Gradients:
+def with_squares(
+    losses: Callable[[Tensor, Batch, Tensor], Tensor], theta: Tensor, batch: Batch, perturbed: int
+) -> Gradients:
     """Losses, gradients, and the mean over the minibatch of the squared gradients of single data points.
 
     A data point is treated as a member with a minibatch of one.
@@ -79,6 +81,7 @@ def with_squares(losses: Callable[[Tensor, Batch, Tensor], Tensor], theta: Tenso
         losses: Function that returns losses ``(n, S)``, given the numbers of ``n`` members, their batch and parameters.
         theta: Parameters, ``(k, S, numel)``.
         batch: Minibatches of the ``k`` members.
+        perturbed: Number of coordinates, the first ones, whose squares are returned.
     """
     count, points = batch.y.shape[:2]
     mean, grads, squares = theta.new_zeros(theta.shape[:2]), torch.zeros_like(theta), torch.zeros_like(theta)
@@ -95,4 +98,4 @@ def with_squares(losses: Callable[[Tensor, Batch, Tensor], Tensor], theta: Tenso
         values = own.grads.view(count, width, *theta.shape[1:])
         grads += values.mul(share[..., None]).sum(1)
         squares += values.square_().mul_(share[..., None]).sum(1)
-    return Gradients(mean, grads, squares)
+    return Gradients(mean, grads, squares[..., :perturbed])

@@ -41,6 +41,6 @@ class Layout:
         """Invert :meth:`flatten`; the result are views where the memory layout allows it."""
         parts = flat.split_with_sizes(self.sizes, dim=-1)
         return {
-            name: part.reshape(*flat.shape[:-1], *shape)
+            name: part.reshape((*flat.shape[:-1], *shape))
             for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
