@@ -219,15 +219,15 @@ FAULTS = [
     Fault(
         "early stopping an epoch late",
         "population/record.py",
-        "late = epoch - self.best_epoch[index] >= self._patience",
-        "late = epoch - self.best_epoch[index] > self._patience",
+        "late = epoch - self._best_epoch[index] >= self._patience",
+        "late = epoch - self._best_epoch[index] > self._patience",
         "population/test_training.py",
     ),
     Fault(
         "a last, smaller minibatch averaged as a whole one",
         "population/batches.py",
-        "mask / here[:, None]",
-        "mask / batch_size",
+        "mask / sizes[:, None]",
+        "mask / width",
         "population/test_training.py population/test_members.py",
     ),
     Fault(

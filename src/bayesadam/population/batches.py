@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ class Batch:
     """One minibatch of each of the first ``k`` members.
 
     Attributes:
-        x: Inputs, ``(k, M, ...)``. They may be a view of the user's data and must not be written to.
+        x: Inputs, ``(k, M, ...)``, which must not be written to.
         y: Targets, ``(k, M, ...)``, which must not be written to.
         weight: Weights, ``(k, M)``: 1 over the size of the member's minibatch, times the data point's own weight, and 0
             for rows of padding; ``None`` if all have the same size and weight.
@@ -103,7 +104,7 @@ class Pool:
         self._batch_size, self._replacement = batch_size, steps_per_epoch is not None
         self.batches = [steps_per_epoch or -(-size // batch_size) for size in self.sizes]
         self.widths = [batch_size if self._replacement else min(batch_size, size) for size in self.sizes]
-        self._whole: tuple[tuple[int, ...], Batch | None] = (), None
+        self._whole: tuple[Any, ...] = (), None
 
     def epoch(self, members: Sequence[int], seeds: Sequence[int], epoch: int) -> Iterator[Batch]:
         """Yield the minibatches of an epoch, for members sorted by falling number of minibatches.
@@ -146,17 +147,10 @@ class Pool:
             yield Batch(own_x, own_y, weight)
 
     def _all(self, members: tuple[int, ...]) -> Batch:
-        """All data of every member, gathered once; a view if they share them."""
-        gathered, batch = self._whole
-        if batch is None or gathered != members:
-            sizes = np.array([self.sizes[member] for member in members])
-            starts, width = [self._starts[member] for member in members], int(sizes.max())
-            if len(set(starts)) == 1 and self._weight is None:
-                shared = slice(starts[0], starts[0] + width)
-                x, y = (part[shared].expand(len(members), *part[shared].shape) for part in (self._x, self._y))
-                batch = Batch(x, y, None)
-            else:
-                rows = np.array(starts)[:, None] + np.minimum(np.arange(width), sizes[:, None] - 1)
-                (batch,) = self._gathered(torch.from_numpy(rows)[None].to(self._x.device), sizes)
-            self._whole = members, batch
+        """All data of every member, gathered once."""
+        if self._whole[0] != members:
+            sizes, starts = (np.array([values[member] for member in members]) for values in (self.sizes, self._starts))
+            rows = starts[:, None] + np.minimum(np.arange(sizes.max()), sizes[:, None] - 1)
+            self._whole = members, *self._gathered(torch.from_numpy(rows)[None].to(self._x.device), sizes)
+        batch: Batch = self._whole[1]
         return batch

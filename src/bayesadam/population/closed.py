@@ -13,7 +13,7 @@ from bayesadam.population.batches import Batch
 from bayesadam.population.curvature import Gradients, diagonal
 from bayesadam.population.layout import Layout
 from bayesadam.population.objective import Member
-from bayesadam.population.perceptron import Perceptron, plain_layers
+from bayesadam.population.perceptron import Layers, Perceptron, plain_layers
 
 Tensors = Mapping[str, Tensor]
 
@@ -25,14 +25,14 @@ class ClosedForm:
     :meth:`Likelihood.element_log_density` guarantees.
 
     Args:
-        perceptron: The network.
+        layers: Layers of the network.
         likelihood: The likelihood.
         layout: Layout of all parameters.
         perturbed: Number of the network's weights, the first ones.
     """
 
-    def __init__(self, perceptron: Perceptron, likelihood: Likelihood, layout: Layout, perturbed: int) -> None:
-        self.perceptron = perceptron
+    def __init__(self, layers: Layers, likelihood: Likelihood, layout: Layout, perturbed: int) -> None:
+        self._layers = layers
         shapes = layout.shapes.items()
         self._learned = Layout({name: shape for name, shape in shapes if name.startswith("likelihood.")})
         self._weights = Layout({name: shape for name, shape in shapes if name not in self._learned.shapes})
@@ -52,16 +52,21 @@ class ClosedForm:
             return None
         if varying and not likelihood.defines("element_log_density"):
             return None
-        return cls(Perceptron(layers), likelihood, layout, perturbed)
+        return cls(layers, likelihood, layout, perturbed)
 
     def handles(self, batch: Batch, curvature: str | None) -> bool:
         """Whether there is a closed form for inputs of this shape and this curvature."""
-        return batch.x.ndim == 3 and (curvature != "exact" or self.perceptron.single)
+        return batch.x.ndim == 3 and (curvature != "exact" or len(self._layers) == 1)
+
+    def outputs(self, weights: Tensors, x: Tensor) -> Tensor:
+        """Outputs ``(S, N, ...)`` for inputs ``(N, D)`` at weights ``(S, *shape)``."""
+        return Perceptron(self._layers, {name: value[None] for name, value in weights.items()}, x[None]).output[0]
 
     def gradients(self, theta: Tensor, constants: Tensors, batch: Batch, curvature: str | None) -> Gradients:
         """Losses, gradients and curvature, as in :meth:`bayesadam.population.losses.Losses.gradients`."""
         weights, learned = theta[..., : self._perturbed], theta[..., self._perturbed :]
-        trace = self.perceptron.trace(self._weights.split(weights), batch.x)
+        with torch.no_grad():
+            trace = Perceptron(self._layers, self._weights.split(weights), batch.x, keep=True)
         inputs: list[Tensor] = []
         if self._has_score and curvature != "exact":
             losses = self._losses(trace.output, learned, constants, batch)

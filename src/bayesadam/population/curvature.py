@@ -29,22 +29,16 @@ class Gradients(NamedTuple):
     curvature: Tensor | None = None
 
 
-def by_autograd(losses: Callable[[Tensor], Tensor], theta: Tensor) -> Gradients:
-    """Losses ``(k, S)`` and their gradients at ``theta``, ``(k, S, numel)``."""
+def by_autograd(losses: Callable[[Tensor], Tensor], theta: Tensor, *, hessian: bool = False) -> Gradients:
+    """Losses ``(k, S)`` and their gradients at ``theta``, ``(k, S, numel)``.
+
+    With ``hessian``, the curvature is the Hessian's diagonal, by a backward pass per coordinate; for small networks.
+    """
     theta = theta.detach().requires_grad_()
     with torch.enable_grad():
         values = losses(theta)
-        (grads,) = torch.autograd.grad(values.sum(), theta)
-    return Gradients(values.detach(), grads)
-
-
-def with_hessian(losses: Callable[[Tensor], Tensor], theta: Tensor) -> Gradients:
-    """Losses, gradients and the diagonal of the Hessian, by a backward pass per coordinate; for small networks."""
-    theta = theta.detach().requires_grad_()
-    with torch.enable_grad():
-        values = losses(theta)
-        (grads,) = torch.autograd.grad(values.sum(), theta, create_graph=True)
-    return Gradients(values.detach(), grads.detach(), diagonal(grads, theta))
+        (grads,) = torch.autograd.grad(values.sum(), theta, create_graph=hessian)
+    return Gradients(values.detach(), grads.detach(), diagonal(grads, theta) if hessian else None)
 
 
 def diagonal(grads: Tensor, inputs: Tensor) -> Tensor:
@@ -54,9 +48,9 @@ def diagonal(grads: Tensor, inputs: Tensor) -> Tensor:
         grads: First derivatives with respect to ``inputs``, with their graph, which is kept.
         inputs: Inputs, ``(..., n)``.
     """
-    found = torch.zeros_like(inputs)
+    result = torch.zeros_like(inputs)
     if not grads.requires_grad:
-        return found
+        return result
     size = inputs.shape[-1]
     step = max(1, _NUMBERS // inputs.numel())
     for lo in range(0, size, step):
@@ -66,8 +60,8 @@ def diagonal(grads: Tensor, inputs: Tensor) -> Tensor:
         (rows,) = torch.autograd.grad(
             grads, inputs, basis, retain_graph=True, is_grads_batched=True, materialize_grads=True
         )
-        found[..., here] = rows[torch.arange(len(here)), ..., here].movedim(0, -1)
-    return found
+        result[..., here] = rows[torch.arange(len(here)), ..., here].movedim(0, -1)
+    return result
 
 
 def with_squares(

@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 from bayesadam.likelihoods import Likelihood
 from bayesadam.population.batches import Batch, Pair
 from bayesadam.population.closed import ClosedForm, Tensors
-from bayesadam.population.curvature import Gradients, by_autograd, with_hessian, with_squares
+from bayesadam.population.curvature import Gradients, by_autograd, with_squares
 from bayesadam.population.layout import Layout
 from bayesadam.population.modules import differing_constants, places, signature
 from bayesadam.population.objective import Member, Objective
@@ -95,21 +95,18 @@ class Losses:
         """
         if closed and self._closed is not None and self._closed.handles(batch, curvature):
             return self._closed.gradients(theta.detach(), self.constants, batch, curvature)
-        if curvature == "exact":
-            return with_hessian(lambda theta: self.losses(theta, batch), theta)
         if curvature == "empirical_fisher":
             return with_squares(
                 lambda rows, each, theta: self.select(rows).losses(theta, each), theta, batch, self.perturbed
             )
-        return by_autograd(lambda theta: self.losses(theta, batch), theta)
+        return by_autograd(lambda theta: self.losses(theta, batch), theta, hessian=curvature == "exact")
 
     def outputs(self, weights: Tensor, member: int, x: Tensor) -> Tensor:
         """Outputs ``(S, N, ...)`` of a member at ``S`` rows of weights, for as many inputs at a time as fit a cache."""
         rows = torch.split(x, max(1, working_set(x) // (2 * weights.element_size() * len(weights) * self.activations)))
         values = self.layout.split(weights)
         if self._closed is not None and x.ndim == 2:
-            stacked = {name: value[None] for name, value in values.items()}
-            return torch.cat([self._closed.perceptron(stacked, part[None])[0] for part in rows], dim=1)
+            return torch.cat([self._closed.outputs(values, part) for part in rows], dim=1)
         constants = {name: value[member] for name, value in self.constants.items()}
         run = vmap(lambda values, part: self._run({**values, **constants}, part), randomness="different")
         copies = (part.expand(len(weights), *part.shape).clone() for part in rows)  # a network may write to its inputs

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -64,17 +63,11 @@ class Setup:
 
 
 def member_options(options: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Options of each member: a list, array or 1-D tensor has one value per member, anything else is shared."""
-    members: list[dict[str, Any]] = [{} for _ in range(count)]
+    """Options of each member: a list has one value per member, anything else is shared."""
     for name, value in options.items():
-        if isinstance(value, np.ndarray | Tensor) and value.ndim < 2:
-            value = value.tolist()
-        values = list(value) if isinstance(value, list | range) else [value] * count
-        if len(values) != count:
-            raise ValueError(f"{name} must have one value for each of {count} members, got {len(values)}")
-        for member, own in zip(members, values, strict=True):
-            member[name] = own.item() if isinstance(own, Tensor) else own
-    return members
+        if isinstance(value, list) and len(value) != count:
+            raise ValueError(f"{name} must have one value for each of {count} members, got {len(value)}")
+    return [{n: v[member] if isinstance(v, list) else v for n, v in options.items()} for member in range(count)]
 
 
 def configure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -23,9 +24,6 @@ class Population:
     """``P`` trained members.
 
     Attributes:
-        history: ``"loss"`` is the mean training loss at the samples in every epoch, ``(P, epochs)``. With validation
-            data, ``"validation"`` is the mean negative log predictive density. Values are NaN after a member has
-            stopped.
         epochs: Number of epochs that every member was trained, ``(P,)``.
         stopped: Reason why the training of every member ended: ``"epochs"``, ``"patience"`` or ``"nonfinite"``.
     """
@@ -36,15 +34,26 @@ class Population:
         criteria: Sequence[Likelihood | Objective],
         hypers: Sequence[Mapping[str, Any]],
         tensors: Mapping[str, Tensor],
-        history: Mapping[str, Tensor],
+        curves: Mapping[str, Tensor],
         epochs: Tensor,
         stopped: Sequence[str],
+        members: Sequence[int],
     ) -> None:
-        self.history, self.epochs, self.stopped = history, epochs, list(stopped)
+        self.epochs, self.stopped = epochs, list(stopped)
         self._losses, self._criteria, self._hypers, self._tensors = losses, criteria, hypers, tensors
+        self._curves, self._members = curves, list(members)
         shapes = losses.layout.shapes
         self._layout = Layout({name: shapes[name] for name in list(shapes)[: len(losses.noise_sizes)]})
         self._mean, self._variance = (tensors[name][:, : losses.perturbed] for name in ("mean", "variance"))
+
+    @cached_property
+    def history(self) -> dict[str, Tensor]:
+        """``"loss"`` is the mean training loss at the samples in every epoch, ``(P, epochs)``. With validation data,
+        ``"validation"`` is the mean negative log predictive density. Values are NaN after a member has stopped.
+        """
+        values = {name: curve[self._members] for name, curve in self._curves.items()}
+        later = torch.arange(values["loss"].shape[1]) >= self.epochs[:, None]
+        return {name: value.masked_fill_(later, math.nan) for name, value in values.items()}
 
     @cached_property
     def mean(self) -> dict[str, Tensor]:
@@ -91,16 +100,21 @@ class Population:
 
     def select(self, members: Sequence[int]) -> Population:
         """Return some of the members, in this order."""
-        index = torch.tensor(list(members))
-        rows = index.to(self._mean.device)
+        rows = torch.tensor(list(members), device=self._mean.device)
+        return self.with_tensors(members, {name: value[rows] for name, value in self._tensors.items()})
+
+    def with_tensors(self, members: Sequence[int], tensors: Mapping[str, Tensor]) -> Population:
+        """Return some of the members with other means, variances and tensors of the rule, each ``(k, numel)``."""
+        members = list(members)
         return Population(
-            self._losses.select(rows),
+            self._losses.select(torch.tensor(members, device=self._mean.device)),
             [self._criteria[member] for member in members],
             [self._hypers[member] for member in members],
-            {name: value[rows] for name, value in self._tensors.items()},
-            {name: value[index] for name, value in self.history.items()},
-            self.epochs[index],
+            tensors,
+            self._curves,
+            self.epochs[members],
             [self.stopped[member] for member in members],
+            [self._members[member] for member in members],
         )
 
     def __len__(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -34,13 +34,7 @@ class Record:
         patience: Number of epochs without improvement after which a member stops.
 
     Attributes:
-        tensors: Means, variances and tensors of the rule, each ``(P, numel)``: the last ones, or the best by
-            validation.
-        history: ``"loss"``, and ``"validation"`` if there are validation data: ``(P, epochs)``.
-        epochs: Number of epochs so far, ``(P,)``.
-        best: Lowest validation value so far, ``(P,)``.
-        best_epoch: Epoch of that value, ``(P,)``.
-        stopped: Reason why a member ended, or an empty string.
+        result: All members with their last tensors, or the best by validation.
     """
 
     def __init__(
@@ -52,52 +46,52 @@ class Record:
         held_out: Sequence[Pair] | None,
         patience: int | None,
     ) -> None:
-        means = setup.tensors["mean"]
-        count = len(means)
-        self.tensors = {name: torch.empty_like(means) for name in ("mean", "variance", *setup.rule.state)}
+        means, count = setup.tensors["mean"], len(criteria)
+        self._tensors = {name: torch.empty_like(means) for name in ("mean", "variance", *setup.rule.state)}
         names = ("loss",) if held_out is None else ("loss", "validation")
-        self.history = {name: torch.full((count, epochs), math.nan, dtype=torch.float64) for name in names}
-        self.epochs, self.best_epoch = torch.zeros(2, count, dtype=torch.int64)
-        self.best = torch.full((count,), math.inf, dtype=torch.float64)
-        self.stopped = [""] * count
-        self._losses, self._criteria, self._hypers = losses, criteria, setup.hypers
+        self._curves = {name: torch.full((count, epochs), math.nan, dtype=torch.float64) for name in names}
+        zeros = torch.zeros(count, dtype=torch.int64)
+        self.result = Population(
+            losses, criteria, setup.hypers, self._tensors, self._curves, zeros, [""] * count, range(count)
+        )
+        self._best, self._best_epoch = torch.full((count,), math.inf, dtype=torch.float64), zeros.clone()
         self._held_out, self._patience = held_out, math.inf if patience is None else patience
 
     def after_epoch(self, chunk: Chunk, epoch: int, loss: Tensor, on_epoch: Callback | None) -> None:
         """Record an epoch of a chunk; members that end are removed from it."""
         members, index = list(chunk.members), torch.tensor(chunk.members)
         tensors = cache(chunk.tensors)
-        self.history["loss"][index, epoch] = loss.cpu()
-        self.epochs[index] = epoch + 1
+        self._curves["loss"][index, epoch] = loss.cpu()
+        self.result.epochs[index] = epoch + 1
         is_result = torch.zeros(len(members), dtype=torch.bool)
         if self._held_out is not None:
-            values = self._validate(self.population(members, tensors()), members)
-            self.history["validation"][index, epoch] = values
+            values = self._validate(self.result.with_tensors(members, tensors()), members)
+            self._curves["validation"][index, epoch] = values
             if self._patience < math.inf:
-                is_better = values < self.best[index]
-                self.best[index[is_better]] = values[is_better]
-                self.best_epoch[index[is_better]] = epoch
-                is_result = is_better | self.best[index].isposinf()  # nothing good so far: the last
+                is_better = values < self._best[index]
+                self._best[index[is_better]] = values[is_better]
+                self._best_epoch[index[is_better]] = epoch
+                is_result = is_better | self._best[index].isposinf()  # nothing good so far: the last
         ended = self._ended(chunk, epoch, index)
         if self._patience == math.inf:  # the last is the best
             is_result[list(ended)] = True
         if is_result.any():
             for name, value in tensors().items():
-                self.tensors[name][index[is_result].to(value.device)] = value[is_result.to(value.device)]
+                self._tensors[name][index[is_result].to(value.device)] = value[is_result.to(value.device)]
         if on_epoch is not None:
-            on_epoch(epoch, list(members), self.population(members, tensors()))
+            on_epoch(epoch, list(members), self.result.with_tensors(members, tensors()))
         for row, reason in ended.items():
-            self.stopped[members[row]] = reason
+            self.result.stopped[members[row]] = reason
         if ended:
             chunk.keep([row for row in range(len(members)) if row not in ended])
 
     def _ended(self, chunk: Chunk, epoch: int, index: Tensor) -> dict[int, str]:
         """Rows of the members that end after an epoch, with the reason."""
         ended = {}
-        if epoch + 1 == self.history["loss"].shape[1]:
+        if epoch + 1 == self._curves["loss"].shape[1]:
             ended = dict.fromkeys(range(len(index)), "epochs")
         elif self._patience < math.inf:
-            late = epoch - self.best_epoch[index] >= self._patience
+            late = epoch - self._best_epoch[index] >= self._patience
             ended = dict.fromkeys(late.nonzero().flatten().tolist(), "patience")
         return ended | dict.fromkeys(chunk.failed, "nonfinite")
 
@@ -109,16 +103,3 @@ class Record:
         predictions = population.predict([x for x, _ in pairs], mc_samples=VALIDATION_SAMPLES)
         values = [-pred.log_prob(y).double().mean() for pred, (_, y) in zip(predictions, pairs, strict=True)]
         return torch.stack(values).cpu()
-
-    def population(self, members: Sequence[int], tensors: Mapping[str, Tensor]) -> Population:
-        """Some of the members, which have the given tensors."""
-        index = torch.tensor(list(members))
-        return Population(
-            self._losses.select(index.to(tensors["mean"].device)),
-            [self._criteria[member] for member in members],
-            [self._hypers[member] for member in members],
-            tensors,
-            {name: values[index] for name, values in self.history.items()},
-            self.epochs[index],
-            [self.stopped[member] for member in members],
-        )

@@ -28,27 +28,38 @@ class Segment:
 
     Args:
         rule: The rule; it is recorded once for all members.
-        tensors: ``"mean"``, the tensors of the rule, and hyper-parameters that differ between weights, each ``(k, n)``.
+        tensors: ``"mean"``, the tensors of the rule, and hyper-parameters that differ between weights, each
+            ``(k, numel)``.
         numbers: Hyper-parameters.
-        noisy: Whether the weights are perturbed.
-        has_curvature: Whether :meth:`update` gets a curvature that the rule does not compute.
+        part: The segment's coordinates.
+        noisy: Whether they are perturbed.
+        has_curvature: Whether there is a curvature that the rule does not compute.
     """
 
     def __init__(
-        self, rule: Rule, tensors: Mapping[str, Tensor], numbers: Numbers, *, noisy: bool, has_curvature: bool
+        self,
+        rule: Rule,
+        tensors: Mapping[str, Tensor],
+        numbers: Numbers,
+        part: slice,
+        *,
+        noisy: bool,
+        has_curvature: bool,
     ) -> None:
-        self.rule, self.tensors, self.noisy = rule, dict(tensors), noisy
+        self.rule, self.part, self.noisy, self.has_curvature = rule, part, noisy, has_curvature
+        self.tensors = {name: value[:, part].contiguous() for name, value in tensors.items()}
         self._rows = [name for name in self.tensors if name != "mean" and name not in rule.state]
         names = (*NUMBERS, *(option.name for option in rule.options if not option.static))
         self._names = [*(name for name in names if name in numbers and name not in self._rows), *COUNTERS]
         self._statics = dict(static_options(rule, numbers))
         if noisy:
             self._sample = self._record(self._sampled, "mean", "eps")
+        if noisy or "correction" in self._statics:
             self._precision = self._record(lambda hp, state: {"precision": rule.precision(state, hp)})
-        curvature = self._record(self._estimated, "mean", "theta", "grad")
-        self._curvature = curvature if curvature.results and not has_curvature else None
-        curved = ("curvature",) if has_curvature or self._curvature is not None else ()
-        self._update = self._record(self._updated, "mean", "grad", *curved)
+        estimate = None if has_curvature else self._record(self._estimated, "mean", "theta", "grad")
+        self._estimate = estimate if estimate is not None and estimate.results else None
+        is_curved = has_curvature or self._estimate is not None
+        self._update = self._record(self._updated, "mean", "grad", *(["curvature"] if is_curved else []))
 
     def select(self, rows: Tensor) -> Segment:
         """The segment of some of the members."""
@@ -60,28 +71,36 @@ class Segment:
         """Sampled weights of the first members ``(k, S, n)``, from noise of the same shape."""
         return self._run(self._sample, numbers, eps=eps)["theta"]
 
-    def variance(self, numbers: Numbers) -> Tensor:
-        """Posterior variances of all members, ``(k, n)``; 0 without noise."""
-        mean = self.tensors["mean"]
-        return self._run(self._precision, numbers, mean=mean)["precision"].reciprocal() if self.noisy else mean * 0.0
+    def precision(self, numbers: Numbers, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Posterior precisions of the first members, ``(k, n)``, given their tensors."""
+        return self._run(self._precision, numbers, **tensors)["precision"]
 
-    def curvature(self, theta: Tensor, grads: Tensor, numbers: Numbers) -> Tensor | None:
-        """The rule's curvatures ``(k, n)``, averaged over samples, from weights and gradients ``(k, S, n)``."""
-        if self._curvature is None:
-            return None
-        return self._run(self._curvature, numbers, theta=theta, grad=grads)["curvature"].mean(1)
+    def updated(
+        self, theta: Tensor, grads: Tensor, grad: Tensor, curvature: Tensor | None, before: Numbers, after: Numbers
+    ) -> dict[str, Tensor]:
+        """The tensors of the first members after a step, each ``(k, n)``.
 
-    def update(self, grad: Tensor, curvature: Tensor | None, numbers: Numbers) -> None:
-        """Make a step of the first members, given gradients and curvatures ``(k, n)``."""
-        inputs = {"grad": grad} if curvature is None else {"grad": grad, "curvature": curvature}
-        for name, value in self._run(self._update, numbers, **inputs).items():
-            self.tensors[name][: len(grad)].copy_(value)
+        Args:
+            theta: Weights of all segments, ``(k, S, numel)``.
+            grads: Gradients there.
+            grad: Their mean over the samples, ``(k, numel)``.
+            curvature: Curvatures there, if the segment has one that the rule does not compute.
+            before: Hyper-parameters, with the counters before the step.
+            after: Hyper-parameters, with the counters after the step.
+        """
+        inputs = {"grad": grad[:, self.part]}
+        if self.has_curvature:
+            assert curvature is not None
+            inputs["curvature"] = curvature[..., self.part].mean(1)
+        elif self._estimate is not None:
+            samples = {"theta": theta[..., self.part], "grad": grads[..., self.part]}
+            inputs["curvature"] = self._run(self._estimate, before, **samples)["curvature"].mean(1)
+        return self._run(self._update, after, **inputs)
 
-    def hyper(self, row: int, numbers: Numbers) -> tuple[dict[str, Tensor], Hyper]:
-        """The tensors of the rule and the hyper-parameters of one member."""
-        rows = {name: self.tensors[name][row] for name in self._rows}
-        own = {name: v[row].item() if isinstance(v, np.ndarray) else v for name, v in numbers.items()}
-        return {name: self.tensors[name][row] for name in self.rule.state}, Hyper(**{"prior_mean": 0.0, **own, **rows})
+    def write(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set the tensors of the first members."""
+        for name, value in tensors.items():
+            self.tensors[name][: len(value)].copy_(value)
 
     def _sampled(self, hp: Hyper, state: Any, mean: Tensor, eps: Tensor) -> dict[str, Tensor]:
         return {"theta": mean + self.rule.precision(state, hp).rsqrt() * eps}

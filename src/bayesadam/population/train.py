@@ -88,8 +88,8 @@ def train(
             result.
         progress: Whether to show a progress bar; by default it is shown in a terminal.
         **hyperparameters: Hyper-parameters of the method, such as ``lr``, ``betas``, ``prior_precision``,
-            ``temperature``, ``mc_samples`` or ``hessian``. Defaults and checks are those of the optimiser. A list,
-            array or 1-D tensor has one value per member. ``num_data`` is the size of each member's data by default;
+            ``temperature``, ``mc_samples`` or ``hessian``. Defaults and checks are those of the optimiser. A list has
+            one value per member. ``num_data`` is the size of each member's data by default;
             ``batch_size`` of :class:`bayesadam.BayesAdam` is that of the training, and so is ``total_steps`` by
             default. With Adam, a ``prior`` that is a :class:`bayesadam.DiagonalGaussian` makes the optimum a posterior
             mode: its negative log density, divided by ``num_data``, is added to the loss, and the weights start where
@@ -124,7 +124,7 @@ def train(
     held_out = None if validation is None else _pairs("validation", validation, count)
     criteria = _criteria(likelihood, objective, count)
     losses = Losses(models, criteria)
-    seeds = range(int(seed), int(seed) + count) if isinstance(seed, int | np.integer) else [int(own) for own in seed]
+    seeds = [int(seed) + i for i in range(count)] if isinstance(seed, int | np.integer) else list(map(int, seed))
     options = member_options({**hyperparameters, "seed": seeds}, count)
     pool = Pool(pairs, batch_size, steps_per_epoch=steps_per_epoch, weights=weights)
     setup = configure(method, models, criteria, losses.layout, options, pool, epochs)
@@ -150,7 +150,7 @@ def train(
                 advance(steps if part.members else (epochs - epoch) * steps, f"loss {loss.nanmedian():.3f}")
                 if not part.members:
                     break
-    return record.population(range(count), record.tensors)
+    return record.result
 
 
 def _chunks(batches: Sequence[int], size: int) -> list[list[int]]:
