@@ -70,8 +70,8 @@ class Chunk:
         self._counters: dict[str, Any] = dict(zip(COUNTERS, INITIAL_COUNTERS, strict=True))
         if len({plan.pool.batches[member] for member in members}) > 1:
             self._counters = {name: np.full((len(members), 1), value) for name, value in self._counters.items()}
-        hessian, noisy = self._numbers.get("hessian"), losses.perturbed if setup.noisy else 0
-        self._outside = hessian if hessian in ("exact", "empirical_fisher") else None
+        noisy = losses.perturbed if setup.noisy else 0
+        hessian = self._numbers.get("hessian")
         self._segments = [
             Segment(
                 self._rule,
@@ -111,15 +111,15 @@ class Chunk:
         if self._segments[0].noisy:
             parts[0] = self._segments[0].sample(self._draws.take(seeds, steps, ahead), before)
         theta = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-        losses, grads, curvature = self._losses.gradients(theta, batch, self._outside)
+        losses, grads, curvature = self._losses.gradients(theta, batch, self._numbers.get("hessian"))
         grad = grads[:, 0] if self._samples == 1 else grads.mean(1)
         self._check_finite(grad)
         counters = advanced(self._rule, before)
         after = {**before, **counters}
-        tensors = [segment.updated(theta, grads, grad, curvature, before, after) for segment in self._segments]
-        self._check_positive(tensors, after)
-        for segment, own in zip(self._segments, tensors, strict=True):
-            segment.write(own)
+        updates = [segment.updated(theta, grads, grad, curvature, before, after) for segment in self._segments]
+        self._check_positive(updates, after)
+        for segment, update in zip(self._segments, updates, strict=True):
+            segment.write(update)
         if count == len(self.members):
             self._counters = counters
         else:
@@ -135,8 +135,9 @@ class Chunk:
         if type(self._rule).numbers is not Rule.numbers:
             groups = [{**hyper, "noise_step": step} for hyper, step in zip(self._hypers, steps, strict=False)]
             changed = [self._rule.numbers(group) for group in groups]
-            for name in {name for own in changed for name in own}:
-                numbers[name] = combined([own.get(name, g[name]) for own, g in zip(changed, groups, strict=True)])
+            for name in {name for values in changed for name in values}:
+                pairs = zip(changed, groups, strict=True)
+                numbers[name] = combined([values.get(name, group[name]) for values, group in pairs])
         if plan.lr_schedule is not None:
             numbers["lr"] = numbers["lr"] * self._factor(plan.lr_schedule, steps)
         if plan.beta_schedule is not None:
@@ -147,7 +148,8 @@ class Chunk:
 
     def _factor(self, schedule: Schedule, steps: Sequence[int]) -> Any:
         """Values of a schedule: one number if all members are at the same point, otherwise a column."""
-        done = [step / (own * self._plan.epochs) for step, own in zip(steps, self._batches(), strict=False)]
+        lengths = [batches * self._plan.epochs for batches in self._batches()]
+        done = [step / length for step, length in zip(steps, lengths, strict=False)]
         values = {point: schedule(point) for point in set(done)}
         return combined([values[point] for point in done])
 
@@ -158,7 +160,7 @@ class Chunk:
     def _steps(self, count: int) -> list[int]:
         """Number of steps that each of the first members has made."""
         step = self._counters["step"]
-        return [int(own) for own in step[:count, 0]] if isinstance(step, np.ndarray) else [int(step)] * count
+        return [int(value) for value in step[:count, 0]] if isinstance(step, np.ndarray) else [int(step)] * count
 
     def _check_finite(self, grad: Tensor) -> None:
         """Note members whose gradient is not finite."""
@@ -166,13 +168,13 @@ class Chunk:
             norms = torch.linalg.vector_norm(grad, dim=1)  # as alone: a square that overflows is refused, too
             self._fail(~norms.isfinite(), "gradient of member {} must be finite, got inf or nan in its step {}")
 
-    def _check_positive(self, tensors: Sequence[Mapping[str, Tensor]], numbers: Numbers) -> None:
+    def _check_positive(self, updates: Sequence[Mapping[str, Tensor]], numbers: Numbers) -> None:
         """Note members whose precision would not stay positive, if the rule does not ensure it."""
         if self._numbers.get("correction", "elementwise") is not None:
             return
-        for segment, own in zip(self._segments, tensors, strict=True):
+        for segment, update in zip(self._segments, updates, strict=True):
             self._fail(
-                ~(segment.precision(numbers, own) > 0).all(1),
+                ~(segment.precision(numbers, update) > 0).all(1),
                 "posterior precision of member {} must stay positive, got a curvature that is too negative in its step "
                 "{} (correction='elementwise' or a smaller 1 - betas[1] would help)",
             )

@@ -85,11 +85,11 @@ def with_squares(
         width = part.stop - lo
         rows = torch.arange(count, device=theta.device).repeat_interleave(width)
         each = Batch(batch.x[:, part].flatten(0, 1).unsqueeze(1), batch.y[:, part].flatten(0, 1).unsqueeze(1), None)
-        own = by_autograd(partial(losses, rows, each), theta[rows])
+        single = by_autograd(partial(losses, rows, each), theta[rows])
         shares = theta.new_full((count, width), 1.0 / points) if batch.weight is None else batch.weight[:, part]
         share = shares.to(theta)[:, :, None]
-        mean += own.losses.view(count, width, -1).mul(share).sum(1)
-        values = own.grads.view(count, width, *theta.shape[1:])
+        mean += single.losses.view(count, width, -1).mul(share).sum(1)
+        values = single.grads.view(count, width, *theta.shape[1:])
         grads += values.mul(share[..., None]).sum(1)
         squares += values.square_().mul_(share[..., None]).sum(1)
     return Gradients(mean, grads, squares[..., :perturbed])

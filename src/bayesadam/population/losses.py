@@ -90,7 +90,7 @@ class Losses:
             curvature: ``"exact"`` is the diagonal of the loss's Hessian. ``"empirical_fisher"`` is the mean over the
                 minibatch of the squared gradients of single data points, each of :meth:`losses` at that data point
                 alone. It is computed at the perturbed coordinates only, since for parameters of a likelihood the
-                library's optimisers have no such squares.
+                library's optimisers have no such squares. With any other name there is none.
             closed: Whether to use the closed form, if there is one.
         """
         if closed and self._closed is not None and self._closed.handles(batch, curvature):

@@ -17,7 +17,7 @@ from bayesadam.optim import OPTIMIZERS, VOGN, PerturbedOptimizer
 from bayesadam.optim.adam import AdamRule
 from bayesadam.population.batches import Pool
 from bayesadam.population.layout import Layout
-from bayesadam.population.segment import NUMBERS, combined
+from bayesadam.population.segment import combined
 from bayesadam.posterior import DiagonalGaussian
 
 METHODS = (*OPTIMIZERS, "adam")
@@ -29,7 +29,8 @@ POSSIBLE = {
 _OF_ADAM = ("lr", "betas", "eps", "weight_decay", "seed", "num_data", "prior")
 _REFUSED = ("maximize", "extra", "curvature", "rank_samples", "low_memory", "compile")
 _SHARED = ("mc_samples", "antithetic")
-_REPORTED = ("method", "seed", "betas", *_SHARED, *NUMBERS)
+_COMMON = ("lr", "betas", "num_data", "temperature", "prior_precision", "initial_precision")
+_REPORTED = ("method", "seed", *_SHARED, *_COMMON)
 
 
 class Adam(PerturbedOptimizer):
@@ -46,7 +47,7 @@ class Setup:
     Attributes:
         rule: Rule of the method.
         noisy: Whether the weights of the networks are perturbed.
-        hypers: Hyper-parameters of every member.
+        hypers: Hyper-parameters of every member, as numbers and words.
         tensors: ``"mean"``, the tensors of the rule, and hyper-parameters that differ between weights (those of
             priors), each ``(P, numel)``.
     """
@@ -57,9 +58,12 @@ class Setup:
     tensors: dict[str, Tensor]
 
     def numbers(self, members: Sequence[int]) -> dict[str, Any]:
-        """Hyper-parameters of some members: one value if they agree, otherwise a column ``(k, 1)``."""
+        """Hyper-parameters of some members: one value if they agree, otherwise a column ``(k, 1)``.
+
+        Those that differ between weights are left out.
+        """
         hypers = [_with_betas(self.hypers[member]) for member in members]
-        return {name: combined([hyper[name] for hyper in hypers]) for name in hypers[0]}
+        return {name: combined([hyper[name] for hyper in hypers]) for name in hypers[0] if name not in self.tensors}
 
 
 def member_options(options: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
@@ -97,26 +101,26 @@ def configure(
     called = method if isinstance(method, str) else method.__name__
     groups, parameters = [], []
     used = {"num_data", *(option.name for option in rule.options)}
-    for member, (model, criterion, own) in enumerate(zip(models, criteria, options, strict=True)):
-        for name in own:
+    for member, (model, criterion, given) in enumerate(zip(models, criteria, options, strict=True)):
+        for name, value in given.items():
             if name in _REFUSED or (make is Adam and name not in _OF_ADAM):
-                raise TypeError(f"{name} must not be given to a population of {called!r}, got {own[name]!r}")
-        if own.get("prior") is not None:  # an optimiser that starts from a posterior writes its mean into the weights
+                raise TypeError(f"{name} must not be given to a population of {called!r}, got {value!r}")
+        if given.get("prior") is not None:  # an optimiser that starts from a posterior sets the weights to its mean
             model, criterion = copy.deepcopy(model), copy.deepcopy(criterion)
         sizes = {"num_data": pool.sizes[member], "batch_size": pool.widths[member]}
         sizes["total_steps"] = epochs * pool.batches[member]
-        own = {**{name: value for name, value in sizes.items() if name in used}, **own}
+        arguments = {**{name: value for name, value in sizes.items() if name in used}, **given}
         weights = list(model.named_parameters())
         learned = [(f"likelihood.{name}", p) for name, p in criterion.named_parameters() if p.requires_grad]
         both = [{"params": list(weights), "perturb": is_noisy}]
         both += [{"params": list(learned), "perturb": False}] if learned else []
-        groups.append(make(both, **_arguments(make, own, model)).param_groups[0])
+        groups.append(make(both, **_arguments(make, arguments, model)).param_groups[0])
         parameters.append({name: p.detach() for name, p in [*weights, *learned]})
     hypers = [_hyper(make, group) for group in groups]
     for name in (*_SHARED, *(option.name for option in rule.options if option.static)):
         if any(hyper[name] != hypers[0][name] for hyper in hypers):
             raise ValueError(f"{name} must be the same for all members, got different values")
-    priors = [own.get("prior") for own in options]
+    priors = [given.get("prior") for given in options]
     has_rows = any(prior is not None for prior in priors) or any(h.get("prior_precision") == INIT for h in hypers)
     members = []
     for hyper, prior, values in zip(hypers, priors, parameters, strict=True):
@@ -154,7 +158,7 @@ def _arguments(make: type[PerturbedOptimizer], options: Mapping[str, Any], model
 
 
 def _hyper(make: type[PerturbedOptimizer], group: Mapping[str, Any]) -> dict[str, Any]:
-    """Hyper-parameters of a member, from the group of its optimiser."""
+    """Hyper-parameters of a member, from the first group of its optimiser."""
     for name, possible in POSSIBLE.items():
         if group.get(name, possible[0]) not in possible:
             raise ValueError(f"{name} must be one of {possible} in a population, got {group[name]!r}")
@@ -192,6 +196,6 @@ def _start(rule: Rule, hyper: dict[str, Any], mean: Tensor, rows: Mapping[str, T
 
 
 def _with_betas(hyper: Mapping[str, Any]) -> dict[str, Any]:
-    """Hyper-parameters with the two ``betas`` under names of their own."""
+    """Hyper-parameters with ``beta1`` and ``beta2`` in place of ``betas``."""
     beta1, beta2 = hyper["betas"]
     return {**{name: value for name, value in hyper.items() if name != "betas"}, "beta1": beta1, "beta2": beta2}

@@ -101,9 +101,9 @@ class Population:
     def select(self, members: Sequence[int]) -> Population:
         """Return some of the members, in this order."""
         rows = torch.tensor(list(members), device=self._mean.device)
-        return self.with_tensors(members, {name: value[rows] for name, value in self._tensors.items()})
+        return self._with_tensors(members, {name: value[rows] for name, value in self._tensors.items()})
 
-    def with_tensors(self, members: Sequence[int], tensors: Mapping[str, Tensor]) -> Population:
+    def _with_tensors(self, members: Sequence[int], tensors: Mapping[str, Tensor]) -> Population:
         """Return some of the members with other means, variances and tensors of the rule, each ``(k, numel)``."""
         members = list(members)
         return Population(
@@ -170,9 +170,9 @@ class Population:
             eps = draw([seed], [0], range(mc_samples), sizes)[0].to(self._mean.dtype)
         self._losses.train(False)
         results = []
-        for member, (own, likelihood) in enumerate(zip(inputs, self.likelihoods, strict=True)):
+        for member, (rows, likelihood) in enumerate(zip(inputs, self.likelihoods, strict=True)):
             weights = torch.addcmul(self._mean[member], eps, self._variance[member].sqrt())
             learned = self._tensors["mean"][member, self._losses.perturbed :].expand(len(weights), -1)
-            outputs = self._losses.outputs(torch.cat([weights, learned], dim=1), member, own)
+            outputs = self._losses.outputs(torch.cat([weights, learned], dim=1), member, rows)
             results.append(from_outputs(outputs, likelihood))
         return results

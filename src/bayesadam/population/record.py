@@ -65,7 +65,7 @@ class Record:
         self.result.epochs[index] = epoch + 1
         is_result = torch.zeros(len(members), dtype=torch.bool)
         if self._held_out is not None:
-            values = self._validate(self.result.with_tensors(members, tensors()), members)
+            values = self._validate(self.result._with_tensors(members, tensors()), members)
             self._curves["validation"][index, epoch] = values
             if self._patience < math.inf:
                 is_better = values < self._best[index]
@@ -79,7 +79,7 @@ class Record:
             for name, value in tensors().items():
                 self._tensors[name][index[is_result].to(value.device)] = value[is_result.to(value.device)]
         if on_epoch is not None:
-            on_epoch(epoch, list(members), self.result.with_tensors(members, tensors()))
+            on_epoch(epoch, list(members), self.result._with_tensors(members, tensors()))
         for row, reason in ended.items():
             self.result.stopped[members[row]] = reason
         if ended:

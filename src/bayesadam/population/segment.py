@@ -19,9 +19,6 @@ from bayesadam.core.rule import COUNTERS, Hyper, Rule, static_options
 Numbers = Mapping[str, Any]
 """Hyper-parameters and counters by name: one number if all members agree, otherwise a column ``(k, 1)`` as an array."""
 
-NUMBERS = ("lr", "beta1", "beta2", "num_data", "temperature", "prior_precision", "initial_precision")
-"""Hyper-parameters that every rule may use."""
-
 
 class Segment:
     """The coordinates with noise, or those without, as a matrix with a row for every member.
@@ -49,9 +46,8 @@ class Segment:
         self.rule, self.part, self.noisy, self.has_curvature = rule, part, noisy, has_curvature
         self.tensors = {name: value[:, part].contiguous() for name, value in tensors.items()}
         self._rows = [name for name in self.tensors if name != "mean" and name not in rule.state]
-        names = (*NUMBERS, *(option.name for option in rule.options if not option.static))
-        self._names = [*(name for name in names if name in numbers and name not in self._rows), *COUNTERS]
         self._statics = dict(static_options(rule, numbers))
+        self._names = [*(name for name in numbers if name not in (*self._rows, *self._statics)), *COUNTERS]
         if noisy:
             self._sample = self._record(self._sampled, "mean", "eps")
         if noisy or "correction" in self._statics:

@@ -185,14 +185,14 @@ def _per_member(name: str, value: Any, count: int, *, shared: bool) -> list[Any]
 def _pairs(name: str, data: Pair | Sequence[Pair], count: int) -> list[Pair]:
     """One checked pair per member; members that share data have the same objects."""
     pairs: list[Pair] = _per_member(name, data, count, shared=len(data) == 2 and isinstance(data[0], Tensor))
-    kind = [(part.shape[1:], part.dtype) for part in pairs[0]]
+    kind = [(tuple(part.shape[1:]), part.dtype) for part in pairs[0]]
     for member, (x, y) in enumerate(pairs):
         if x.ndim == 0 or y.ndim == 0 or len(x) == 0 or len(x) != len(y):
             shapes = f"shapes {tuple(x.shape)} and {tuple(y.shape)}"
             raise ValueError(f"{name} of member {member} must have data points, each with a target, got {shapes}")
-        own = [(part.shape[1:], part.dtype) for part in (x, y)]
-        if own != kind:
-            raise ValueError(f"{name} of member {member} must have data points like the first ones, {kind}, got {own}")
+        other = [(tuple(part.shape[1:]), part.dtype) for part in (x, y)]
+        if other != kind:
+            raise ValueError(f"{name} of member {member} must have data points like the first, {kind}, got {other}")
     return pairs
 
 
