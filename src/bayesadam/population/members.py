@@ -63,7 +63,8 @@ class Setup:
         Those that differ between weights are left out.
         """
         hypers = [_with_betas(self.hypers[member]) for member in members]
-        return {name: combined([hyper[name] for hyper in hypers]) for name in hypers[0] if name not in self.tensors}
+        names = [name for name in hypers[0] if name in self.rule.state or name not in self.tensors]
+        return {name: combined([hyper[name] for hyper in hypers]) for name in names}
 
 
 def member_options(options: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
