@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -17,17 +16,6 @@ from bayesadam.posterior.wrappers import unwrapping
 
 _ATTACHED: weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
 """The optimisers that are attached to each innermost model."""
-
-
-class Attached(Protocol):
-    """The interface of an optimiser for the hooks."""
-
-    param_groups: list[dict[str, Any]]
-    state: Any
-
-    def holds_sample(self, parameter: Tensor) -> bool: ...  # noqa: D102
-    def mean_of(self, parameter: Tensor) -> Tensor: ...  # noqa: D102
-    def take_loaded_weights(self, module: nn.Module) -> None: ...  # noqa: D102
 
 
 def names_in(model: nn.Module) -> dict[Tensor, str]:
@@ -56,35 +44,18 @@ def names_of(layout: Layout, model: nn.Module) -> dict[Tensor, str]:
     return {member.parameter: names[member.parameter] for member in layout.members() if member.parameter in names}
 
 
-def name_group(group: dict[str, Any], names: Mapping[Tensor, str]) -> None:
-    """Give a group's parameters the names that they have in a model, if they all belong to it."""
-    if names.keys() >= set(group["params"]):
-        group["param_names"] = [names[parameter] for parameter in group["params"]]
+def named_alike(group: dict[str, Any], groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, str]) -> Any:
+    """A new group with or without names as the others are, since torch refuses others; those of the model are known."""
+    params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+    parameters = [param[1] if isinstance(param, tuple) else param for param in params]
+    if "param_names" not in groups[0]:
+        return {**group, "params": parameters}
+    if names.keys() >= set(parameters):
+        return {**group, "params": [(names[parameter], parameter) for parameter in parameters]}
+    return {**group, "params": params}
 
 
-def split_names(group: Mapping[str, Any]) -> tuple[dict[str, Any], list[str] | None]:
-    """Split a group that may have pairs of name and parameter into one without names, and the names."""
-    params = group["params"]
-    members = [params] if isinstance(params, Tensor) else list(params)
-    bare = {name: value for name, value in group.items() if name != "param_names"}
-    if not members or not all(isinstance(member, tuple) for member in members):
-        return {**bare, "params": members}, group.get("param_names")
-    names, parameters = zip(*members, strict=True)
-    return {**bare, "params": list(parameters)}, list(names)
-
-
-@contextmanager
-def names_aside(groups: Iterable[dict[str, Any]]) -> Iterator[None]:
-    """Context in which groups have no names, since torch refuses new groups that differ from the others in this."""
-    named = [(group, group.pop("param_names")) for group in groups if "param_names" in group]
-    try:
-        yield
-    finally:
-        for group, names in named:
-            group["param_names"] = names
-
-
-def add_hooks(optimizer: Attached, model: nn.Module) -> None:
+def add_hooks(optimizer: Any, model: nn.Module) -> None:
     """Make state dicts of the model, its parts and its wrappers save and load the mean while weights hold a sample."""
     own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     for module in model.modules():
@@ -95,7 +66,7 @@ def add_hooks(optimizer: Attached, model: nn.Module) -> None:
             module.register_load_state_dict_post_hook(_TakeMean(optimizer))  # type: ignore[no-untyped-call]
 
 
-def join(optimizer: Attached, model: nn.Module) -> None:
+def join(optimizer: Any, model: nn.Module) -> None:
     """Add the hooks, note that the optimiser is attached, and warn if another one trains further parameters of the
     model with the same noise.
     """
@@ -114,7 +85,7 @@ def join(optimizer: Attached, model: nn.Module) -> None:
     others.add(optimizer)
 
 
-def share_noise(first: Attached, second: Attached) -> bool:
+def share_noise(first: Any, second: Any) -> bool:
     """Whether two optimisers perturb different parameters by the same noise."""
     seeds = {optimizer.param_groups[0]["seed"] for optimizer in (first, second)}
     own, others = (
@@ -147,8 +118,8 @@ def warn_of_sample() -> None:
 class _Hook:
     """A hook with a weak reference to the optimiser; in a copy or a pickle of the model it does nothing."""
 
-    def __init__(self, optimizer: Attached | None = None) -> None:
-        self.optimizer: Callable[[], Attached | None] = (lambda: None) if optimizer is None else weakref.ref(optimizer)
+    def __init__(self, optimizer: Any = None) -> None:
+        self.optimizer: Callable[[], Any] = (lambda: None) if optimizer is None else weakref.ref(optimizer)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()

@@ -6,7 +6,7 @@ copy or a checkpoint is in ``param_groups`` or ``state``; the engine holds the d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -80,7 +80,7 @@ class PerturbedOptimizer(Checkpointed):
         compile: Whether to sample and update all parameters on a CPU in one compiled kernel, which is several times
             faster, equal up to rounding, and compiled once per machine in about a second. ``None``, the default, does
             so if there is a C++ compiler; ``True`` does the same and warns if there is none; ``False`` never compiles.
-        **options: Options that the rule declares.
+        options: Options that the rule of a subclass declares, by name; a constructor of its own may pass them on.
 
     Raises:
         ValueError: A hyper-parameter is out of its range, a trainable parameter is complex, or the parameters are a
@@ -107,20 +107,26 @@ class PerturbedOptimizer(Checkpointed):
         maximize: bool = False,
         nonfinite: str = "raise",
         compile: bool | None = None,
-        **options: Any,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
-        given: dict[str, Any] = {"lr": lr, "num_data": num_data, "betas": betas, "prior_precision": prior_precision}
-        given |= {"initial_precision": initial_precision, "temperature": temperature, "mc_samples": mc_samples}
-        given |= {"antithetic": antithetic, "rank_samples": rank_samples, "low_memory": low_memory, "seed": seed}
-        given |= {"maximize": maximize, "nonfinite": nonfinite, "compile": compile, "method": type(self).__name__}
-        if not self.has_prior:
-            del given["prior_precision"]
-        groups.check_options(type(self).__name__, self.rule, options)
+        self._set_up(locals())
+
+    def _set_up(self, arguments: Mapping[str, Any]) -> None:
+        """Initialise from a constructor's arguments by name, among which are options that the rule declares."""
         declared = {option.name: option.default for option in self.rule.options}
-        self.defaults = groups.settled({**groups.BOOKKEEPING, **given, **declared, **options})
-        self._prior = priors.checked(prior)
+        others = ("self", "params", "prior", "curvature", "options", *(() if self.has_prior else ("prior_precision",)))
+        given = {name: value for name, value in arguments.items() if name not in others}
+        for name, value in (arguments.get("options") or {}).items():
+            if name not in declared:
+                raise TypeError(
+                    f"{name} must be an option of {type(self).__name__}, which declares {list(declared)}, got {value!r}"
+                )
+            given[name] = value
+        given["method"] = type(self).__name__
+        self.defaults = groups.settled({**groups.BOOKKEEPING, **declared, **given})
+        self._prior = priors.checked(arguments.get("prior"))
         self._reset()
-        super().__init__(groups.listed(params), self.defaults)
+        super().__init__(groups.listed(arguments["params"]), self.defaults)
         if self._prior is not None:
             self._prior.start(self.param_groups)
 
@@ -132,6 +138,10 @@ class PerturbedOptimizer(Checkpointed):
         for option in self.rule.options:
             option.check(group[option.name])
 
+    def check_added(self, group: dict[str, Any]) -> None:
+        """Check the parameters of a group that was added; subclasses add checks of their own."""
+        groups.check_parameters(group, self._source)
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, at any time at which the weights hold the mean.
 
@@ -139,7 +149,8 @@ class PerturbedOptimizer(Checkpointed):
 
         Raises:
             ValueError: A hyper-parameter is out of its range or differs from the other groups though it must not, a
-                trainable parameter is complex, or the parameters are a set, which has no order.
+                trainable parameter is complex, a perturbed one does not belong to the model that ``curvature`` was made
+                for, or the parameters are a set, which has no order.
             RuntimeError: The weights hold a sample.
         """
         self._engine.refuse_inside("add_param_group")
@@ -154,10 +165,10 @@ class PerturbedOptimizer(Checkpointed):
         super().add_param_group(param_group)
         added = self.param_groups[-1]
         try:
-            groups.check_parameters(added)
+            self.check_added(added)
             if self._prior is not None:
                 self._prior.take_group(added, complete=False)
-        except ValueError:
+        except (ValueError, RuntimeError):
             self.param_groups.pop()
             raise
         *others, _ = self.param_groups
@@ -279,12 +290,12 @@ class PerturbedOptimizer(Checkpointed):
         """
         covered = self._covered(model)
         means = {name: self._mean_of(flat, number) for name, flat, number in covered}
-        variances, told = {}, {}
+        variances, origins = {}, {}
         for name, flat, number in covered:
             variances[name] = full(flat.as_state(flat.variance(self.rule, number), number))
             if flat.kind.perturb:
-                told[name] = self._origin(flat, number, variances[name])
-        return DiagonalGaussian(means, variances, hyperparameters={**self._reported(), PER_TENSOR: told})
+                origins[name] = self._origin(flat, number, variances[name])
+        return DiagonalGaussian(means, variances, hyperparameters={**self._reported(), PER_TENSOR: origins})
 
     def report(self, model: nn.Module | None = None) -> PosteriorReport:
         """Report what the posterior has learned, for each tensor: the widths, and the share of the start in them.
@@ -325,7 +336,7 @@ class PerturbedOptimizer(Checkpointed):
         if weights.holds_sample(parameter):
             mean = weights.mean_of(parameter)
         elif flat.stored:
-            mean = followed(flat.part(flat.tensors["mean"], number), local(parameter).detach())
+            mean = followed(flat.part("mean", number), local(parameter).detach())
         else:
             mean = local(parameter).detach()
         return full(flat.as_state(mean.clone(), number))

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from bayesadam.core.rule import Hyper, Rule, State, active_prior, tempered_average, with_prior
-from bayesadam.optim.base import PerturbedOptimizer
+from bayesadam.optim.base import PerturbedOptimizer, Prior
 from bayesadam.optim.newton import HESSIAN_OPTIONS, damped, followed
 from bayesadam.optim.second_order import SecondOrderOptimizer, default_correction
-from bayesadam.optim.von import COVARIANCE, VONRule
+from bayesadam.optim.von import VONRule
 
 
 class NaturalVONRule(VONRule):
@@ -26,7 +26,7 @@ class NaturalVONRule(VONRule):
     """
 
     state = ("displacement", "hessian")
-    options = (*HESSIAN_OPTIONS, COVARIANCE)
+    options = HESSIAN_OPTIONS
 
     def update(
         self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
@@ -95,15 +95,25 @@ class NaturalVON(SecondOrderOptimizer):
         lr: float | Tensor = 1e-3,
         *,
         num_data: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        prior_precision: float = 1.0,
+        prior: Prior | None = None,
+        initial_precision: float | None = None,
+        temperature: float = 1.0,
         hessian: str = "reparameterized",
         probes: int = 1,
         correction: str | None = "default",
-        **options: Any,
+        mc_samples: int = 1,
+        antithetic: bool = False,
+        rank_samples: bool = False,
+        low_memory: bool = False,
+        seed: int = 0,
+        maximize: bool = False,
+        nonfinite: str = "raise",
+        compile: bool | None = None,
     ) -> None:
         correction = default_correction(hessian, correction)
-        super().__init__(
-            params, lr, num_data=num_data, hessian=hessian, probes=probes, correction=correction, **options
-        )
+        self._set_up(locals())
 
 
 class NaturalVadam(PerturbedOptimizer):
