@@ -138,7 +138,9 @@ def test_options_are_checked(own):
     class Bare(ba.optim.PerturbedOptimizer):
         rule = own.SoftSignRule()
 
-    with pytest.raises(TypeError, match=r"softness must be an option of Bare, which declares \['sharpness'\], got 2\.0"):
+    with pytest.raises(
+        TypeError, match=r"softness must be an option of Bare, which declares \['sharpness'\], got 2\.0"
+    ):
         Bare(net.parameters(), num_data=50, options={"softness": 2.0})
     with pytest.raises(ValueError, match=r"sharpness must be positive, got 0\.0"):
         own.SoftSign(net.parameters(), num_data=50, sharpness=0.0)

@@ -35,13 +35,9 @@ class Layout:
     """
 
     def __init__(
-        self,
-        owner: Optimizer,
-        rule: Rule,
-        dense: Dense | None = None,
-        priors: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+        self, owner: Optimizer, rule: Rule, dense: Dense | None, priors: Mapping[str, tuple[Tensor, Tensor]]
     ) -> None:
-        self.owner, self.rule, self.dense, self.priors = owner, rule, dense, priors or {}
+        self.owner, self.rule, self.dense, self.priors = owner, rule, dense, priors
         self.built: list[Flat] = []
         self.attached_names: Mapping[Tensor, str] = {}
         self._lazy: list[Tensor] = []

@@ -124,11 +124,11 @@ class PerturbedOptimizer(Checkpointed):
             given[name] = value
         given["method"] = type(self).__name__
         self.defaults = groups.settled({**groups.BOOKKEEPING, **declared, **given})
-        self._prior = priors.checked(arguments.get("prior"))
+        gaussians = priors.checked(arguments.get("prior"))
         self._reset()
         super().__init__(groups.listed(arguments["params"]), self.defaults)
-        if self._prior is not None:
-            self._prior.start(self.param_groups)
+        priors.start(gaussians, self.param_groups, complete=True)
+        self._prior = self._engine.layout.priors = gaussians
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Check the hyper-parameters of a new group; subclasses add checks of their own."""
@@ -166,8 +166,7 @@ class PerturbedOptimizer(Checkpointed):
         added = self.param_groups[-1]
         try:
             self.check_added(added)
-            if self._prior is not None:
-                self._prior.take_group(added, complete=False)
+            priors.start(self._prior, [added], complete=False)
         except (ValueError, RuntimeError):
             self.param_groups.pop()
             raise

@@ -19,7 +19,7 @@ from bayesadam.core.sources import HessianSource, Source
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.optim import attach
 from bayesadam.optim.groups import SHARED
-from bayesadam.optim.priors import StartingPoint
+from bayesadam.optim.priors import Gaussians
 from bayesadam.posterior import modes
 from bayesadam.sharding import local
 
@@ -43,13 +43,13 @@ class Checkpointed(Optimizer):
     _engine: Engine
     _model: weakref.ref[nn.Module] | None = None  # the attached one
     _source: PerExampleSquares | None = None  # given by the user
-    _prior: StartingPoint | None = None
+    _prior: Gaussians = {}  # noqa: RUF012 - replaced, never changed
     _loaded: Mapping[str, Any] | None = None  # a state dict, while it is being loaded
 
     def _reset(self) -> None:
         """Make a new engine; the data of an unfinished step are discarded."""
         dense = Dense(self, self.rule) if self.defaults.get("covariance") == "full" else None
-        weights = Weights(Layout(self, self.rule, dense, None if self._prior is None else self._prior.gaussians))
+        weights = Weights(Layout(self, self.rule, dense, self._prior))
         source: Source | None = self._source
         if self.defaults.get("hessian") in ("exact", "hutchinson"):
             source = HessianSource(weights)
@@ -243,11 +243,11 @@ class Checkpointed(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         """The state for copies and pickles, with the attached model, so that copies of both are attached, too."""
         model = None if self._model is None else self._model()
-        kept = {"_source": self._source, "_prior": self._prior, "_attached": model}
+        others = {"_source": self._source, "_prior": self._prior or None, "_attached": model}
         states = {
             p: state if "mean" in state else {**state, "mean": self._present_mean(p)} for p, state in self.state.items()
         }
-        return {**super().__getstate__(), "state": states, **{k: v for k, v in kept.items() if v is not None}}
+        return {**super().__getstate__(), "state": states, **{k: v for k, v in others.items() if v is not None}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy or a pickle, and rebuild the engine, which is not part of it; or take what was loaded."""

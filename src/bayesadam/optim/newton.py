@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,19 +32,24 @@ the precision is finite.
 
 
 class HessianRule(Rule):
-    """Base of the rules with a running Hessian."""
+    """Base of the rules with a running Hessian.
+
+    Attributes:
+        running: Name of its tensor.
+    """
 
     power = 1
     needs_noise = True
+    running: ClassVar[str] = "hessian"
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """Zeros, and the Hessian ``s0 = (initial_precision - lambda) / N`` at every weight."""
         start = (hp.initial_precision - active_prior(hp)) / hp.num_data
-        return {**super().init(mean, hp), "hessian": torch.zeros_like(mean) + start}
+        return {**super().init(mean, hp), self.running: torch.zeros_like(mean) + start}
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
         """``N (s + d)``."""
-        return hp.num_data * state["hessian"] + active_prior(hp)
+        return hp.num_data * state[self.running] + active_prior(hp)
 
     def curvature(self, grad: Tensor, deviation: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
         """``g (theta - mu) / sigma^2``, with the Hessian diagonal of the mean loss as expectation (Price's theorem)."""
