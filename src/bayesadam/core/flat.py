@@ -70,8 +70,6 @@ def kind_of(member: Member, rule: Rule, *, per_weight: bool) -> Kind:
     """The kind of a member; only members of one kind are in one flat."""
     parameter, group, _ = member
     dtype = torch.float32 if parameter.dtype in _LOW else parameter.dtype
-    full_shape, offset = place(parameter)
-    is_run = not is_sharded(parameter) or noise.contiguous_start(local(parameter).shape, offset, full_shape) is not None
     return Kind(
         dtype,
         parameter.dtype,
@@ -80,7 +78,7 @@ def kind_of(member: Member, rule: Rule, *, per_weight: bool) -> Kind:
         static_options(rule, group),
         per_weight,
         group["initial_precision"] is None,
-        is_run,
+        not is_sharded(parameter) or noise_place(parameter)[0] is not None,
     )
 
 
@@ -115,7 +113,7 @@ class Flat:
         self.numbers = torch.tensor([[*INITIAL_COUNTERS, math.nan]] * len(members), dtype=torch.float64)
         table: NDArray[np.float64] = self.numbers.numpy()
         self.counters, self.priors = table[:, : len(COUNTERS)], table[:, len(COUNTERS)]
-        self.whole = [noise_place(parameter) for parameter in self.parameters]
+        self.whole = [(first or 0, whole) for first, whole in map(noise_place, self.parameters)]
         self.tables: dict[Any, NDArray[np.int64]] = {}
 
     @property
@@ -292,11 +290,12 @@ def numbers_of(
     return {**numbers, "kept_scale": kept_scale, "share": share}
 
 
-def noise_place(parameter: Tensor) -> tuple[int, int]:
-    """Element of the whole parameter with which its local part begins, and the number of elements of the whole."""
+def noise_place(parameter: Tensor) -> tuple[int | None, int]:
+    """Element of the whole parameter with which its local part begins, ``None`` if that is not one run of elements,
+    and the number of elements of the whole.
+    """
     full_shape, offset = place(parameter)
-    first = noise.contiguous_start(local(parameter).shape, offset, full_shape)
-    return first or 0, math.prod(full_shape)
+    return noise.contiguous_start(local(parameter).shape, offset, full_shape), math.prod(full_shape)
 
 
 def group_numbers(rule: Rule, group: Mapping[str, Any]) -> dict[str, float]:

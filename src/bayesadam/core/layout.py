@@ -167,7 +167,7 @@ class Layout:
         """Whether the weights of a member have priors of their own."""
         if "prior_mean" in (self.owner.state.get(member.parameter) or {}):
             return True
-        return self.names().get(member.parameter) in self.priors and bool(member.group["perturb"])
+        return bool(self.priors and member.group["perturb"]) and self.names().get(member.parameter) in self.priors
 
     def places(self) -> dict[Tensor, tuple[Flat, int]]:
         """Flat and number in it of every parameter with state; a frozen one is in a flat of its own."""

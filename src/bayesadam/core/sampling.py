@@ -192,14 +192,16 @@ class Weights:
     @torch.inference_mode(False)
     @torch.no_grad()
     def mean_of(self, parameter: Tensor) -> Tensor:
-        """The mean of a parameter that holds a sample, local and not to be changed."""
+        """The mean of a parameter, sharded like it and not to be changed, whatever the weights hold."""
         places = ((flat, n) for flat in self.flats for n, member in enumerate(flat.parameters) if member is parameter)
-        flat, number = next(places)
+        flat, number = next(places, (None, 0))
+        if flat is None or self.held == MEAN:
+            return parameter.detach()
         if flat.stored:
-            return flat.part("mean", number)
+            return flat.as_state(flat.part("mean", number), number)
         mean = local(parameter).detach().clone()
         self._recover(flat, np.array([number]), [mean])
-        return mean
+        return flat.as_state(mean, number)
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -141,30 +141,36 @@ class Updates:
 
     def _update_flat(self, flat: Flat, draws: Mapping[str, Draw], *, drop_in: bool, ready: bool) -> None:
         """Make the rule's step on the members with a gradient; in drop-in training all get their next sample."""
-        with_grad = [i for i, parameter in enumerate(flat.parameters) if ready and parameter.grad is not None]
-        chosen = np.array(with_grad, dtype=np.int64)
+        grads = [parameter.grad for parameter in flat.parameters]
+        chosen = np.array([i for i, grad in enumerate(grads) if ready and grad is not None], dtype=np.int64)
         if self.collection.keeps_curvature:
             has = np.array([flat.parameters[number] in self.collection.kept for number in chosen], dtype=bool)
-            self._step(flat, chosen[has], draws, drop_in=drop_in, curvature="kept")
-            self._step(flat, chosen[~has], draws, drop_in=drop_in, curvature=None)
+            self._step(flat, chosen[has], grads, draws, drop_in=drop_in, curvature="kept")
+            self._step(flat, chosen[~has], grads, draws, drop_in=drop_in, curvature=None)
         else:
-            self._step(flat, chosen, draws, drop_in=drop_in, curvature="rule")
+            self._step(flat, chosen, grads, draws, drop_in=drop_in, curvature="rule")
         if drop_in and len(chosen) < len(flat.members):
             rest = np.setdiff1d(np.arange(len(flat.members)), chosen)
             self.weights.write(flat, rest, draws["next_eps"], mean="state" if flat.stored else "sample")
 
     def _step(
-        self, flat: Flat, chosen: Any, draws: Mapping[str, Draw], *, drop_in: bool, curvature: str | None
+        self,
+        flat: Flat,
+        chosen: Any,
+        grads: Sequence[Any],
+        draws: Mapping[str, Draw],
+        *,
+        drop_in: bool,
+        curvature: str | None,
     ) -> None:
         if not len(chosen):
             return
         rule, collection = self.layout.rule, self.collection
-        parameters = flat.parameters if len(chosen) == len(flat.members) else [flat.parameters[i] for i in chosen]
-        grads: list[Any] = [parameter.grad for parameter in parameters]
+        grads = grads if len(chosen) == len(grads) else [grads[i] for i in chosen]
         lists = {"grad": list(map(local, grads)) if flat.is_sharded else grads}
         kept_scale: Any = 1.0
         if curvature == "kept":
-            lists["kept"] = [collection.kept[parameter] for parameter in parameters]
+            lists["kept"] = [collection.kept[flat.parameters[i]] for i in chosen]
             kept_scale = collection.kept_scales(flat)
         groups: list[Mapping[str, Any]] = list(flat.groups)
         if self._largest_rate < math.inf:

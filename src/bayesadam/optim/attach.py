@@ -14,9 +14,6 @@ from bayesadam.posterior.sharded import spread
 from bayesadam.posterior.training_inputs import TrainingInputs
 from bayesadam.posterior.wrappers import unwrapping
 
-_ATTACHED: weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
-"""The optimisers that are attached to each innermost model."""
-
 
 def names_in(model: nn.Module) -> dict[Tensor, str]:
     """The names of a model's parameters, without prefixes of DDP or torch.compile."""
@@ -25,9 +22,9 @@ def names_in(model: nn.Module) -> dict[Tensor, str]:
 
 
 def names_of(layout: Layout, model: nn.Module) -> dict[Tensor, str]:
-    """Look up the name of each of the optimiser's parameters in the model, as in :func:`names_in`.
+    """The names of a model's parameters, as in :func:`names_in`.
 
-    Parameters without noise may belong to another module, such as a likelihood; they are left out.
+    The optimiser's parameters without noise may belong to another module, such as a likelihood.
 
     Raises:
         ValueError: A perturbed parameter does not belong to the model.
@@ -41,7 +38,7 @@ def names_of(layout: Layout, model: nn.Module) -> dict[Tensor, str]:
                 f"model must have all perturbed parameters of the optimiser, got a model without number {index} "
                 f"of shape {tuple(parameter.shape)}"
             )
-    return {member.parameter: names[member.parameter] for member in layout.members() if member.parameter in names}
+    return names
 
 
 def named_alike(group: dict[str, Any], groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, str]) -> Any:
@@ -55,25 +52,27 @@ def named_alike(group: dict[str, Any], groups: Sequence[Mapping[str, Any]], name
     return {**group, "params": params}
 
 
+def attached(module: nn.Module) -> list[Any]:
+    """The optimisers that give the mean to a module's state dicts."""
+    hooks = module._state_dict_hooks.values()
+    return [hook.optimizer() for hook in hooks if isinstance(hook, _GiveMean) and hook.optimizer() is not None]
+
+
 def add_hooks(optimizer: Any, model: nn.Module) -> None:
     """Make state dicts of the model, its parts and its wrappers save and load the mean while weights hold a sample."""
     own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     for module in model.modules():
-        hooks = module._state_dict_hooks.values()
-        known = any(isinstance(hook, _GiveMean) and hook.optimizer() is optimizer for hook in hooks)
-        if not known and not own.isdisjoint(module.parameters()):
+        if optimizer not in attached(module) and not own.isdisjoint(module.parameters()):
             module.register_state_dict_post_hook(_GiveMean(optimizer))  # type: ignore[no-untyped-call]
             module.register_load_state_dict_post_hook(_TakeMean(optimizer))  # type: ignore[no-untyped-call]
 
 
 def join(optimizer: Any, model: nn.Module) -> None:
-    """Add the hooks, note that the optimiser is attached, and warn if another one trains further parameters of the
-    model with the same noise.
-    """
+    """Add the hooks, and warn if another optimiser trains further parameters of the model with the same noise."""
+    *_, inner = unwrapping(model)
+    others = attached(inner)
     add_hooks(optimizer, model)
     TrainingInputs(weakref.ref(optimizer)).watch(model)
-    *_, inner = unwrapping(model)
-    others = _ATTACHED.setdefault(inner, weakref.WeakSet())
     if optimizer not in others and any(share_noise(optimizer, other) for other in others):
         warnings.warn(
             f"another optimiser of this model has the same seed={optimizer.param_groups[0]['seed']}, so the noise of "
@@ -82,7 +81,6 @@ def join(optimizer: Any, model: nn.Module) -> None:
             UserWarning,
             stacklevel=3,
         )
-    others.add(optimizer)
 
 
 def share_noise(first: Any, second: Any) -> bool:
@@ -128,15 +126,14 @@ class _Hook:
 class _GiveMean(_Hook):
     def __call__(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
         optimizer = self.optimizer()
-        if optimizer is None:
-            return
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            if prefix + name in state_dict and optimizer.holds_sample(parameter):
-                state_dict[prefix + name] = optimizer.mean_of(parameter).to(parameter.dtype, copy=True)
+        for name, parameter in [] if optimizer is None else module.named_parameters(remove_duplicate=False):
+            weights = optimizer._engine.weights
+            if prefix + name in state_dict and weights.holds_sample(parameter):
+                state_dict[prefix + name] = weights.mean_of(parameter).to(parameter.dtype, copy=True)
 
 
 class _TakeMean(_Hook):
     def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
         optimizer = self.optimizer()
-        if optimizer is not None:
-            optimizer.take_loaded_weights(module)
+        if optimizer is not None:  # loaded values are the mean
+            optimizer._engine.weights.reconcile("any", list(module.parameters()))

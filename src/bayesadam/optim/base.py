@@ -124,9 +124,10 @@ class PerturbedOptimizer(Checkpointed):
             given[name] = value
         given["method"] = type(self).__name__
         self.defaults = groups.settled({**groups.BOOKKEEPING, **declared, **given})
+        groups.check_ordered(arguments["params"])
         gaussians = priors.checked(arguments.get("prior"))
         self._reset()
-        super().__init__(groups.listed(arguments["params"]), self.defaults)
+        super().__init__(arguments["params"], self.defaults)
         priors.start(gaussians, self.param_groups, complete=True)
         self._prior = self._engine.layout.priors = gaussians
 
@@ -252,7 +253,8 @@ class PerturbedOptimizer(Checkpointed):
             closure: Function that clears the gradients, computes the mean loss, calls ``backward`` and returns the
                 loss. It is called once for each of ``mc_samples`` samples (after :meth:`train`, once at the current
                 sample). For methods that take second derivatives it must not call ``backward``. If it does not clear
-                the gradients, new gradients are added to the old ones.
+                the gradients, new gradients are added to the old ones, except where the curvature comes from the
+                backward passes of a sample: earlier gradients are then hidden, as in a block.
 
         Returns:
             The loss that the closure returned, averaged over the samples, or ``None`` without a closure.
@@ -332,12 +334,9 @@ class PerturbedOptimizer(Checkpointed):
     def _mean_of(self, flat: Flat, number: int) -> Tensor:
         """A copy of the mean of a member, whole if it is sharded."""
         weights, parameter = self._engine.weights, flat.parameters[number]
-        if weights.holds_sample(parameter):
-            mean = weights.mean_of(parameter)
-        elif flat.stored:
-            mean = followed(flat.part("mean", number), local(parameter).detach())
-        else:
-            mean = local(parameter).detach()
+        if not flat.stored or weights.holds_sample(parameter):
+            return full(weights.mean_of(parameter).clone())
+        mean = followed(flat.part("mean", number), local(parameter).detach())
         return full(flat.as_state(mean.clone(), number))
 
     def _origin(self, flat: Flat, number: int, variance: Tensor) -> dict[str, Any]:

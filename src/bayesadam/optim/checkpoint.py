@@ -123,19 +123,6 @@ class Checkpointed(Optimizer):
         if not self._engine.open:
             self.train(training)  # type: ignore[attr-defined]
 
-    def holds_sample(self, parameter: Tensor) -> bool:
-        """Whether a parameter holds a posterior sample at this moment."""
-        return self._engine.weights.holds_sample(parameter)
-
-    def mean_of(self, parameter: Tensor) -> Tensor:
-        """The mean of a parameter that holds a sample; of a sharded one, this rank's part as a shard."""
-        flat, number = self._engine.layout.places()[parameter]
-        return flat.as_state(self._engine.weights.mean_of(parameter), number)
-
-    def take_loaded_weights(self, module: nn.Module) -> None:
-        """Take weights that a part of an attached model has loaded from a state dict as the mean."""
-        self._engine.weights.reconcile("any", list(module.parameters()))
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state as a dict, as in ``torch.optim``; it holds the mean whether or not weights hold a sample.
 
@@ -148,12 +135,8 @@ class Checkpointed(Optimizer):
         found = super().state_dict()
         for identity, parameter in self._pairs(found):
             if parameter in self.state and "mean" not in self.state[parameter]:
-                found["state"][identity] = {**found["state"][identity], "mean": self._present_mean(parameter)}
+                found["state"][identity] = {**found["state"][identity], "mean": self._engine.weights.mean_of(parameter)}
         return found
-
-    def _present_mean(self, parameter: Tensor) -> Tensor:
-        """The mean of a parameter, whatever its weights hold."""
-        return self.mean_of(parameter) if self.holds_sample(parameter) else parameter.detach()
 
     @torch.inference_mode(False)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -200,7 +183,8 @@ class Checkpointed(Optimizer):
                 local(parameter).copy_(value)
             self._reset()
             self._engine.weights.resume()
-            self._start_source()
+            if self._engine.weights.held == TRAIN:
+                self._engine.train()  # which lets the source of curvature collect
 
         return put_back
 
@@ -231,22 +215,15 @@ class Checkpointed(Optimizer):
         if self.state:  # otherwise the parameters may still be replaced, as by Accelerate with FSDP2
             layout.flats()
         if held == TRAIN:
-            weights.perturb(0, TRAIN)
+            self._engine.train()
         weights.resume()
-        self._start_source()
-
-    def _start_source(self) -> None:
-        """Start collecting curvature, if the weights hold a sample."""
-        if self._engine.weights.held == TRAIN and isinstance(self._engine.source, PerExampleSquares):
-            self._engine.source.start(self._engine.collection.remember_norms)
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for copies and pickles, with the attached model, so that copies of both are attached, too."""
         model = None if self._model is None else self._model()
         others = {"_source": self._source, "_prior": self._prior or None, "_attached": model}
-        states = {
-            p: state if "mean" in state else {**state, "mean": self._present_mean(p)} for p, state in self.state.items()
-        }
+        mean_of = self._engine.weights.mean_of
+        states = {p: s if "mean" in s else {**s, "mean": mean_of(p)} for p, s in self.state.items()}
         return {**super().__getstate__(), "state": states, **{k: v for k, v in others.items() if v is not None}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -32,14 +32,6 @@ def check_ordered(params: Any) -> None:
         raise ValueError(f"params must be a list or another ordered collection, got a {type(params).__name__}")
 
 
-def listed(params: Any) -> Any:
-    """Copy what the constructor was given to lists, since iterators can be walked only once; sets are refused."""
-    check_ordered(params)
-    if isinstance(params, Tensor):
-        return params
-    return [{**e, "params": listed(e["params"])} if isinstance(e, Mapping) and "params" in e else e for e in params]
-
-
 def check_common(group: Mapping[str, Any]) -> None:
     """Check the hyper-parameters that every perturbed optimiser has."""
     check("lr", group["lr"], "a number or a 1-element tensor, finite and at least 0", _is_learning_rate)

@@ -9,7 +9,7 @@ from torch import Tensor
 from bayesadam.core.rule import Hyper, State, tempered_average, with_prior
 from bayesadam.optim.base import PerturbedOptimizer, Prior
 from bayesadam.optim.newton import HESSIAN_OPTIONS, HessianRule, damped, followed
-from bayesadam.optim.second_order import SecondOrderOptimizer, default_correction
+from bayesadam.optim.second_order import SecondOrderOptimizer
 from bayesadam.optim.von import VONRule
 
 
@@ -105,7 +105,6 @@ class NaturalVON(SecondOrderOptimizer):
         nonfinite: str = "raise",
         compile: bool | None = None,
     ) -> None:
-        correction = default_correction(hessian, correction)
         self._set_up(locals())
 
 

@@ -12,7 +12,7 @@ from bayesadam.checks import check
 from bayesadam.core.rule import Hyper, Number, State, with_prior
 from bayesadam.optim.base import Prior
 from bayesadam.optim.newton import HESSIAN_OPTIONS, HessianRule
-from bayesadam.optim.second_order import SecondOrderOptimizer, default_correction
+from bayesadam.optim.second_order import SecondOrderOptimizer
 
 
 class NGVIRule(HessianRule):
@@ -98,5 +98,4 @@ class NGVI(SecondOrderOptimizer):
         nonfinite: str = "raise",
         compile: bool | None = None,
     ) -> None:
-        correction = default_correction(hessian, correction)
         self._set_up(locals())

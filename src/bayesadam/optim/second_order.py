@@ -30,6 +30,13 @@ class SecondOrderOptimizer(PerturbedOptimizer):
 
     shared: ClassVar[tuple[str, ...]] = (*groups.SHARED, "hessian", "covariance", "probes", "correction")
 
+    def _set_up(self, arguments: Mapping[str, Any]) -> None:
+        """Also choose the correction, if the user did not."""
+        correction = arguments.get("correction", "default")
+        if correction == "default":
+            correction = None if arguments.get("hessian") == "exact" else "elementwise"
+        super()._set_up({**arguments, "correction": correction})
+
     def check_group(self, group: dict[str, Any]) -> None:
         """Also check the options of the Hessian."""
         super().check_group(group)
@@ -75,10 +82,3 @@ def _check_possible(group: Mapping[str, Any], options: Mapping[str, tuple[Any, .
     for name, possible in options.items():
         if group.get(name, possible[0]) not in possible:
             raise ValueError(f"{name} must be {' or '.join(map(repr, possible))} {when}, got {group[name]!r}")
-
-
-def default_correction(hessian: str, correction: str | None) -> str | None:
-    """The correction that is used for a Hessian if the user chose none."""
-    if correction != "default":
-        return correction
-    return None if hessian == "exact" else "elementwise"

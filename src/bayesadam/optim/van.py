@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from bayesadam.optim.base import Prior
-from bayesadam.optim.second_order import default_correction
 from bayesadam.optim.von import VON
 
 
@@ -49,5 +48,4 @@ class VAN(VON):
         nonfinite: str = "raise",
         compile: bool | None = None,
     ) -> None:
-        correction = default_correction(hessian, correction)
         self._set_up(locals())

@@ -10,7 +10,7 @@ from torch import Tensor
 from bayesadam.core.rule import Hyper, Option, State, with_prior
 from bayesadam.optim.base import Prior
 from bayesadam.optim.newton import CLIP_RADIUS, HESSIAN_OPTIONS, HessianRule, damped, followed
-from bayesadam.optim.second_order import SecondOrderOptimizer, default_correction
+from bayesadam.optim.second_order import SecondOrderOptimizer
 
 COVARIANCE = Option(
     "covariance", "diagonal", "one of ('diagonal', 'full')", lambda v: v in ("diagonal", "full"), static=True
@@ -112,5 +112,4 @@ class VON(SecondOrderOptimizer):
         nonfinite: str = "raise",
         compile: bool | None = None,
     ) -> None:
-        correction = default_correction(hessian, correction)
         self._set_up(locals())
