@@ -123,6 +123,10 @@ class Checkpointed(Optimizer):
         if not self._engine.open:
             self.train(training)  # type: ignore[attr-defined]
 
+    def holds_sample(self, parameter: Tensor) -> bool:
+        """Whether a parameter holds a posterior sample at this moment."""
+        return self._engine.weights.holds_sample(parameter)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state as a dict, as in ``torch.optim``; it holds the mean whether or not weights hold a sample.
 
