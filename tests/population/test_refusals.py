@@ -134,7 +134,7 @@ TYPES = [
     ({"extra": None}, "extra must not be given to a population of 'vadam', got None"),
     ({"method": "bbb", "weight_decay": 0.1}, "weight_decay"),
     ({"method": "vogn", "curvature": None}, "curvature must not be given to a population of 'vogn', got None"),
-    ({"method": "vadagrad", "prior_precision": 1.0}, "VadaGrad has no prior, so prior_precision must not be given"),
+    ({"method": "vadagrad", "prior_precision": 1.0}, "unexpected keyword argument 'prior_precision'"),
     ({"models": models_of(Pairs)}, "models must return a tensor, got tuple"),
 ]
 
