@@ -7,8 +7,10 @@
 
 Adam (AdamW for transformers) has the best of three learning rates by validation NLL, and beside it temperature scaling
 and an ensemble of three. ``ba.BayesAdam`` is told ``num_data``, ``batch_size`` and ``total_steps`` and nothing else,
-once as it is and once with the squared gradients of single examples as its curvature; a peer is IVON with its published
-defaults. All share the loop, the batches, the seeds and a cosine schedule. A unit, one task and seed and method, is
+once as it is and once with the squared gradients of single examples as its curvature. It predicts by the mean network
+or by samples, whichever is better on validation, and once more at the best of three temperatures. A peer is IVON by its
+authors' package ``ivon-opt``, at the best of three rates. All share the loop, the batches, the seeds and a cosine
+schedule. Tasks without a star are those on which the defaults were chosen. A unit, one task and seed and method, is
 written when it is finished, to ``defaults/`` beside the summary, and not done again; ``--again`` does. Workers have one
 thread each, so the seconds in the tables, processor time, are those of one core.
 """
@@ -105,7 +107,7 @@ def summary(tasks: list[tuple[Task, range]], methods: list[str], records: Record
     for method in methods:
         found = {name: entry[method] for name, entry in report["tasks"].items() if method in entry}
         if found and method != "adam":
-            report["verdicts"][method] = comparison.verdict(method, found)
+            report["verdicts"][method] = comparison.verdict(found)
     return report
 
 
@@ -116,8 +118,7 @@ def show(tasks: list[tuple[Task, range]], methods: list[str], records: Records, 
         entry = report["tasks"][task.name]
         compared = {method: entry[method] for method in methods if method != "adam" and method in entry}
         print("\n".join(tables.rows(task, compared, records)))
-    print("\nto Adam: NLL less Adam's at its best rate, mean over seeds (standard error); variance x reference: median")
-    print("and quartiles over the weights, 1 where the width is what data and prior say; start: share of the start\n")
+    print(tables.LEGEND)
     for method, found in report["verdicts"].items():
         print("\n".join(tables.lines(method, found)))
 
@@ -142,7 +143,10 @@ def main() -> None:
     records = measure(tasks, methods, options)
     report = summary(tasks, methods, records)
     show(tasks, methods, records, report)
-    save(options.output / "defaults.json", {**conditions("torch", "bayesadam"), "quick": options.quick, **report})
+    save(
+        options.output / "defaults.json",
+        {**conditions("torch", "bayesadam", "ivon-opt"), "quick": options.quick, **report},
+    )
     print(f"wrote {options.output / 'defaults.json'}")
 
 

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 import bayesadam as ba
@@ -69,29 +70,28 @@ def together(members: list[dict[str, Any]]) -> dict[str, Any]:
     return {part: mixed([member[part] for member in members]) for part in members[0]}
 
 
+def collapsed(found: dict[str, Any]) -> dict[str, Any]:
+    """The predictions of several samples as one: the mean of the probabilities, or a Gaussian of the same moments."""
+
+    def one(prediction: Any) -> Any:
+        if isinstance(prediction, ba.predictive.RegressionPredictive):
+            return ba.predictive.RegressionPredictive(prediction.mean.unsqueeze(0), prediction.variance.unsqueeze(0))
+        return ba.predictive.ClassificationPredictive(prediction.class_probs.clamp_min(1e-30).log().unsqueeze(0))
+
+    return {part: one(prediction) for part, prediction in found.items()}
+
+
 def temperature(prediction: Any, target: Tensor) -> float:
     """That by which logits (of one network) are best divided, or standard deviations multiplied, for these targets."""
     if isinstance(prediction, ba.predictive.RegressionPredictive):
         return float(((target - prediction.mean).double().square() / prediction.variances[0]).mean().sqrt())
     logits, classes = prediction.log_probs[0].double().flatten(0, -2), target.flatten()
-    low, high = math.log(0.05), math.log(20.0)
-    ratio = (math.sqrt(5.0) - 1.0) / 2.0
 
     def nll(log_temperature: float) -> float:
         return float(torch.nn.functional.cross_entropy(logits / math.exp(log_temperature), classes))
 
-    inner, outer = high - ratio * (high - low), low + ratio * (high - low)
-    at_inner, at_outer = nll(inner), nll(outer)
-    while high - low > 1e-3:  # golden section: the loss is convex in the inverse temperature
-        if at_inner < at_outer:
-            high, outer, at_outer = outer, inner, at_inner
-            inner = high - ratio * (high - low)
-            at_inner = nll(inner)
-        else:
-            low, inner, at_inner = inner, outer, at_outer
-            outer = low + ratio * (high - low)
-            at_outer = nll(outer)
-    return math.exp(0.5 * (low + high))
+    found = minimize_scalar(nll, bounds=(math.log(0.05), math.log(20.0)), method="bounded")
+    return math.exp(found.x)
 
 
 def scaled(found: dict[str, Any], factor: float) -> dict[str, Any]:

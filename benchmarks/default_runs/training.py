@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Generator, nn
 
 import bayesadam as ba
+from bayesadam.optim.bayesadam import default_temperature
 from default_tasks import Data, Task, positions
 
 NOISE_RATE = 0.01
-CURVATURE, PEER = "bayesadam-curvature", "ivon"
-OURS = ("bayesadam", CURVATURE, PEER)
-"""BayesAdam, the same with the squared gradients of examples, and IVON as published."""
+CURVATURE, PEER = "bayesadam-curvature", "ivon-opt"
+OURS = ("bayesadam", CURVATURE)
+"""BayesAdam, and the same with the squared gradients of examples."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,15 @@ class Trained:
 
     def posterior(self) -> ba.DiagonalGaussian:
         """Of the network's weights."""
-        return self.optimizer.posterior(self.model)
+        if isinstance(self.optimizer, ba.optim.PerturbedOptimizer):
+            return self.optimizer.posterior(self.model)
+        (group,) = self.optimizer.param_groups  # of ivon-opt, whose running Hessian is one vector
+        variances = (group["ess"] * (group["hess"] + group["weight_decay"])).reciprocal()
+        means = {name: p.detach().clone() for name, p in self.model.named_parameters() if p.requires_grad}
+        parts = variances.split([mean.numel() for mean in means.values()])
+        return ba.DiagonalGaussian(
+            means, {name: part.view_as(mean) for part, (name, mean) in zip(parts, means.items(), strict=True)}
+        )
 
 
 Make = Callable[[nn.Module, Plan], torch.optim.Optimizer]
@@ -82,21 +93,32 @@ def adam(task: Task, rate: float) -> Make:
     return make
 
 
-def untouched(name: str, prior: ba.DiagonalGaussian | None = None) -> Make:
+def untouched(name: str, prior: ba.DiagonalGaussian | None = None, *, factor: float = 1.0) -> Make:
     """One of ours with its defaults: it is told nothing but what is planned.
 
     Args:
         name: One of ``OURS``.
         prior: A posterior to continue from.
+        factor: Factor of the temperature that it would choose.
     """
 
     def make(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
-        told: dict[str, Any] = {"num_data": plan.num_data, "prior": prior}
-        if name == PEER:
-            return ba.IVON(model.named_parameters(), **told)
-        told |= {"batch_size": plan.batch_size, "total_steps": plan.total_steps}
         curvature = ba.PerExampleSquares(model) if needs_examples(name) else None
-        return ba.BayesAdam(model.named_parameters(), curvature=curvature, **told)
+        facts = {"num_data": plan.num_data, "batch_size": plan.batch_size, "total_steps": plan.total_steps}
+        options: dict[str, Any] = {"curvature": curvature, "prior": prior}
+        if factor != 1.0:
+            options["temperature"] = min(1.0, factor * default_temperature(**facts))
+        return ba.BayesAdam(model.named_parameters(), **facts, **options)
+
+    return make
+
+
+def peer(rate: float) -> Make:
+    """IVON by its authors' package, with its defaults."""
+    import ivon
+
+    def make(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
+        return ivon.IVON([p for p in model.parameters() if p.requires_grad], lr=rate, ess=plan.num_data)
 
     return make
 
@@ -131,7 +153,7 @@ def fit(
     plan: Plan,
     seed: int,
 ) -> Trained:
-    """The loop: drop-in training with a cosine schedule.
+    """The loop: drop-in training with a cosine schedule; ivon-opt has blocks.
 
     A learned noise level is no part of the comparison: whatever trains the network, Adam trains the noise at a rate
     that lets it follow the residuals.
@@ -146,13 +168,16 @@ def fit(
     model.train()
     if hasattr(optimizer, "train"):
         optimizer.train()
+    is_peer = type(optimizer).__module__.startswith("ivon")
+    block = partial(optimizer.sampled_params, train=True) if is_peer else nullcontext
     for _ in range(task.epochs):
         for rows in torch.randperm(len(x), generator=order).split(task.batch_size):
             inputs = x[rows] if task.augment is None else task.augment(x[rows], noise)
             optimizer.zero_grad()
             likelihood.zero_grad()
-            loss = factor * likelihood(model(inputs), y[rows])
-            loss.backward()
+            with block():
+                loss = factor * likelihood(model(inputs), y[rows])
+                loss.backward()
             optimizer.step()
             schedule.step()
             if follower is not None:

@@ -7,14 +7,21 @@ import math
 import time
 from typing import Any
 
-from default_runs.scores import predict_all, scaled, score, temperature, together, validation_nll
-from default_runs.training import OURS, adam, needs_examples, train, untouched
+import torch
+
+from default_runs.scores import collapsed, predict_all, scaled, score, temperature, together, validation_nll
+from default_runs.training import OURS, PEER, Make, Trained, adam, needs_examples, peer, train, untouched
 from default_runs.width import width
 from default_tasks import Data, Task
 
 RATES = (3e-4, 1e-3, 3e-3)
+PEER_RATES = (0.03, 0.1, 0.3)
+FACTORS = (1.0, 1 / 3, 3.0)
+"""Of the temperature that BayesAdam chooses: the one knob that a user may turn."""
 MEMBERS = 3
-METHODS = ("adam", *OURS)
+METHODS = ("adam", PEER, *OURS)
+TRAINED = 1_000
+"""Training examples at which the loss of the trained network is recorded."""
 
 
 def quick(task: Task) -> Task:
@@ -37,7 +44,12 @@ def run(task: Task, seed: int, method: str, *, members: int = MEMBERS) -> dict[s
     start = time.process_time()
     data = task.load(seed)
     try:
-        found = _adam(task, data, seed, members) if method == "adam" else _ours(task, data, seed, method)
+        if method == "adam":
+            found = _adam(task, data, seed, members)
+        elif method == PEER:
+            found = _best(task, data, seed, {rate: peer(rate) for rate in PEER_RATES})[0]
+        else:
+            found = _ours(task, data, seed, method)
     except FloatingPointError as error:
         found = {"failed": _line(error)}
     except (RuntimeError, ValueError, NotImplementedError) as error:
@@ -48,41 +60,65 @@ def run(task: Task, seed: int, method: str, *, members: int = MEMBERS) -> dict[s
 
 def _adam(task: Task, data: Data, seed: int, members: int) -> dict[str, Any]:
     """The best of three rates by validation, the same with a temperature, and an ensemble at that rate."""
-    tried: dict[str, float] = {}
-    seconds, best, chosen = [], math.inf, None
-    for rate in RATES:
-        trained = train(task, data, adam(task, rate), seed)
-        predicted = predict_all(trained, data, posterior=False)
-        tried[f"{rate:g}"] = loss = validation_nll(predicted, data)
-        seconds.append(trained.seconds)
-        if chosen is None or loss < best:
-            best, chosen, chosen_rate = loss, predicted, rate
-    assert chosen is not None
-    factor = temperature(chosen["validation"], data.validation[1])
-    record = {
-        "rate": chosen_rate,
-        "validation": tried,
-        "scores": score(chosen, data),
-        "temperature": factor,
-        "scaled": score(scaled(chosen, factor), data),
-        "seconds": sum(seconds) / len(seconds),
-    }
+    record, best = _best(task, data, seed, {rate: adam(task, rate) for rate in RATES}, posterior=False)
     if members > 1:
-        others = [train(task, data, adam(task, chosen_rate), seed + 1_000 * k) for k in range(1, members)]
-        predictions = [predict_all(other, data, posterior=False) for other in others]
-        record["ensemble"] = score(together([chosen, *predictions]), data)
+        make = adam(task, record["rate"])
+        others = [train(task, data, make, seed + 1_000 * k) for k in range(1, members)]
+        predictions = [predict_all(one, data, posterior=False) for one in (best, *others)]
+        record["ensemble"] = score(together(predictions), data)
     return record
 
 
+def _best(
+    task: Task, data: Data, seed: int, makes: dict[float, Make], *, posterior: bool = True
+) -> tuple[dict[str, Any], Trained]:
+    """The record at the rate that is best on validation, and the network."""
+    records, networks = {}, {}
+    for rate, make in makes.items():
+        networks[rate] = train(task, data, make, seed)
+        records[rate] = _evaluated(task, networks[rate], data, posterior=posterior)
+    rate = min(records, key=lambda one: records[one]["validation"])
+    tried = {f"{one:g}": record["validation"] for one, record in records.items()}
+    return {**records[rate], "rate": rate, "tried": tried}, networks[rate]
+
+
 def _ours(task: Task, data: Data, seed: int, method: str) -> dict[str, Any]:
-    trained = train(task, data, untouched(method), seed, sums_positions=needs_examples(method))
-    predicted = predict_all(trained, data, posterior=True)
-    return {
-        "scores": score(predicted, data),
-        "validation": validation_nll(predicted, data),
-        "seconds": trained.seconds,
-        **width(task, data, trained),
-    }
+    """Untouched, with the width that was learned; and of BayesAdam at the best of three temperatures by validation."""
+    examples = needs_examples(method)
+    trained = train(task, data, untouched(method), seed, sums_positions=examples)
+    record = {**_evaluated(task, trained, data), **width(task, data, trained)}
+    if examples:
+        return record
+    records = {1.0: record}
+    for factor in FACTORS[1:]:
+        other = train(task, data, untouched(method, factor=factor), seed)
+        records[factor] = _evaluated(task, other, data)
+    best = min(FACTORS, key=lambda factor: records[factor]["scaled_validation"])
+    return {**record, "tuned": {"factor": best, **{part: records[best][part] for part in ("scores", "scaled")}}}
+
+
+def _evaluated(task: Task, trained: Trained, data: Data, *, posterior: bool = True) -> dict[str, Any]:
+    """Scores of the mean network and of posterior samples, and of the better one by validation, also with a temperature
+    that is fitted on validation.
+    """
+    ways = {"mean": predict_all(trained, data, posterior=False)}
+    if posterior:
+        ways["samples"] = predict_all(trained, data, posterior=True)
+    losses = {name: validation_nll(found, data) for name, found in ways.items()}
+    choice = min(losses, key=lambda name: losses[name])
+    record: dict[str, Any] = {name: score(found, data) for name, found in ways.items()}
+    record |= {"choice": choice, "validation": losses[choice], "scores": record[choice]}
+    for found in ways.values():
+        one = collapsed(found)
+        factor = temperature(one["validation"], data.validation[1])
+        tempered = scaled(one, factor)
+        loss = validation_nll(tempered, data)
+        if loss <= record.get("scaled_validation", loss):
+            record |= {"scaled": score(tempered, data), "scaled_validation": loss, "temperature": factor}
+    x, y = (part[:TRAINED] for part in data.train)
+    with torch.no_grad():
+        record["training_nll"] = float(trained.likelihood(trained.model(x), y))
+    return {**record, "seconds": trained.seconds}
 
 
 def _line(error: Exception) -> str:

@@ -42,16 +42,17 @@ def width(task: Task, data: Data, trained: Trained) -> dict[str, Any]:
 def reference(trained: Trained, name: str, curvature: Tensor) -> Tensor:
     """The precision that a weight should have, given the summed curvature of its loss over all data.
 
-    The curvature is divided by the group's temperature, if it has one that is not 0, and the prior's precision is
+    The curvature is divided by the posterior's temperature, if it is not 0, and the prior's precision is
     added: the weights' own in ``state[parameter]["prior_precision"]`` if the optimiser keeps one there, else the
     group's number.
     """
+    temperature = trained.posterior().hyperparameters["temperature"]
     parameter = dict(trained.model.named_parameters())[name]
     groups = trained.optimizer.param_groups
     group = next(group for group in groups if any(parameter is one for one in group["params"]))
     own = trained.optimizer.state.get(parameter, {})
     prior = own["prior_precision"] if "prior_precision" in own else group["prior_precision"]
-    return curvature / (group["temperature"] or 1.0) + torch.as_tensor(prior)
+    return curvature / (temperature or 1.0) + torch.as_tensor(prior)
 
 
 def ggn_diagonal(task: Task, data: Data, trained: Trained, q: ba.DiagonalGaussian) -> dict[str, Tensor]:

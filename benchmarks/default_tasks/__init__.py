@@ -7,8 +7,13 @@ from default_tasks.task import Data as Data
 from default_tasks.task import Task as Task
 from default_tasks.task import positions as positions
 
-TASKS = {task.name: task for task in (*images.TASKS, *text.TASKS, *lora.TASKS, *tables.TASKS, *pixels.TASKS, *sets.TASKS, *ratings.TASKS)}
+_MODULES = (images, text, lora, tables, pixels, sets, ratings)
+TASKS = {task.name: task for module in _MODULES for task in module.TASKS}
 """What is run by default."""
+CHOSEN_ON = {
+    *("digits", "fashion-5k", "wrong-labels", "lstm", "uci-concrete", "uci-energy", "uci-kin8nm", "sets", "ratings"),
+}
+"""Tasks on which BayesAdam's defaults were chosen; the others were run only afterwards."""
 FURTHER = {task.name: task for task in (*images.FURTHER, *tables.FURTHER)}
 """What is run on request."""
 ALL = TASKS | FURTHER

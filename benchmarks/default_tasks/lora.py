@@ -1,5 +1,5 @@
-"""Fine-tuning: a small transformer is trained on ordinary text, and adapted to text in small letters without spaces, as a
-whole and by LoRA.
+"""Fine-tuning: a small transformer is trained on ordinary text, and adapted to text in small letters without spaces, as
+a whole and by LoRA.
 """
 
 from __future__ import annotations

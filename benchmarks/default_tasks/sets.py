@@ -14,7 +14,7 @@ SIDE = 28
 
 
 def drawn(pictures: Tensor, generator: Generator) -> Tensor:
-    """Points ``(n, 48, 2)`` in [-1, 1], each at a pixel that is chosen by its brightness, moved by up to half a pixel."""
+    """Points ``(n, 48, 2)`` in [-1, 1], each in a pixel that is chosen by its brightness."""
     pixels = torch.multinomial(pictures.flatten(1) + 1e-6, POINTS, replacement=True, generator=generator)
     places = torch.stack([pixels // SIDE, pixels % SIDE], -1).float()
     moved = places + torch.rand(places.shape, generator=generator)
@@ -37,7 +37,7 @@ def clouds(seed: int, size: int | None) -> Data:
 
 
 class DeepSet(nn.Module):
-    """The same perceptron for every point, a mean and a maximum over the points, and a perceptron (Zaheer et al. 2017)."""
+    """The same perceptron for every point, mean and maximum over the points, and a perceptron (Zaheer et al. 2017)."""
 
     def __init__(self, inputs: int, classes: int, width: int = 64) -> None:
         super().__init__()

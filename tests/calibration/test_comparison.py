@@ -64,7 +64,9 @@ def test_the_table_names_the_best(classes, posterior):
     found = ba.compare(model, posterior.scaled(0.3), held_out, likelihood=likelihood, mc_samples=20)
     heading, *lines = str(found).splitlines()
     assert "NLL" in heading and len(lines) == 4
-    assert [line for line in lines if " best " in line] == [line for line in lines if line.startswith(found.best + "  ")]
+    assert [line for line in lines if " best " in line] == [
+        line for line in lines if line.startswith(found.best + "  ")
+    ]
 
 
 def test_without_a_temperature_two_are_compared():

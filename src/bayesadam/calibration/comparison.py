@@ -111,7 +111,7 @@ def compare(
         batch_norm: How batch norm statistics are found, as in :func:`bayesadam.predict`.
 
     Returns:
-        Candidates ``"mean network"`` and ``"posterior"``, and the same ``"with temperature"`` if the likelihood has one.
+        Candidates ``"mean network"`` and ``"posterior"``, and both ``"with temperature"`` if the likelihood has one.
         Their score is the mean negative log predictive density of the targets, in nats per row (or per element of a
         sequence).
 

@@ -192,7 +192,7 @@ class Flat:
     def variance(self, rule: Rule, number: int) -> Tensor:
         """Posterior variance of a member, in its local shape; 0 without noise."""
         state = {name: self.part(name, number) for name in rule.state}
-        precision = rule.precision(state, self.hyper(rule, number))
+        precision = rule.posterior_precision(state, self.hyper(rule, number))
         return precision.reciprocal() if self.kind.perturb else torch.zeros_like(precision)
 
     def runs(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

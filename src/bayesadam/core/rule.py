@@ -94,7 +94,11 @@ class Rule(ABC):
 
     @abstractmethod
     def precision(self, state: State, hp: Hyper) -> Tensor:
-        """Return the posterior precision ``1 / sigma^2``."""
+        """Return the precision ``1 / sigma^2`` of the noise."""
+
+    def posterior_precision(self, state: State, hp: Hyper) -> Tensor:
+        """Return the precision of the posterior that is read off; by default that of the noise in training."""
+        return self.precision(state, hp)
 
     def curvature(self, grad: Tensor, deviation: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
         """Return the estimate ``h`` of the curvature from one sample; ``None`` if there is none.
@@ -151,9 +155,11 @@ def active_prior(hp: Hyper) -> Number:
     return hp.prior_precision * (hp.temperature > 0)
 
 
-def with_prior(grad: Tensor, mean: Tensor, hp: Hyper) -> Tensor:
-    """``g + tau lt (mu - mu0)``, the gradient of the mean objective with the prior's term."""
-    weight = hp.temperature * hp.prior_precision / hp.num_data
+def with_prior(grad: Tensor, mean: Tensor, hp: Hyper, temperature: Number | None = None) -> Tensor:
+    """``g + tau lt (mu - mu0)``, the gradient of the mean objective with the prior's term; ``tau`` is by default the
+    temperature among the hyper-parameters.
+    """
+    weight = (hp.temperature if temperature is None else temperature) * hp.prior_precision / hp.num_data
     if isinstance(hp.prior_mean, Tensor):
         return grad + weight * (mean - hp.prior_mean)
     return grad + weight * mean

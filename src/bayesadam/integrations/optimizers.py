@@ -46,7 +46,7 @@ def warn_of_rows(optimizers: Iterable[PerturbedOptimizer], labels: Tensor | None
         num_data = optimizer.param_groups[0]["num_data"]
         if num_data <= batches * len(labels) and math.isfinite(batches):
             warnings.warn(
-                "num_data must count what the loss is averaged over (for classes of every element, such as tokens, their "
+                "num_data must count what the loss is averaged over (with a class for every element, such as a token, "
                 f"elements; batch_size too), got {num_data:g} for about {batches * len(labels):g} rows with "
                 f"{labels.numel() // len(labels)} labels each: the posterior would be far too wide",
                 UserWarning,

@@ -24,8 +24,14 @@ t)^2``, since the average is polynomial-decay averaging (Shamir & Zhang 2013) wi
 """
 START = 0.1
 """Curvature of the mean loss that is assumed at the start."""
-COLDEST, HOTTEST, EPOCHS = 0.003, 0.1, 30.0
-"""Temperature of trainings of up to ``EPOCHS`` epochs, and the highest one of longer trainings."""
+EPOCHS = 300.0
+"""Number of epochs at which the temperature reaches 1; it is proportional to the epochs."""
+UNPLANNED = 0.01
+"""Temperature of trainings of unknown length."""
+LEAST = 1e-3
+"""Share of the temperature with which the noise begins."""
+COOLER = 0.1
+"""Temperature of the posterior relative to that of the noise in training."""
 FINAL = 0.01
 """Factor of the learning rate at the end of the planned steps."""
 
@@ -38,12 +44,14 @@ class BayesAdamRule(VadamRule):
         v     <- b2 v + (1 - b2) h
         mu    <- mu - lr_t m_hat / (sqrt(v_hat) + tau lt + 1e-8)
         1 / sigma^2 = (1 - B) (N M v_hat / tau + lambda) + B initial_precision
+        tau   = temperature max(1e-3, (t / total_steps)^2)
 
     The square of a mean of ``M`` gradients is ``1 / M`` of their mean square, up to the square of their mean, so that
     ``M v_hat`` is on the scale of the Gauss-Newton diagonal, and the optimum of the tempered objective has the
     precision ``N h / tau + lambda``. ``B`` is the weight of a start that counts as ``k = 30`` steps: a step makes it
     forget the share ``max(1 - b2, 3 / (t + k + 2))``. ``lr_t`` falls along half a cosine to a hundredth at
-    ``total_steps``.
+    ``total_steps``. The noise grows with ``tau``, so that the network first learns its features as with Adam. The
+    posterior is that of a tenth of ``tau``.
     """
 
     options = (
@@ -54,9 +62,15 @@ class BayesAdamRule(VadamRule):
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
         """``1 / sigma^2``; see the class."""
+        return self._precision(state, hp, temperature_now(hp))
+
+    def posterior_precision(self, state: State, hp: Hyper) -> Tensor:
+        """``1 / sigma^2`` at a tenth of the temperature."""
+        return self._precision(state, hp, COOLER * temperature_now(hp))
+
+    def _precision(self, state: State, hp: Hyper, temperature: Number) -> Tensor:
         corrected = (1.0 - hp.initial_weight) / maximum(1.0 - hp.beta2_product, 1e-30)
-        scale = hp.num_data * hp.batch_size / hp.temperature * corrected
-        return scale * state["exp_avg_sq"] + self.floor(hp)
+        return (hp.num_data * hp.batch_size / temperature * corrected) * state["exp_avg_sq"] + self.floor(hp)
 
     def update(
         self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
@@ -66,9 +80,10 @@ class BayesAdamRule(VadamRule):
             curvature = grad * grad
         elif hp.per_example:
             curvature = curvature / hp.batch_size
-        m = average(state["exp_avg"], with_prior(grad, mean, hp), hp.beta1)
+        temperature = temperature_now(hp)
+        m = average(state["exp_avg"], with_prior(grad, mean, hp, temperature), hp.beta1)
         v = average(state["exp_avg_sq"], curvature, hp.beta2)
-        damping = hp.temperature * hp.prior_precision / hp.num_data + 1e-8
+        damping = temperature * hp.prior_precision / hp.num_data + 1e-8
         denominator = (v / (1.0 - hp.beta2_product)).sqrt() + damping
         mean = mean - (hp.lr / (1.0 - hp.beta1_product)) * (m / denominator)
         return mean, {"exp_avg": m, "exp_avg_sq": v}
@@ -82,11 +97,20 @@ class BayesAdamRule(VadamRule):
         return hp.prior_precision + START * hp.num_data / hp.temperature
 
     def numbers(self, group: Mapping[str, Any]) -> dict[str, float]:
-        """The learning rate of the next step; a scheduler of PyTorch replaces the cosine."""
+        """The learning rate of the next step, unless a scheduler of PyTorch replaces the cosine, and the number of
+        steps in which the noise grows: 1 if the length of the training is unknown.
+        """
         total = group["total_steps"]
-        if total is None or "initial_lr" in group:
-            return {}
-        return {"lr": float(group["lr"]) * annealed(group["noise_step"] / total)}
+        if total is None:
+            return {"total_steps": 1.0}
+        lr = float(group["lr"])
+        return {"total_steps": total, "lr": lr if "initial_lr" in group else lr * annealed(group["noise_step"] / total)}
+
+
+def temperature_now(hp: Hyper) -> Number:
+    """The temperature of a step: it grows with the square of the share of the steps that have been made."""
+    left = maximum(0.0, 1.0 - hp.step / hp.total_steps)
+    return hp.temperature * maximum(LEAST, (1.0 - left) ** 2)
 
 
 def annealed(done: float) -> float:
@@ -95,15 +119,15 @@ def annealed(done: float) -> float:
 
 
 def default_temperature(num_data: float, batch_size: float, total_steps: float | None) -> float:
-    """The temperature that is used if none is given.
+    """The temperature that is used if none is given: 1/300 of the number of epochs, and at most 1.
 
-    It is ``COLDEST`` for trainings of up to 30 epochs or of unknown length, and grows with the square of the number of
-    epochs up to ``HOTTEST``: long trainings fit the noise of small data sets otherwise.
+    Longer trainings fit the noise of the data more closely, and need more noise in the weights.
     """
     check("num_data", num_data, "a positive, finite number", is_positive)
     check("batch_size", batch_size, "a positive, finite number", is_positive)
-    epochs = 0.0 if total_steps is None else total_steps * batch_size / num_data
-    return min(HOTTEST, COLDEST * max(1.0, epochs / EPOCHS) ** 2)
+    if total_steps is None:
+        return UNPLANNED
+    return min(1.0, total_steps * batch_size / num_data / EPOCHS)
 
 
 class BayesAdam(PerturbedOptimizer):
@@ -113,14 +137,19 @@ class BayesAdam(PerturbedOptimizer):
             model.named_parameters(), num_data=len(train_set), batch_size=32, total_steps=epochs * len(loader)
         )
 
-    It is Vadam (Khan et al. 2018, Fig. 1) with five departures, chosen by measurement (``benchmarks/defaults.py``), so
+    It is Vadam (Khan et al. 2018, Fig. 1) with seven departures, chosen by measurement (``benchmarks/defaults.py``), so
     that the posterior's width is learned within a training of ordinary length:
 
     - The curvature is ``M`` times the squared mean gradient, so that the width does not depend on the batch size.
     - It is bias-corrected, and the initial precision counts as 30 steps. In the paper it is forgotten at the rate
       ``tau (1 - b2)`` per step, over some thousand steps, before which most trainings end.
     - The prior has the scale of each parameter's initialisation in place of ``N(0, 1)``.
-    - The temperature of the KL divergence is far below 1.
+    - The temperature of the KL divergence is far below 1; the default is 1/300 of the number of epochs.
+    - It grows with the square of the share of the planned steps that have been made, from a thousandth. Noise at the
+      start keeps recurrent layers and embeddings from learning their features; noise at the end is what prevents
+      overfitting.
+    - The posterior has a tenth of the temperature of the noise. Training needs wide noise; the predictions of samples
+      are best at less.
     - The learning rate falls along half a cosine, if the number of steps is given.
 
     The ways to train and the arguments that are not listed are those of :class:`PerturbedOptimizer`.
@@ -132,14 +161,16 @@ class BayesAdam(PerturbedOptimizer):
             the mean loss over tokens.
         batch_size: Number of examples in the loss of one step, in the same unit; with several processes, of all of
             them together.
-        total_steps: Number of steps of the training, over which the learning rate falls to a hundredth along half a
-            cosine. It is left out for a constant rate and for a scheduler of PyTorch, which replaces the cosine.
+        total_steps: Number of steps of the training, over which the noise grows and the learning rate falls to a
+            hundredth along half a cosine; a scheduler of PyTorch replaces the cosine. Without it, noise and rate are
+            constant.
         betas: Decay rates of the averages of the gradient and of its square, each in [0, 1).
         prior_precision: Precision of the prior. With ``"init"`` each parameter tensor has its own: three times the
             inverse of ten times the variance of its initial values (rounded to a power of two before; if the values are
             all equal, their variance is taken as 1).
-        temperature: Factor of the KL divergence, in (0, 1]. The default is 0.003 for up to 30 epochs, and grows with
-            the square of the epochs, ``total_steps batch_size / num_data``, up to 0.1.
+        temperature: Factor of the KL divergence at the end of the training, in (0, 1]. The default is 1/300 of the
+            number of epochs, ``total_steps batch_size / num_data``, and 0.01 without ``total_steps``. It is the one
+            hyper-parameter that is worth trying values of, for example a third and three times the default.
         curvature: A :class:`PerExampleSquares` of the module. The curvature is then the mean of the squared gradients
             of single examples, as in VOGN, in place of ``M`` times the square of their mean. Its widths are the most
             accurate, at the cost of collecting them.
@@ -177,6 +208,10 @@ class BayesAdam(PerturbedOptimizer):
         if temperature is None:
             temperature = default_temperature(num_data, batch_size, total_steps)
         self._set_up({**locals(), "per_example": curvature is not None})
+
+    def _reported(self) -> dict[str, Any]:
+        """The temperature is that of the posterior."""
+        return {**super()._reported(), "temperature": COOLER * self.param_groups[0]["temperature"]}
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Check the hyper-parameters of a new group; the prior may be that of the initial values."""

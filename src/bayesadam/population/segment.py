@@ -51,7 +51,7 @@ class Segment:
         if noisy:
             self._sample = self._record(self._sampled, "mean", "eps")
         if noisy or "correction" in self._statics:
-            self._precision = self._record(lambda hp, state: {"precision": rule.precision(state, hp)})
+            self._precision = self._record(lambda hp, state: {"precision": rule.posterior_precision(state, hp)})
         estimate = None if has_curvature else self._record(self._estimated, "mean", "theta", "grad")
         self._estimate = estimate if estimate is not None and estimate.results else None
         is_curved = has_curvature or self._estimate is not None
