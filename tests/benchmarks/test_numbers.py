@@ -9,7 +9,7 @@ from torch import nn
 
 import bayesadam as ba
 from default_runs import comparison
-from default_runs.scores import scaled, temperature
+from default_runs.scores import collapsed, scaled, temperature
 from default_runs.width import ggn_diagonal
 from default_tasks.task import Data, Task
 from tiny_task import TINY
@@ -46,17 +46,24 @@ def test_temperature_finds_by_how_much_logits_are_too_large():
     assert scaled({"test": narrow}, 5.0)["test"].variance.mean().item() == pytest.approx(25.0)
 
 
-def record(nll, accuracy=0.9, ece=0.02, auroc=0.8, **more):
+def record(nll, accuracy=0.9, ece=0.02, auroc=0.8, *, samples=None, ratio=1.0, **more):
     scores = {"nll": nll, "accuracy": accuracy, "ece": ece, "auroc": auroc}
-    width = {"sigma": [0.1, 0.1, 0.1], "ratio": [0.5, 1.0, 1.5], "correlation": 0.9, "share_from_start": 0.05}
-    return {"scores": scores, "scaled": {**scores, "ece": 0.01}, "seconds": 1.0, **width, **more}
+    ways = {"mean": scores, "samples": {**scores, "nll": nll if samples is None else samples}}
+    return {
+        "scores": scores,
+        **ways,
+        "scaled": {**scores, "ece": 0.01},
+        "seconds": 1.0,
+        "ratio": [0.5, ratio, 1.5],
+        **more,
+    }
 
 
-def compared(own, adam):
+def compared(own, adam, peer=()):
     """Of several seeds."""
-    records = {("tiny", seed, "ivon"): one for seed, one in enumerate(own)}
-    records |= {("tiny", seed, "adam"): one for seed, one in enumerate(adam)}
-    return comparison.compare(TINY, "ivon", records)
+    by_method = {"bayesadam": own, "adam": adam, "ivon-opt": peer}
+    records = {("tiny", seed, by): one for by, several in by_method.items() for seed, one in enumerate(several)}
+    return comparison.compare(TINY, "bayesadam", records)
 
 
 def test_differences_are_paired_and_ece_is_compared_with_the_scaled_one():
@@ -71,33 +78,43 @@ def test_differences_are_paired_and_ece_is_compared_with_the_scaled_one():
     assert compared([record(math.nan)], [record(0.2)])["worse"]["nll"] == [math.inf, 0.0]
 
 
+def test_samples_tuning_and_the_peer_have_differences_of_their_own():
+    tuned = {"tuned": {"scaled": {"nll": 0.15}}, "training_nll": 0.05}
+    own = [record(0.3, samples=0.25, **tuned)]
+    found = compared(own, [record(0.2, training_nll=0.01)], [record(0.35)])
+    expected = {"samples": -0.05, "tuned": -0.05, "peer": -0.05, "training": 0.04}
+    assert {name: found["worse"][name][0] for name in expected} == pytest.approx(expected)
+    assert "peer" not in compared(own, [record(0.2)])["worse"]
+
+
 def test_verdict_counts_what_was_asked():
     adam = [record(0.2), record(0.21), record(0.22)]
-    better = compared([record(0.1, auroc=0.9), record(0.11, auroc=0.9), record(0.12, auroc=0.9)], adam)
-    worse = compared([record(0.3, ratio=[0.1, 0.2, 0.3]), record(0.31), record(0.32, correlation=0.2)], adam)
+    better = compared([record(0.1, auroc=0.9, samples=0.0), record(0.11, auroc=0.9), record(0.12, auroc=0.9)], adam)
+    worse = compared([record(0.3, accuracy=0.8, ratio=0.2), record(0.31), record(0.32, samples=0.4)], adam)
     noisy = compared([record(0.1), record(0.5), record(0.1)], adam)
-    verdict = comparison.verdict("ivon", {"a": better, "b": worse, "c": noisy, "d": {"unsupported": "why"}})
-    assert (verdict["tasks"], verdict["unsupported"], verdict["nll_won"]) == (3, ["d"], 1)
+    verdict = comparison.verdict({"a": better, "b": worse, "c": noisy, "d": {"unsupported": "why"}})
+    assert (verdict["tasks"], verdict["unsupported"]) == (3, ["d"])
+    assert verdict["nll"] == {"reached": 1, "of": 3}
     assert verdict["nll_lost"] == ["b"]  # c is worse on average, but not beyond two standard errors
-    assert verdict["accuracy_or_ece_worse"] == ["a", "b", "c"]  # .02 against .01
-    assert (verdict["auroc_above"], verdict["with_outside"]) == (1, 3)
-    assert verdict["width_not_learned"] == ["b"]
-    assert not verdict["nll_won_enough"]
-    assert not verdict["never_much_worse"]
-    fine = comparison.verdict("ivon", {"a": better, "d": {"unsupported": "why"}})
-    assert fine["nll_won_enough"]
-    assert fine["never_much_worse"]
-    assert fine["accuracy_and_ece_kept"]
-    assert fine["auroc_above_enough"]
-    assert fine["width_learned"]
-    failed = comparison.verdict("ivon", {"a": better, "b": {"failed": "why", "seeds": 3}})
-    assert (failed["nll_won"], failed["tasks"], failed["nll_won_enough"]) == (1, 2, False)
-    assert not failed["never_much_worse"]
-    assert not failed["width_learned"]
+    assert verdict["accuracy_lost"] == ["b"]
+    assert verdict["samples"] == {"reached": 2, "of": 3}
+    assert verdict["auroc"] == {"reached": 3, "of": 3}
+    assert verdict["width_learned"] == {"reached": 3, "of": 3}  # b's mean over seeds is .73
+    assert verdict["tuned"] == verdict["peer"] == {"reached": 0, "of": 0}
+    failed = comparison.verdict({"a": better, "b": {"failed": "why", "seeds": 3}})
+    assert failed["nll"] == {"reached": 1, "of": 2}
+    assert failed["nll_lost"] == failed["accuracy_lost"] == ["b"]
 
 
 def test_a_single_seed_has_no_errors():
-    found = compared([record(0.3)], [record(0.2)])
-    verdict = comparison.verdict("ivon", {"a": found})
-    assert verdict["nll_lost"] == ["a"]
-    assert verdict["accuracy_and_ece_kept"] is None
+    assert comparison.verdict({"a": compared([record(0.3)], [record(0.2)])})["nll_lost"] == ["a"]
+    assert comparison.verdict({"a": compared([record(0.205)], [record(0.2)])})["nll_lost"] == []
+
+
+def test_several_samples_are_scaled_as_one_prediction():
+    log_probs = torch.tensor([[[0.9, 0.1]], [[0.5, 0.5]]]).log()
+    found = collapsed({"test": ba.predictive.ClassificationPredictive(log_probs)})["test"]
+    torch.testing.assert_close(found.class_probs, torch.tensor([[0.7, 0.3]]))
+    means, variances = torch.tensor([[[0.0]], [[2.0]]]), torch.ones(2, 1, 1)
+    found = collapsed({"test": ba.predictive.RegressionPredictive(means, variances)})["test"]
+    assert (found.mean.item(), found.variance.item()) == pytest.approx((1.0, 2.0))
