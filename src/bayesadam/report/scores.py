@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bayesadam.report.values import aligned, number, percent
+from bayesadam.report.numbers import NONE, percent, same_decimals
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,10 @@ class Column:
 
 
 def scores(metrics: Mapping[str, Any]) -> list[Column]:
-    """Return the columns in the order in which they first appear. No duration is marked as the best."""
+    """Return the columns, that of the error first. No duration is marked as the best."""
     models = {model: values or {} for model, values in metrics.items()}
     names = list(dict.fromkeys(name for values in models.values() for name in values))
+    names.sort(key=lambda name: name not in ("RMSE", "accuracy"))
     return [_column(name, {model: values.get(name) for model, values in models.items()}) for name in names]
 
 
@@ -40,11 +41,8 @@ def _column(name: str, values: Mapping[str, Any]) -> Column:
         for model, value in values.items()
         if isinstance(value, (int, float)) and math.isfinite(value)
     }
-    texts = dict.fromkeys(values, number(None))
-    if shares:
-        texts |= {model: percent(value, 1) for model, value in numbers.items()}
-    else:
-        texts |= dict(zip(numbers, aligned(list(numbers.values()), 4 if hint else 2), strict=True))
+    shown = [percent(value, 1) for value in numbers.values()] if shares else same_decimals(numbers.values())
+    texts = dict.fromkeys(values, NONE) | dict(zip(numbers, shown, strict=True))
     best: set[str] = set()
     if hint and len(numbers) > 1:
         least = min(distance(value) for value in numbers.values())
