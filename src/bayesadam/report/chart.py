@@ -19,7 +19,7 @@ from bokeh.models import (
 from bokeh.plotting import figure
 from numpy.typing import ArrayLike
 
-from bayesadam.report.numbers import canvas_text, evenly_spaced
+from bayesadam.report.numbers import canvas_text
 from bayesadam.report.palette import LIGHT
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
@@ -117,27 +117,22 @@ class Chart:
         self._explain({"solid": "line"}.get(dash, dash), colour, key)
 
     def band(
-        self, x: ArrayLike, low: ArrayLike, high: ArrayLike, colour: str, *, alpha: float = 0.15, key: str = ""
-    ) -> None:
-        """Fill the area between two lines."""
-        arrays = (np.asarray(values) for values in (x, low, high))
-        self.plot.varea(*arrays, fill_color=LIGHT[colour], fill_alpha=alpha)
-        self._explain("band" if alpha <= 0.25 else "bar", colour, key)
-
-    def spans(
         self,
         x: ArrayLike,
         low: ArrayLike,
         high: ArrayLike,
         colour: str,
         *,
-        width: float = 1.5,
-        alpha: float = 1.0,
+        alpha: float = 0.15,
+        width: float | None = None,
         key: str = "",
     ) -> None:
-        """Draw vertical lines, for example intervals."""
+        """Fill the area between two lines, or, with a ``width`` in pixels, draw a vertical line at every ``x``."""
         x, low, high = (np.asarray(values) for values in (x, low, high))
-        self.plot.segment(x, low, x, high, line_color=LIGHT[colour], line_width=width, line_alpha=alpha)
+        if width is None:
+            self.plot.varea(x, low, high, fill_color=LIGHT[colour], fill_alpha=alpha)
+        else:
+            self.plot.segment(x, low, x, high, line_color=LIGHT[colour], line_width=width, line_alpha=alpha)
         self._explain("band" if alpha <= 0.25 else "bar", colour, key)
 
     def points(
@@ -153,9 +148,9 @@ class Chart:
         key: str = "",
     ) -> None:
         """Draw marks with texts under the pointer."""
-        source = self._source(texts, x=np.asarray(x), y=np.asarray(y), size=np.broadcast_to(size, np.shape(x)))
-        look = {"size": "size", "marker": marker, "fill_color": LIGHT[colour], "fill_alpha": alpha, "line_color": None}
-        self._react(self.plot.scatter("x", "y", source=source, **look), texts)
+        columns = {"x": np.asarray(x), "y": np.asarray(y), "size": np.broadcast_to(size, np.shape(x))}
+        look = {"marker": marker, "fill_color": LIGHT[colour], "fill_alpha": alpha, "line_color": None}
+        self._draw(self.plot.scatter, columns, look, texts)
         self._explain(marker, colour, key)
 
     def boxes(
@@ -172,20 +167,20 @@ class Chart:
         key: str = "",
     ) -> None:
         """Draw bars, or other boxes, with texts under the pointer."""
-        sides = ("left", "right", "bottom", "top")
-        corners = dict(zip(sides, np.broadcast_arrays(left, right, bottom, top), strict=True))
-        source = self._source(texts, **corners, alpha=np.broadcast_to(alpha, corners["left"].shape))
-        look: dict[str, Any] = {"fill_color": LIGHT[colour], "fill_alpha": "alpha", "line_color": LIGHT[colour]}
+        sides = np.broadcast_arrays(left, right, bottom, top)
+        columns = dict(zip(("left", "right", "bottom", "top"), sides, strict=True))
+        columns["fill_alpha"] = np.broadcast_to(alpha, columns["left"].shape)
+        look = {"fill_color": LIGHT[colour], "line_color": LIGHT[colour]}
         if hatched:
-            look |= {"hatch_pattern": "right_diagonal_line", "hatch_color": LIGHT[colour], "hatch_scale": 7}
-        self._react(self.plot.quad(**{side: side for side in sides}, source=source, **look), texts)
+            look |= {"hatch_pattern": "right_diagonal_line", "hatch_color": LIGHT[colour]}
+        self._draw(self.plot.quad, columns, look, texts)
         self._explain("hatched" if hatched else "bar", colour, key)
 
     def table(self, columns: Texts, most: int = 40) -> None:
         """Set the table of the numbers, of which at most ``most`` rows are shown."""
         rows = list(zip(*columns.values(), strict=True))
-        self.header, self.rows = list(columns), evenly_spaced(rows, most)
-        self.thinned = len(self.rows) < len(rows)
+        shown = np.linspace(0, len(rows) - 1, min(len(rows), most)).round().astype(int)
+        self.header, self.rows, self.thinned = list(columns), [rows[i] for i in shown], len(shown) < len(rows)
 
     def ticks(self, axis: Any, places: Sequence[float], texts: Sequence[str], most: int = 18) -> None:
         """Label an axis at these places only."""
@@ -194,14 +189,13 @@ class Chart:
         labels = {place: PlainText(text=canvas_text(text, most)) for place, text in zip(places, texts, strict=True)}
         axis.major_label_overrides = labels
 
-    def _source(self, texts: Texts, **columns: Any) -> ColumnDataSource:
+    def _draw(self, glyph: Any, columns: Mapping[str, Any], look: Mapping[str, Any], texts: Texts) -> None:
+        """Draw glyphs whose properties are columns of numbers, and show texts under the pointer."""
         shown = {f"text{i}": [canvas_text(text) for text in column] for i, column in enumerate(texts.values())}
-        return ColumnDataSource(columns | shown)
-
-    def _react(self, glyphs: Any, texts: Texts) -> None:
+        fields = {name: name for name in columns}
+        glyphs = glyph(source=ColumnDataSource({**columns, **shown}), **fields, **look)
         entries: Any = [(name, f"@text{i}") for i, name in enumerate(texts)]
-        options: Any = {"show_arrow": False}
-        self.plot.add_tools(HoverTool(renderers=[glyphs], tooltips=entries, **options))
+        self.plot.add_tools(HoverTool(renderers=[glyphs], tooltips=entries, show_arrow=False))
 
     def _explain(self, mark: str, colour: str, key: str) -> None:
         if key:
@@ -230,6 +224,14 @@ def limits(*values: ArrayLike, margin: float = 0.06) -> tuple[float, float]:
     low, high = float(together.min()), float(together.max())
     room = margin * (high - low) or 0.5 * (abs(high) or 1.0)
     return low - room, high + room
+
+
+def horizontal_bars(chart: Chart, names: Sequence[str], values: Any, texts: Texts) -> None:
+    """Draw bars one below the other, with their names on the y-axis."""
+    place = np.arange(len(names), dtype=np.float64)
+    chart.ticks(chart.plot.yaxis[0], place.tolist(), names)
+    chart.plot.ygrid[0].visible = False
+    chart.boxes(np.minimum(values, 0.0), np.maximum(values, 0.0), place - 0.34, place + 0.34, "blue", texts)
 
 
 def histogram(chart: Chart, edges: Any, counts: Any, names: Sequence[str], key: str = "") -> None:

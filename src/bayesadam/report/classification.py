@@ -92,7 +92,7 @@ def reliability(rows: PredictedClasses) -> Chart:
         y_range=(-0.06, 1.08),
     )
     percent_ticks(chart.plot.xaxis[0], chart.plot.yaxis[0])
-    chart.spans(confidence, low, high, "ink", width=9, alpha=0.25, key="expected by chance, 95%")
+    chart.band(confidence, low, high, "ink", width=9, alpha=0.25, key="expected by chance, 95%")
     chart.line([start, 1], [start, 1], "muted", dash="dashed", key="as sure as right")
     chart.line(confidence, correct, "blue")
     texts = {

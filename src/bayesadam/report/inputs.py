@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bayesadam.report.chart import Chart, limits, percent_ticks, short_ticks
+from bayesadam.report.chart import Chart, horizontal_bars, limits, percent_ticks, short_ticks
 from bayesadam.report.numbers import canvas_text, column, number, percent
 from bayesadam.report.palette import DASHES, LIGHT, SERIES
 
@@ -20,7 +20,6 @@ def importance(entries: Sequence[Mapping[str, Any]], task: str, target: str) -> 
     shown = sorted(entries, key=lambda entry: -entry["gain"])[:_SHOWN]
     gain, error, spread = (np.array([entry[name] for entry in shown]) for name in ("gain", "error", "spread"))
     unit = f"error added ({target})" if task == "regression" else "log loss added (nats per row)"
-    place = np.arange(len(shown), dtype=np.float64)
     chart = Chart(
         "importance",
         "Inputs that the predictions depend on",
@@ -35,8 +34,6 @@ def importance(entries: Sequence[Mapping[str, Any]], task: str, target: str) -> 
         wide=True,
     )
     short_ticks(chart.plot.xaxis[0], gain)
-    chart.ticks(chart.plot.yaxis[0], place.tolist(), [str(entry["name"]) for entry in shown])
-    chart.plot.ygrid[0].visible = False
     texts = {
         "input": [str(entry["name"]) for entry in shown],
         unit: [number(value) for value in gain],
@@ -46,9 +43,9 @@ def importance(entries: Sequence[Mapping[str, Any]], task: str, target: str) -> 
         ],
     }
     pointed = {"input": texts["input"], "error added": texts[unit], "uncertainty": texts["change of the uncertainty"]}
-    chart.boxes(np.minimum(gain, 0.0), np.maximum(gain, 0.0), place - 0.32, place + 0.32, "blue", pointed)
-    ends = (gain - 2 * error, gain + 2 * error)
-    chart.plot.segment(ends[0], place, ends[1], place, line_color=LIGHT["ink"], line_width=1.5)
+    horizontal_bars(chart, texts["input"], gain, pointed)
+    place = np.arange(len(shown), dtype=np.float64)
+    chart.plot.segment(gain - 2 * error, place, gain + 2 * error, place, line_color=LIGHT["ink"], line_width=1.5)
     chart.table(texts)
     return chart
 
@@ -61,7 +58,6 @@ def dependence(entries: Sequence[Mapping[str, Any]], task: str, target: str, cla
 
 def _numbers(entry: Mapping[str, Any], name: str, target: str, classes: Sequence[str]) -> Chart:
     mean, epistemic, std = (np.array(entry[key], dtype=np.float64) for key in ("mean", "epistemic", "std"))
-    x = _places(entry)
     chart = Chart(
         name,
         f"Effect of {entry['name']}",
@@ -69,13 +65,13 @@ def _numbers(entry: Mapping[str, Any], name: str, target: str, classes: Sequence
         "standard deviations.",
         str(entry["name"]),
         f"predicted {target}",
-        x_range=_reach(entry, x),
+        x_range=limits(entry["order"] or [0.0]),
         y_range=limits(mean - 2 * std, mean + 2 * std),
     )
-    _label(chart, entry, x)
+    x, width = _with_axis(chart, entry)
     short_ticks(chart.plot.yaxis[0], mean)
     for deviation, alpha, key in ((std, 0.14, "of the whole prediction"), (epistemic, 0.3, "of the networks alone")):
-        _band(chart, entry, x, mean - 2 * deviation, mean + 2 * deviation, "blue", alpha, key)
+        chart.band(x, mean - 2 * deviation, mean + 2 * deviation, "blue", alpha=alpha, width=width, key=key)
     shown = column(np.concatenate([mean, mean - 2 * std, mean + 2 * std]))
     count = len(mean)
     texts = {
@@ -83,7 +79,7 @@ def _numbers(entry: Mapping[str, Any], name: str, target: str, classes: Sequence
         "predicted": shown[:count],
         "two deviations": [f"{a} to {b}" for a, b in zip(shown[count : 2 * count], shown[2 * count :], strict=True)],
     }
-    if entry["order"] is not None:
+    if width is None:
         chart.line(x, mean, "blue")
     chart.points(x, mean, "blue", texts, size=6, key="mean prediction")
     chart.table(texts)
@@ -91,7 +87,6 @@ def _numbers(entry: Mapping[str, Any], name: str, target: str, classes: Sequence
 
 
 def _probabilities(entry: Mapping[str, Any], name: str, target: str, classes: Sequence[str]) -> Chart:
-    x = _places(entry)
     chart = Chart(
         name,
         f"Effect of {entry['name']}",
@@ -99,17 +94,17 @@ def _probabilities(entry: Mapping[str, Any], name: str, target: str, classes: Se
         "90% of the networks that the posterior allows.",
         str(entry["name"]),
         "probability",
-        x_range=_reach(entry, x),
+        x_range=limits(entry["order"] or [0.0]),
         y_range=(-0.03, 1.03),
     )
-    _label(chart, entry, x)
+    x, width = _with_axis(chart, entry)
     percent_ticks(chart.plot.yaxis[0])
     table = {"value": entry["at"]}
     for i, curve in enumerate(entry["classes"]):
         mean, low, high = (np.array(curve[key], dtype=np.float64) for key in ("mean", "low", "high"))
         label, colour = str(classes[curve["label"]]), SERIES[i % len(SERIES)]
-        _band(chart, entry, x, low, high, colour, 0.16, "")
-        if entry["order"] is not None:
+        chart.band(x, low, high, colour, width=width)
+        if width is None:
             chart.line(x, mean, colour, dash=DASHES[i % len(DASHES)])
         shown = [f"{percent(m)} ({percent(a)} to {percent(b)})" for m, a, b in zip(mean, low, high, strict=True)]
         texts = {"value": entry["at"], "class": [label] * len(x), "probability": shown}
@@ -119,33 +114,24 @@ def _probabilities(entry: Mapping[str, Any], name: str, target: str, classes: Se
     return chart
 
 
-def _places(entry: Mapping[str, Any]) -> Any:
-    """Return the places of the values on the axis: numbers, days, or positions of categories."""
-    order = entry["order"]
-    return np.arange(len(entry["at"]), dtype=np.float64) if order is None else np.array(order, dtype=np.float64)
+def _with_axis(chart: Chart, entry: Mapping[str, Any]) -> tuple[Any, float | None]:
+    """Label the x-axis by categories, by some of the dates, or by numbers.
 
-
-def _reach(entry: Mapping[str, Any], x: Any) -> tuple[float, float]:
-    return (-0.6, len(x) - 0.4) if entry["order"] is None else limits(x)
-
-
-def _band(
-    chart: Chart, entry: Mapping[str, Any], x: Any, low: Any, high: Any, colour: str, alpha: float, key: str
-) -> None:
+    Returns:
+        The places of the values on the axis, and the width of the bands of categories.
+    """
+    axis, texts = chart.plot.xaxis[0], entry["at"]
     if entry["order"] is None:
-        chart.spans(x, low, high, colour, width=14, alpha=alpha, key=key)
-    else:
-        chart.band(x, low, high, colour, alpha=alpha, key=key)
-
-
-def _label(chart: Chart, entry: Mapping[str, Any], x: Any) -> None:
-    """Label the axis by categories, by some of the dates, or by numbers."""
-    if entry["order"] is None:
-        chart.ticks(chart.plot.xaxis[0], x.tolist(), entry["at"], 10)
-        if sum(len(canvas_text(text, 10)) + 3 for text in entry["at"]) > 40:
-            chart.plot.xaxis[0].major_label_orientation = 0.7
-    elif entry["kind"] == "date":
+        x = np.arange(len(texts), dtype=np.float64)
+        chart.plot.x_range.update(start=-0.6, end=len(x) - 0.4)
+        chart.ticks(axis, x.tolist(), texts, 10)
+        if sum(len(canvas_text(text, 10)) + 3 for text in texts) > 40:
+            axis.major_label_orientation = 0.7
+        return x, 14.0
+    x = np.array(entry["order"], dtype=np.float64)
+    if entry["kind"] == "date":
         some = sorted({0, len(x) // 2, len(x) - 1})
-        chart.ticks(chart.plot.xaxis[0], x[some].tolist(), [entry["at"][i] for i in some])
+        chart.ticks(axis, x[some].tolist(), [texts[i] for i in some])
     else:
-        short_ticks(chart.plot.xaxis[0], x)
+        short_ticks(axis, x)
+    return x, None

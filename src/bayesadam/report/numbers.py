@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -78,13 +78,6 @@ def canvas_text(text: Any, most: int = 60) -> str:
     for mark in ("$$", r"\[", r"\("):
         line = line.replace(mark, mark[0] + "\u200b" + mark[1])
     return line
-
-
-def evenly_spaced(rows: Sequence[Any], most: int = 40) -> list[Any]:
-    """Return at most ``most`` of the rows, evenly spaced, including the first and the last."""
-    if len(rows) <= most:
-        return list(rows)
-    return [rows[i] for i in np.linspace(0, len(rows) - 1, most).round().astype(int)]
 
 
 def equal_groups(key: Array, least: int = 10) -> list[NDArray[np.intp]]:

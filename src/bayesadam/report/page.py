@@ -85,15 +85,18 @@ def _sections(data: Mapping[str, Any], held_out: Predicted | None, unseen: Predi
     target = str(data.get("target") or "target")
     classes = [str(label) for label in data.get("classes") or ()]
     explained = data.get("explained") or {}
-    training = validation(data.get("training") or {})
     return [
         *_predictions(held_out, unseen, target, classes, data),
         *_inputs(explained, data["task"], target, classes),
         _surprises(data.get("surprises") or [], target),
         _data(data.get("data") or {}, target),
-        Section("training", "The training", charts=[] if training is None else [training]),
+        Section("training", "The training", charts=_drawn(validation(data.get("training") or {}))),
         _reproduce(data.get("reproduce") or {}),
     ]
+
+
+def _drawn(*charts: Chart | None) -> list[Chart]:
+    return [chart for chart in charts if chart is not None]
 
 
 def _predictions(
@@ -105,7 +108,7 @@ def _predictions(
         Section(
             "scores",
             "Scores on held-out data",
-            "All models were trained on the same rows and scored on the same held-out rows." if metrics else "",
+            "All models were trained on the same rows and scored on the same held-out rows.",
             block="scores" if metrics else "",
             values={"columns": scores(metrics), "models": list(metrics), "ours": OURS},
         )
@@ -118,10 +121,10 @@ def _predictions(
     else:
         results = classification.confusion(held_out, classes)
         calibration = [classification.reliability(unseen), classification.confidences(held_out)]
-    known = [
+    known = _drawn(
         uncertainty.error_by_uncertainty(unseen, target),
         uncertainty.epistemic_share(unseen, data.get("epistemic_error")),
-    ]
+    )
     about = (
         f"Judged by {count(len(unseen))} rows that the networks had not seen: the held-out rows, and each training row "
         "by the networks that left it out, which also determine the scale of the uncertainty."
@@ -132,16 +135,15 @@ def _predictions(
         *found,
         Section("predictions", "Predictions", charts=[results]),
         Section("calibration", "Can its uncertainty be believed?", about, calibration if len(unseen) >= FEW else []),
-        Section("knows", "Does it know when it is wrong?", charts=[chart for chart in known if chart is not None]),
+        Section("knows", "Does it know when it is wrong?", charts=known),
     ]
 
 
 def _inputs(explained: Mapping[str, Any], task: str, target: str, classes: Sequence[str]) -> list[Section]:
     """Return the sections on the effects of the inputs and on groups of rows with wrong uncertainty."""
-    charts = []
-    if entries := explained.get("importance"):
-        charts.append(inputs.importance(entries, task, target))
-    charts += inputs.dependence(explained.get("dependence") or [], task, target, classes)
+    importance, dependence = (explained.get(name) or [] for name in ("importance", "dependence"))
+    charts = [inputs.importance(importance, task, target)] if importance else []
+    charts += inputs.dependence(dependence, task, target, classes)
     groups = explained.get("groups") or []
     return [
         Section("inputs", "What it depends on", explained.get("about", ""), charts),
@@ -171,12 +173,11 @@ def _data(data: Mapping[str, Any], target: str) -> Section:
     facts |= {name: count(data[key]) for name, key in counts.items() if data.get(key) is not None}
     if data.get("held_out_how"):
         facts["held out"] = f"{facts.get('held out', 'rows')}, {data['held_out_how']}"
-    chart = distribution(data.get("target_histogram") or {}, target)
     columns = data.get("columns") or []
     return Section(
         "data",
         "The data",
-        charts=[] if chart is None else [chart],
+        charts=_drawn(distribution(data.get("target_histogram") or {}, target)),
         block="data" if data else "",
         values={
             "facts": facts,
@@ -191,25 +192,15 @@ def _data(data: Mapping[str, Any], target: str) -> Section:
 def _reproduce(given: Mapping[str, Any]) -> Section:
     config = json.dumps(given["config"], indent=2, ensure_ascii=False, default=str) if given.get("config") else ""
     seconds = {name: f"{value:.1f}" for name, value in (given.get("seconds") or {}).items()}
-    values = {
-        "command": str(given.get("command") or ""),
-        "config": config,
-        "versions": given.get("versions") or {},
-        "seconds": seconds,
-    }
+    values = {name: given.get(name) or "" for name in ("command", "versions")} | {"config": config, "seconds": seconds}
     block = "reproduce" if any(values.values()) else ""
     return Section("reproduce", "How to make it again", block=block, values=values)
 
 
 def _subtitle(data: Mapping[str, Any]) -> list[str]:
-    kind = "Regression" if data["task"] == "regression" else "Classification"
-    about = data.get("data") or {}
+    kind = data["task"].capitalize()
     parts = [f"{kind} of {data['target']}" if data.get("target") else kind]
-    if about.get("file"):
-        parts.append(str(about["file"]))
-    if data.get("created"):
-        parts.append(_created(data))
-    return parts
+    return [*parts, *(str(part) for part in ((data.get("data") or {}).get("file"), _created(data)) if part)]
 
 
 def _created(data: Mapping[str, Any]) -> str:

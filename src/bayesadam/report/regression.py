@@ -42,7 +42,7 @@ def predictions(rows: PredictedNumbers, target: str) -> Chart:
         (~inside, "triangle", "vermilion", "outside"),
     ):
         at = order[part[order]]
-        chart.spans(rows.y[at], rows.lower[at], rows.upper[at], colour, alpha=0.5 * crowd)
+        chart.band(rows.y[at], rows.lower[at], rows.upper[at], colour, alpha=0.5 * crowd, width=1.5)
         shown = {name: [values[i] for i in at] for name, values in columns.items()}
         key = f"{words} its interval ({percent(part.mean())})"
         chart.points(rows.y[at], rows.mean[at], colour, shown, size=6, marker=marker, alpha=crowd, key=key)

@@ -162,8 +162,10 @@ def _described(values: pd.Series) -> dict[str, Any]:
 
 
 def _surprises(rows: Rows, predictions: Columns) -> list[dict[str, Any]]:
-    """Return the held-out rows to which the model gave the lowest probability, the lowest first."""
+    """Return the held-out rows to which the model gave the lowest probability: of a class below a half."""
     worst = np.argsort(-predictions["nll"], kind="stable")[:SURPRISES]
+    if len(rows.classes):
+        worst = worst[predictions["nll"][worst] > math.log(2.0)]
     if len(rows.classes):
         probs = predictions["probs"][worst]
         labels = predictions["label"][worst].astype(int)

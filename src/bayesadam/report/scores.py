@@ -33,23 +33,18 @@ def scores(metrics: Mapping[str, Any]) -> list[Column]:
     return [_column(name, {model: values.get(name) for model, values in models.items()}) for name in names]
 
 
-def _column(name: str, values: Mapping[str, Any]) -> Column:
+def _column(name: str, values: Mapping[str, float | None]) -> Column:
     hint, distance = _aim(name)
+    known = {model: value for model, value in values.items() if value is not None and math.isfinite(value)}
     shares = name in ("accuracy", "coverage 95%")
-    numbers = {
-        model: float(value)
-        for model, value in values.items()
-        if isinstance(value, (int, float)) and math.isfinite(value)
-    }
-    shown = [percent(value, 1) for value in numbers.values()] if shares else same_decimals(numbers.values())
-    texts = dict.fromkeys(values, NONE) | dict(zip(numbers, shown, strict=True))
-    best: set[str] = set()
-    if hint and len(numbers) > 1:
-        least = min(distance(value) for value in numbers.values())
-        # Scores with the same text are equally good.
-        leaders = {texts[model] for model, value in numbers.items() if distance(value) == least}
-        best = {model for model in numbers if texts[model] in leaders}
-    return Column(name, hint, {model: (texts[model], model in best) for model in values})
+    shown = [percent(value, 1) for value in known.values()] if shares else same_decimals(known.values())
+    texts = dict.fromkeys(values, NONE) | dict(zip(known, shown, strict=True))
+    leaders: set[str] = set()
+    if hint and len(known) > 1:
+        least = min(map(distance, known.values()))
+        leaders = {texts[model] for model, value in known.items() if distance(value) == least}
+    # Scores with the same text are equally good.
+    return Column(name, hint, {model: (text, text in leaders) for model, text in texts.items()})
 
 
 def _aim(name: str) -> tuple[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bayesadam.report.chart import Chart, histogram, short_ticks
+from bayesadam.report.chart import Chart, histogram, horizontal_bars, short_ticks
 from bayesadam.report.numbers import column, count, percent
 
 _CLASSES = 20
@@ -39,7 +39,6 @@ def distribution(given: Mapping[str, Any], target: str) -> Chart | None:
 
 def _classes(target: str, labels: list[str], counts: Any) -> Chart:
     order = np.argsort(-counts, kind="stable")[:_CLASSES]
-    place = np.arange(len(order), dtype=np.float64)
     chart = Chart(
         "target",
         f"Classes of {target}",
@@ -53,13 +52,11 @@ def _classes(target: str, labels: list[str], counts: Any) -> Chart:
         wide=True,
     )
     short_ticks(chart.plot.xaxis[0], counts)
-    chart.ticks(chart.plot.yaxis[0], place.tolist(), [labels[i] for i in order])
-    chart.plot.ygrid[0].visible = False
     texts = {
         "class": [labels[i] for i in order],
         "rows": [count(int(counts[i])) for i in order],
         "share": [percent(counts[i] / counts.sum(), 1) for i in order],
     }
-    chart.boxes(0.0, counts[order], place - 0.35, place + 0.35, "blue", texts)
+    horizontal_bars(chart, texts["class"], counts[order], texts)
     chart.table(texts)
     return chart

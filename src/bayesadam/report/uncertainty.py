@@ -44,7 +44,7 @@ def error_by_uncertainty(rows: Predicted, target: str) -> Chart | None:
         return number(value) if regression else percent(value, 1)
 
     chart.line([0, x.max()], [0, x.max()], "muted", dash="dashed", key="actual = predicted")
-    chart.spans(x, low, high, "blue")
+    chart.band(x, low, high, "blue", alpha=1.0, width=1.5)
     texts = {
         "predicted": [text(value) for value in x],
         "actual": [text(value) for value in mean],
