@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -53,7 +52,6 @@ def confusion(rows: PredictedClasses, classes: Sequence[str]) -> Chart:
     }
     alpha = 0.75 * share.ravel()
     chart.boxes(predicted - 0.5, predicted + 0.5, actual - 0.5, actual + 0.5, "cell", texts, alpha=alpha)
-    look: dict[str, Any] = {"text_color": LIGHT["ink"], "text_font": value(FONT)}
     cells = [text if text != "0" else "" for text in texts["rows"]]
     chart.plot.text(
         predicted,
@@ -61,8 +59,9 @@ def confusion(rows: PredictedClasses, classes: Sequence[str]) -> Chart:
         cells,
         text_align="center",
         text_baseline="middle",
+        text_color=LIGHT["ink"],
+        text_font=value(FONT),
         text_font_size="13px" if size <= 12 else "10px",
-        **look,
     )
     for axis in (chart.plot.xaxis[0], chart.plot.yaxis[0]):
         chart.ticks(axis, range(size), names)

@@ -79,10 +79,8 @@ def _comparison(margins: Mapping[str, Any]) -> Markup:
     If a difference is within two of its standard errors, neither model is called better.
     """
     groups: dict[str, list[str]] = {"better than": [], "worse than": [], "not clearly different from": []}
-    for model, margin in margins.items():
-        if margin is None:
-            continue
-        above, error = margin
+    known = {model: margin for model, margin in margins.items() if margin is not None}
+    for model, (above, error) in known.items():
         clear = "better than" if above > 0 else "worse than"
         groups[clear if abs(above) > 2.0 * error else "not clearly different from"].append(model)
     parts = [f"{words} {' and '.join(models)}" for words, models in groups.items() if models]

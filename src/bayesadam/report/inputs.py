@@ -44,7 +44,7 @@ def importance(entries: Sequence[Mapping[str, Any]], task: str, target: str) -> 
     }
     pointed = {"input": texts["input"], "error added": texts[unit], "uncertainty": texts["change of the uncertainty"]}
     horizontal_bars(chart, texts["input"], gain, pointed)
-    place = np.arange(len(shown), dtype=np.float64)
+    place = np.arange(len(shown))
     chart.plot.segment(gain - 2 * error, place, gain + 2 * error, place, line_color=LIGHT["ink"], line_width=1.5)
     chart.table(texts)
     return chart

@@ -30,11 +30,11 @@ def predictions(rows: PredictedNumbers, target: str) -> Chart:
     short_ticks(chart.plot.xaxis[0], rows.y)
     short_ticks(chart.plot.yaxis[0], rows.y)
     chart.line(reach, reach, "muted", dash="dashed", key="predicted = actual")
-    crowd = float(np.clip(250.0 / len(inside), 0.2, 1.0))
+    crowd = float(np.clip(250.0 / len(rows), 0.2, 1.0))
     texts = column(np.concatenate([rows.y, rows.mean, rows.lower, rows.upper]))
-    names = ("actual", "predicted", "from", "to")
     columns = {"row of the file": [f"{row:.0f}" for row in rows.row]}
-    columns |= {name: texts[i * len(inside) : (i + 1) * len(inside)] for i, name in enumerate(names)}
+    for i, name in enumerate(("actual", "predicted", "from", "to")):
+        columns[name] = texts[i * len(rows) : (i + 1) * len(rows)]
     order = np.argsort(rows.y)
     # Misses are drawn last, on top of the other rows.
     for part, marker, colour, words in (

@@ -36,14 +36,16 @@ def validation(training: Mapping[str, Any]) -> Chart | None:
         y_range=(low, high),
         wide=True,
     )
-    texts = {"epoch": [f"{epoch:.0f}" for epoch in epochs]}
-    for i, member in enumerate(values):
-        chart.line(epochs, member, "blue", width=1.0, key=f"{len(values)} networks" if i == 0 else "")
-        there = np.flatnonzero(member <= most)
-        shown = {"epoch": [texts["epoch"][k] for k in there], "NLL": column(member[there], 3)}
-        chart.points(epochs[there], member[there], "blue", shown, size=3)
+    # One line with gaps, because Bokeh takes long for many.
+    x = np.tile(np.append(epochs, np.nan), len(values))
+    y = np.append(values, np.full((len(values), 1), np.nan), axis=1).ravel()
+    chart.line(x, y, "blue", width=1.0, key=f"{len(values)} networks")
+    there = y <= most
+    texts = {"epoch": [f"{epoch:.0f}" for epoch in x[there]], "NLL": column(y[there], 3)}
+    chart.points(x[there], y[there], "blue", texts, size=3)
     chart.line([kept, kept], [low, high], "vermilion", dash="dashed", key=f"epoch {kept:.0f}, which is used")
+    numbers = {"epoch": [f"{epoch:.0f}" for epoch in epochs]}
     for name, quantile in (("best network", 0.0), ("median", 0.5), ("worst network", 1.0)):
-        texts[name] = column(np.quantile(values, quantile, axis=0))
-    chart.table(texts)
+        numbers[name] = column(np.quantile(values, quantile, axis=0))
+    chart.table(numbers)
     return chart

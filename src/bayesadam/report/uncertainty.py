@@ -20,10 +20,9 @@ def error_by_uncertainty(rows: Predicted, target: str) -> Chart | None:
     noise = [2.0 * stats.sem(actual[group]) for group in groups]
     mean = np.array([actual[group].mean() for group in groups])
     x = np.array([expected[group].mean() for group in groups])
-    low, high = np.maximum(mean - noise, 0.0), mean + noise
+    low, high = np.clip([mean - noise, mean + noise], 0.0, None if regression else 1.0)
     if regression:
         mean, x, low, high = (np.sqrt(values) for values in (mean, x, low, high))
-    high = high if regression else np.minimum(high, 1.0)
     chart = Chart(
         "error-by-uncertainty",
         "Error against predicted uncertainty",
