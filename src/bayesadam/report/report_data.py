@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -74,7 +73,7 @@ def report_data(
         metrics: Scores by name of the model.
         margins: NLL of each other model minus that of the estimator, and the standard error of the difference.
         training: See :func:`validation`.
-        reproduce: "command", "config" and "seconds".
+        reproduce: "command", "config" and "seconds". They must not contain folders, because reports are shared.
     """
     notes, explained = list(notes), {}
     unseen, unseen_rows = predictions, rows.held_out
@@ -120,7 +119,7 @@ def report_data(
         "surprises": _surprises(rows, predictions),
         "training": dict(training),
         "reproduce": {
-            **_without_folders(reproduce),
+            **_plain(reproduce),
             "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         },
     }
@@ -141,7 +140,10 @@ def validation(history: NDArray[np.float64], kept_epoch: int) -> dict[str, Any]:
 def _thinned(predictions: dict[str, Any], lines: NDArray[np.int64], seed: int) -> dict[str, Any]:
     """Return the predictions of at most ``MAX_POINTS`` rows, drawn at random, with the rows' numbers in the file."""
     shown = np.sort(np.random.default_rng(seed).permutation(len(lines))[:MAX_POINTS])
-    return {name: _plain(values[shown].tolist()) for name, values in (predictions | {"row": lines}).items()}
+    columns: dict[str, NDArray[Any]] = predictions | {"row": lines}
+    if "label" in columns:
+        columns["label"] = columns["label"].astype(np.int64)
+    return {name: _plain(values[shown].tolist()) for name, values in columns.items()}
 
 
 def _described(values: pd.Series) -> dict[str, Any]:
@@ -189,15 +191,6 @@ def _histogram(rows: Rows) -> dict[str, Any]:
         return {"labels": [str(label) for label in rows.classes], "counts": counts.tolist()}
     counts, edges = np.histogram(rows.targets, bins=min(_BINS, max(5, round(len(rows.targets) ** 0.5))))
     return {"edges": edges.tolist(), "counts": counts.tolist()}
-
-
-def _without_folders(value: Any) -> Any:
-    """Replace absolute paths by their last part, because a report is shared with people who need not know them."""
-    if isinstance(value, Mapping):
-        return {name: _without_folders(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_folders(item) for item in value]
-    return PurePath(value).name if isinstance(value, str) and PurePath(value).is_absolute() else _plain(value)
 
 
 def _plain(value: Any) -> Any:

@@ -153,6 +153,7 @@ def _report(
         """Return the predictions of rows that have column ``j`` of row ``donors[i, j]``."""
         return estimator.predictive(matrix[donors[:, features], np.arange(matrix.shape[1])])
 
+    shared = replace(settings, data=prepared.file.path.name)  # without folders
     left_out = None
     if estimator.left_out_ is not None:
         rows, pred = estimator.left_out_
@@ -182,8 +183,8 @@ def _report(
         margins=margins,
         training=validation(estimator.history_["held_out_nll"], estimator.epochs_),
         reproduce={
-            "command": watcher.command(replace(settings, data=prepared.file.path.name), Path(out.name)),
-            "config": vars(settings),
+            "command": watcher.command(shared, Path(out.name)),
+            "config": vars(shared),
             "seconds": seconds,
         },
     )
