@@ -23,7 +23,7 @@ Donors = NDArray[np.int64]
 FEWEST, ROWS, SHUFFLES, PREDICTIONS = 40, 300, 3, 6_000
 """Minimum and maximum number of rows whose inputs are shuffled, number of shuffles, and maximum of all predictions."""
 
-SHOWN, GRID, BACKGROUND, CLASSES = 4, 12, 50, 4
+SHOWN, GRID, BACKGROUND, CLASSES = 4, 10, 40, 4
 """Numbers of: inputs whose effects are shown, values of each input, rows that are averaged for each value, and
 classes.
 """
