@@ -152,6 +152,7 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
     estimator.epochs_, estimator.stopped_ = told["epochs"], told["stopped"]
     estimator.interrupted_ = estimator.stopped_ == "interrupted"
     estimator.history_ = {name: np.array(values, dtype=np.float64) for name, values in told["history"].items()}
+    estimator.left_out_ = None
     members = len(posterior.components)
     if told["kind"] == BayesianMLPClassifier.__name__:
         estimator.classes_ = np.array(told["classes"]["values"], dtype=told["classes"]["dtype"])
