@@ -14,6 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from bayesadam import noise
 from bayesadam.functional.curvature import wide
 from bayesadam.posterior import NetworkDistribution
+from bayesadam.posterior.exclusive import exclusively
 
 Dropout: TypeAlias = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
 
@@ -76,6 +77,7 @@ class MCDropout(NetworkDistribution):
             raise ValueError(f"model must have the dropout modules {list(self.names)}, got {list(modules)}")
         masks = _Masks(seed)
         with ExitStack() as stack:
+            stack.enter_context(exclusively(model))
             if any(map(_is_compiled, model.modules())):  # what is compiled would not see the hooks
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(_in_eval_mode(list(modules.values())))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from bayesadam.likelihoods.base import GENERATORS
 from bayesadam.population.layout import Layout
 from bayesadam.population.modules import constants, places, signature
 from bayesadam.population.perceptron import Perceptron, Weights, plain_layers
@@ -17,7 +18,7 @@ from bayesadam.population.perceptron import Perceptron, Weights, plain_layers
 def initialize(make: Callable[[], nn.Module], *, seeds: Iterable[int]) -> list[nn.Module]:
     """Make one network for each seed, with weights drawn under it; the state of torch's generator is restored."""
     models = []
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with GENERATORS, torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         for seed in seeds:
             torch.manual_seed(seed)
             models.append(make())

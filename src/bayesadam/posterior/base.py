@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bayesadam import files
 from bayesadam.checks import check
+from bayesadam.posterior.exclusive import exclusively
 from bayesadam.posterior.modes import quietly
 from bayesadam.posterior.network import NetworkDistribution
 from bayesadam.posterior.sharded import unsharded, writing_parts
@@ -150,7 +151,7 @@ class Posterior(NetworkDistribution):
         Raises:
             ValueError: The model's trainable parameters are not those of the posterior.
         """
-        with quietly(model), unsharded(model):
+        with exclusively(model), quietly(model), unsharded(model):
             tensors = self.match(model)
             write = writing_parts(self._apart_from(tensors.values()).writer(seed), tensors)
             before = {name: tensor.detach().clone() for name, tensor in tensors.items()}

@@ -17,7 +17,8 @@ class NetworkDistribution(abc.ABC):
         """Return a context that gives a function ``put``; afterwards the model is as before, even after an exception.
 
         ``put(n)`` turns the model into sample number ``n``, counted from 0, which depends on ``(seed, n)`` only.
-        ``put(None)`` turns it into the mean network. The context caches what every sample needs.
+        ``put(None)`` turns it into the mean network. The context caches what every sample needs. Another thread that
+        enters such a context of the same model waits until this one has left it.
         """
 
     @contextmanager

@@ -18,6 +18,7 @@ from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior.dense import DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
+from bayesadam.posterior.exclusive import exclusively
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.posterior.kronecker import KroneckerGaussian
 from bayesadam.posterior.low_rank import LowRankGaussian
@@ -138,19 +139,20 @@ class LaplaceApproximation:
         if batch_size is not None:
             check("batch_size", batch_size, "a whole number of at least 1", is_whole)
         network = Network(unwrapped(model), likelihood, output, curvature)
-        total = _sum(network, structure, last_layer)
-        self.mean = {
-            name: p.detach().to(wide(p.dtype), copy=True, memory_format=torch.contiguous_format)
-            for name, p in network.trainable.items()
-        }
-        try:
-            with network.evaluated():
-                check_weights_are_used(network.model, () if isinstance(total, LastLayer) else self.mean)
-                found = _go_through(network, total, data, batch_size, progress)
-                self.curvature = total.result()
-                _check_curved(network, self.curvature)
-        finally:
-            total.close()
+        with exclusively(network.model):
+            total = _sum(network, structure, last_layer)
+            self.mean = {
+                name: p.detach().to(wide(p.dtype), copy=True, memory_format=torch.contiguous_format)
+                for name, p in network.trainable.items()
+            }
+            try:
+                with network.evaluated():
+                    check_weights_are_used(network.model, () if isinstance(total, LastLayer) else self.mean)
+                    found = _go_through(network, total, data, batch_size, progress)
+                    self.curvature = total.result()
+                    _check_curved(network, self.curvature)
+            finally:
+                total.close()
         self.random = tuple(total.names) if isinstance(total, LastLayer) else tuple(self.mean)
         self.num_data = found.count if num_data is None else num_data
         self._rescale(self.num_data / found.count)

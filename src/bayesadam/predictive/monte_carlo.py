@@ -10,7 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.posterior import NetworkDistribution
-from bayesadam.predictive.batches import Chunked, Output, as_batches, call, draws_in_eval_mode, groups, no_batches
+from bayesadam.predictive.batches import (
+    Chunked,
+    Output,
+    Rows,
+    as_batches,
+    call,
+    draws_in_eval_mode,
+    groups,
+    no_batches,
+)
 from bayesadam.progress import progress_bar
 
 GROUP_BYTES = 2**28
@@ -34,7 +43,13 @@ def outputs_at_samples(
     """
     device = next(model.parameters(), torch.empty(0)).device
     batches, single = as_batches(inputs)
-    forward = Chunked(lambda rows: (call(model, rows.batch, output),), batch_size)
+
+    def run(rows: Rows) -> tuple[Tensor, ...]:
+        found = call(model, rows.batch, output)
+        rows.check(found)
+        return (found,)
+
+    forward = Chunked(run, batch_size)
     parts = []
     samples = [None] if numbers is None else numbers
     total = operator.length_hint(batches) * len(samples) or None

@@ -16,6 +16,7 @@ from bayesadam import noise
 from bayesadam.checks import check, is_whole
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.posterior import Mixture, NetworkDistribution
+from bayesadam.posterior.exclusive import exclusively
 from bayesadam.posterior.mixture import component_seed
 from bayesadam.posterior.sharded import unsharded
 from bayesadam.posterior.training_inputs import inputs_of
@@ -54,7 +55,8 @@ def predict(
     """Predictive distribution of a network whose weights have a posterior.
 
     The model is run in evaluation mode (without dropout, batch norm with running statistics) and without gradients.
-    Afterwards its weights and modes are as before, even after an exception. Modules whose own ``train`` method merges
+    Afterwards its weights and modes are as before, even after an exception. Several threads may predict with one model;
+    they take turns. Modules whose own ``train`` method merges
     or caches weights do so for every sample; the methods ``"linearized"`` and ``"moments"`` refuse such modules if any
     of their weights are random.
 
@@ -65,7 +67,7 @@ def predict(
             :class:`bayesadam.MCDropout`.
         inputs: A tensor; a tuple (``model(*inputs)``); a dict (``model(**inputs)``); or a loader that yields batches of
             any of these. If a batch is a list or tuple, as ``(inputs, targets)``, only its first entry is used. Inputs
-            are moved to the model's device.
+            are moved to the model's device. A ``PackedSequence`` is used like a tensor with a row for each sequence.
         likelihood: Likelihood of the targets given the output, one of :mod:`bayesadam.likelihoods` or your own. It
             determines the class of the result.
         mc_samples: Number of posterior samples. For ``"linearized"`` and ``"moments"`` it is the number of draws of the
@@ -89,9 +91,11 @@ def predict(
             (default) or ``"probit"``; see :class:`GaussianLogitsPredictive`.
         output: Function that takes the output tensor, with rows along its first axis, out of what the model returns. It
             cannot be used with ``"moments"``.
-        batch_size: Rows per forward pass; by default a whole batch. It is halved when memory runs out. The first tensor
-            of a tuple or dict determines the number of rows; tensors of another length are passed whole with every
-            part.
+        batch_size: Rows per forward pass. The default is as many rows as 256 KiB of inputs have, and at least 250 (on
+            other devices than CPUs 16 times as many); it is a whole batch if the outputs of a row depend on other rows,
+            as a few rows show, or if a tensor has another length. The number of rows is halved when memory runs out.
+            The first tensor of a tuple or dict determines the number of rows; tensors of another length are passed
+            whole with every part. Outputs must have the rows of the inputs along their first axis.
         batch_norm: How the statistics of batch norm layers are found. With ``"auto"``, if the optimiser that trained
             the model was attached to it (``attach`` or ``follow``), they are estimated anew for every sample on the
             latest 512 training inputs, and for the mean network with ``method="mean"``; otherwise the running
@@ -113,7 +117,8 @@ def predict(
 
     Raises:
         ValueError: The method or link is unknown, a link is given that is not used or is for a mixture, the likelihood
-            is none, the model does not match the posterior, the method is not for this posterior, a loader is empty,
+            is none, the model does not match the posterior, the method is not for this posterior, a loader is empty, the
+            outputs do not have the rows of the inputs,
             ``batch_norm`` has inputs for a model without such layers, or a number is out of range.
         TypeError: The model does not return a tensor and ``output`` is not given.
         RuntimeError: The method is ``"linearized"`` and the output does not depend on the weights by differentiable
@@ -234,12 +239,12 @@ def network_outputs(
     drawing["common"] = how.common
     if how.method == "moments":
         covariance = how.link != "probit"  # which makes use of variances alone
-        with unsharded(model):
+        with exclusively(model), unsharded(model):
             moments = propagated_outputs(model, posterior, inputs, covariance=covariance, **running)
         return Run("moments", partial(from_moments, moments, **drawing))
     if how.method == "linearized":
         part = partial(uncertain_part, how.likelihood)
-        with unsharded(model):
+        with exclusively(model), unsharded(model):
             found = linearized_outputs(model, posterior, inputs, part, output=how.output, most=most, **running)
 
         def linearized(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
