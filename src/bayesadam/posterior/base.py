@@ -35,10 +35,12 @@ class Posterior(NetworkDistribution):
 
     Attributes:
         mean: Mean of every weight tensor, by the name that ``named_parameters()`` gives it.
+        variance: Variance of every weight, by the names of ``mean``.
         hyperparameters: How the posterior was found, as plain JSON values, for people and for reports.
     """
 
     mean: dict[str, Tensor]
+    variance: dict[str, Tensor]
     hyperparameters: dict[str, Any]
 
     def sample(self, count: int, *, seed: int = 0, first: int = 0) -> dict[str, Tensor]:
@@ -57,6 +59,11 @@ class Posterior(NetworkDistribution):
         for i in range(count):
             write({name: draw[i] for name, draw in draws.items()}, first + i)
         return draws
+
+    def repeats(self, count: int) -> list[int]:
+        """The numbers of the first equal samples, as in the base class; without variance all samples are equal."""
+        random = any(value.any() for value in self.variance.values())
+        return super().repeats(count) if random else [0] * count
 
     @abc.abstractmethod
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:

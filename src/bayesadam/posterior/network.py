@@ -21,6 +21,17 @@ class NetworkDistribution(abc.ABC):
         enters such a context of the same model waits until this one has left it.
         """
 
+    @property
+    def strata(self) -> int:
+        """Number of strata with equal weights, such as the components of a mixture: sample ``n`` is from stratum ``n %
+        strata``.
+        """
+        return 1
+
+    def repeats(self, count: int) -> list[int]:
+        """For each of ``count`` samples the number of the first one that is the same network, as far as is known."""
+        return list(range(count))
+
     @contextmanager
     def applied(self, model: nn.Module, sample: int | None = None, *, seed: int = 0) -> Iterator[None]:
         """Return a context in which the model is one sample, or the mean network; afterwards it is as before.

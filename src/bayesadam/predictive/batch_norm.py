@@ -43,6 +43,15 @@ class WithOwnStatistics(NetworkDistribution):
         self.distribution = distribution
         self.inputs = inputs
 
+    @property
+    def strata(self) -> int:
+        """Number of strata, as in the distribution itself."""
+        return self.distribution.strata
+
+    def repeats(self, count: int) -> list[int]:
+        """The numbers of the first equal samples, as in the distribution itself."""
+        return self.distribution.repeats(count)
+
     @contextmanager
     def draws(self, model: nn.Module, seed: int = 0) -> Iterator[Callable[[int | None], None]]:
         """Return a context as in the base class, with statistics of its own for every sample.

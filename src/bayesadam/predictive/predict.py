@@ -70,8 +70,11 @@ def predict(
             are moved to the model's device. A ``PackedSequence`` is used like a tensor with a row for each sequence.
         likelihood: Likelihood of the targets given the output, one of :mod:`bayesadam.likelihoods` or your own. It
             determines the class of the result.
-        mc_samples: Number of posterior samples. For ``"linearized"`` and ``"moments"`` it is the number of draws of the
-            outputs, and not used for Gaussian targets.
+        mc_samples: Number of posterior samples. For a mixture it is rounded up to a multiple of the number of
+            components, so that all have their weight; samples that are the same network, such as those of a component
+            without variance, take one pass, and a point mass or an ensemble of networks has each of them once. For
+            ``"linearized"`` and ``"moments"`` it is the number of draws of the outputs, and not used for Gaussian
+            targets.
         seed: Seed of the samples. Sample ``i`` depends on ``(seed, i)`` only, and not on batches, chunks or a global
             generator.
         method: One of the following. ``"auto"`` is ``"linearized"`` for posteriors of :func:`bayesadam.badam` and
@@ -117,9 +120,9 @@ def predict(
 
     Raises:
         ValueError: The method or link is unknown, a link is given that is not used or is for a mixture, the likelihood
-            is none, the model does not match the posterior, the method is not for this posterior, a loader is empty, the
-            outputs do not have the rows of the inputs,
-            ``batch_norm`` has inputs for a model without such layers, or a number is out of range.
+            is none, the model does not match the posterior, the method is not for this posterior, a loader is empty,
+            the outputs do not have the rows of the inputs, ``batch_norm`` has inputs for a model without such layers,
+            or a number is out of range.
         TypeError: The model does not return a tensor and ``output`` is not given.
         RuntimeError: The method is ``"linearized"`` and the output does not depend on the weights by differentiable
             operations.
@@ -253,9 +256,14 @@ def network_outputs(
             return from_gaussian(outputs, spread, likelihood, **drawing)
 
         return Run("linearized", linearized)
-    numbers = range(how.mc_samples) if how.method == "monte_carlo" else None
+    strata, numbers = 1, None
+    if how.method == "monte_carlo":
+        strata = posterior.strata
+        numbers = posterior.repeats(-(-how.mc_samples // strata) * strata)
+        if max(numbers) < strata:  # then the first sample of each stratum is all of it
+            numbers = numbers[:strata]
     outputs = outputs_at_samples(model, posterior, inputs, numbers, seed=how.seed, output=how.output, **running)
-    return Run(how.method, partial(from_outputs, outputs))
+    return Run(how.method, partial(from_outputs, outputs, strata=strata))
 
 
 def _linearized_mixture(model: nn.Module, posterior: Mixture, inputs: Any, how: How, most: float) -> Run:

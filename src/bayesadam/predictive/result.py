@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.likelihoods import Likelihood, gaussian_log_density
-from bayesadam.predictive.mixture import MixturePredictive
+from bayesadam.predictive.mixture import MixturePredictive, variance_of_strata
 
 
 class RegressionPredictive:
@@ -25,10 +25,15 @@ class RegressionPredictive:
         variances: Variances of the components (the noise), of the same shape or broadcasting to it.
         log_variances: Logarithms of the variances, if known; they are still accurate where a variance is too large or
             too small for its dtype. Default: computed from ``variances``.
+        strata: Number of strata, such as the components of a mixture, with equally many samples each: sample ``s`` is
+            from stratum ``s % strata``.
     """
 
-    def __init__(self, means: Tensor, variances: Tensor, log_variances: Tensor | None = None) -> None:
+    def __init__(
+        self, means: Tensor, variances: Tensor, log_variances: Tensor | None = None, *, strata: int = 1
+    ) -> None:
         self.means = means
+        self.strata = strata
         self.variances = variances.expand(means.shape)
         self._log_variances = log_variances
 
@@ -55,9 +60,10 @@ class RegressionPredictive:
         """Epistemic variance: the variance of the network's prediction over the posterior, which more data would
         reduce.
 
-        It is the unbiased estimate from the samples, and 0 if there is only one sample.
+        It is the unbiased estimate from the samples, and 0 if there is only one sample. The members of an ensemble are
+        no samples, but all of it: for them it is the mean squared distance from their mean.
         """
-        return self.means.var(0) if len(self.means) > 1 else torch.zeros_like(self.mean)
+        return variance_of_strata(self.means, self.strata)
 
     @cached_property
     def aleatoric(self) -> Tensor:
@@ -106,7 +112,8 @@ class RegressionPredictive:
         scale = torch.as_tensor(std, dtype=self.means.dtype, device=self.means.device)
         shift = torch.as_tensor(mean, dtype=self.means.dtype, device=self.means.device)
         log_variances = self.log_variances + 2.0 * scale.abs().log()
-        return RegressionPredictive(shift + scale * self.means, scale.square() * self.variances, log_variances)
+        variances = scale.square() * self.variances
+        return RegressionPredictive(shift + scale * self.means, variances, log_variances, strata=self.strata)
 
     def _levels(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
         levels = torch.as_tensor(probabilities, dtype=torch.float64, device=self.means.device)
@@ -211,17 +218,20 @@ class ClassificationPredictive:
 Predictive = RegressionPredictive | ClassificationPredictive | MixturePredictive
 
 
-def from_outputs(outputs: Tensor, likelihood: Likelihood) -> Predictive:
-    """Make the predictive distribution of outputs ``(S, N, ...)`` at ``S`` posterior samples, in float32 or wider."""
+def from_outputs(outputs: Tensor, likelihood: Likelihood, *, strata: int = 1) -> Predictive:
+    """Make the predictive distribution of outputs ``(S, N, ...)`` at ``S`` posterior samples, in float32 or wider.
+
+    Sample ``s`` is from stratum ``s % strata``.
+    """
     # The mutual information depends on small differences between samples, which 8 bits would lose.
     outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
     if likelihood.defines("mean_and_log_variance"):
         mean, log_variance = likelihood.mean_and_log_variance(outputs)
-        return RegressionPredictive(mean, log_variance.exp(), log_variance)
+        return RegressionPredictive(mean, log_variance.exp(), log_variance, strata=strata)
     if likelihood.defines("log_probs"):
         log_probs = likelihood.log_probs(outputs)
         return ClassificationPredictive(log_probs, binary=log_probs.ndim > outputs.ndim)
-    return MixturePredictive(outputs, likelihood)
+    return MixturePredictive(outputs, likelihood, strata=strata)
 
 
 def _described(found: RegressionPredictive | ClassificationPredictive, components: Tensor) -> str:
