@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import Any, TypeAlias
@@ -10,9 +11,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bayesadam import noise
 from bayesadam.functional.curvature import wide
+from bayesadam.likelihoods.base import seeded
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.posterior.exclusive import exclusively
 
@@ -41,8 +44,9 @@ class MCDropout(NetworkDistribution):
 
     The mean network, ``method="mean"`` of ``predict``, has no dropout; the paper calls this "weight averaging".
 
-    Dropout that is not in one of these modules (``functional.dropout``, ``dropout_p`` of an attention, stochastic
-    depth) is not detected; it follows the model's mode, and is off in ``predict``. The masks of a pass are counted from
+    A model that is random in training in other ways (``functional.dropout``, ``dropout_p`` of an attention, stochastic
+    depth) is refused, since this would be off in ``predict``. To find out, the first sample is preceded by two passes
+    in training mode with the same masks, with which the outputs must agree. The masks of a pass are counted from
     the beginning of the model's ``forward``; if you call parts of a model instead, call ``put`` before each of them.
 
     Args:
@@ -59,6 +63,7 @@ class MCDropout(NetworkDistribution):
             raise ValueError(f"rate must be in (0, 1), got {rate!r}")
         self.rate = rate
         self.names = tuple(_dropouts(model))
+        self._checked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def __repr__(self) -> str:
         return f"MCDropout({len(self.names)} modules{'' if self.rate is None else f', rate={self.rate!r}'})"
@@ -70,7 +75,8 @@ class MCDropout(NetworkDistribution):
 
         Raises:
             ValueError: The model has other dropout modules, by name, than that of the constructor.
-            RuntimeError: Raised in a pass of the model if no dropout module is called, or if one is in training mode.
+            RuntimeError: Raised in a pass of the model if no dropout module is called, if one is in training mode, or
+                if other modules are random in training.
         """
         modules = _dropouts(model)
         if tuple(modules) != self.names:
@@ -80,13 +86,39 @@ class MCDropout(NetworkDistribution):
             stack.enter_context(exclusively(model))
             if any(map(_is_compiled, model.modules())):  # what is compiled would not see the hooks
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(_in_eval_mode(list(modules.values())))
+            stack.enter_context(_in_mode(list(modules.values()), training=False))
+            if model not in self._checked:  # before the calls of this pass are counted
+                check = partial(self._check, list(modules.values()))
+                stack.callback(model.register_forward_pre_hook(check, with_kwargs=True).remove)
             stack.callback(model.register_forward_pre_hook(masks.begin).remove)
             for index, module in enumerate(modules.values()):
                 drop = partial(masks.drop, index, module.p if self.rate is None else self.rate)
                 stack.callback(module.register_forward_hook(drop).remove)
             stack.callback(model.register_forward_hook(masks.end).remove)
             yield masks.put
+
+    @torch.no_grad()
+    def _check(self, modules: list[Dropout], model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Check, before the first pass of a model, that its dropout modules are all that is random in training."""
+        if model in self._checked:  # also in the passes below
+            return
+        self._checked.add(model)
+        # Modules with buffers, such as batch norm, would change them.
+        others = [m for m in model.modules() if m not in modules and not m._buffers]
+        device = next(model.parameters(), torch.empty(0)).device
+        try:
+            with _in_mode(others, training=True), seeded(0, device):
+                given = [tree_map_only(Tensor, Tensor.clone, (args, kwargs)) for _ in range(2)]
+                first, second = (tree_leaves(model(*args, **kwargs)) for args, kwargs in given)
+        except Exception:  # a model that needs targets in training, or an error that the pass itself will raise
+            return
+        for one, other in zip(first, second, strict=True):
+            if isinstance(one, Tensor) and not torch.allclose(one, other, rtol=0.01, atol=1e-6, equal_nan=True):
+                self._checked.discard(model)
+                raise RuntimeError(
+                    "the model must be random in training by its modules nn.Dropout only, got two outputs that differ "
+                    "with the same masks (functional.dropout or stochastic depth, say)"
+                )
 
 
 class _Masks:
@@ -198,11 +230,11 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 @contextmanager
-def _in_eval_mode(modules: list[Dropout]) -> Iterator[None]:
+def _in_mode(modules: Sequence[nn.Module], *, training: bool) -> Iterator[None]:
     modes = [module.training for module in modules]
     try:
         for module in modules:
-            module.training = False
+            module.training = training
         yield
     finally:
         for module, mode in zip(modules, modes, strict=True):

@@ -31,6 +31,7 @@ from bayesadam.posthoc.last_layer import LastLayer, LastLayerSum
 from bayesadam.posthoc.network import Network
 from bayesadam.posthoc.prior import Prior, check_prior, continued
 from bayesadam.predictive.batches import check_weights_are_used
+from bayesadam.predictive.choice import warn_of_probabilities
 from bayesadam.predictive.pairs import Data, batches_of_rows, length
 from bayesadam.progress import progress_bar
 
@@ -116,6 +117,7 @@ class LaplaceApproximation:
     log_likelihood: float
     num_data: float
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         model: nn.Module,
@@ -274,6 +276,7 @@ class LaplaceApproximation:
                 raise ValueError("the curvature must be finite, got inf or nan")
 
 
+@torch.inference_mode(False)
 def laplace(
     model: nn.Module,
     data: Data,
@@ -384,6 +387,7 @@ def _go_through(
     with progress_bar("fitting the curvature", length(data, batch_size), progress, shown=shown) as advance:
         for rows, target in batches_of_rows(data, device, batch_size):
             output = total.add(rows, target)
+            warn_of_probabilities(network.model, network.likelihood, output)
             with torch.no_grad():
                 density = network.likelihood.log_density(output, target).double()
             if not density.isfinite().all():

@@ -22,7 +22,7 @@ from bayesadam.posterior.sharded import unsharded
 from bayesadam.posterior.training_inputs import inputs_of
 from bayesadam.predictive.batch_norm import WithOwnStatistics, warn_of_running_statistics
 from bayesadam.predictive.batches import repeatable
-from bayesadam.predictive.choice import MOST_OUTPUTS, suited_method, warn_of_samples
+from bayesadam.predictive.choice import MOST_OUTPUTS, suited_method, warn_of_probabilities, warn_of_samples
 from bayesadam.predictive.gaussian import LINKS, from_gaussian, uncertain_part
 from bayesadam.predictive.linearized import TooManyOutputsError, linearized_outputs
 from bayesadam.predictive.linearized_mixture import mixed
@@ -244,11 +244,13 @@ def network_outputs(
         covariance = how.link != "probit"  # which makes use of variances alone
         with exclusively(model), unsharded(model):
             moments = propagated_outputs(model, posterior, inputs, covariance=covariance, **running)
+        warn_of_probabilities(model, how.likelihood, moments.mean)
         return Run("moments", partial(from_moments, moments, **drawing))
     if how.method == "linearized":
         part = partial(uncertain_part, how.likelihood)
         with exclusively(model), unsharded(model):
             found = linearized_outputs(model, posterior, inputs, part, output=how.output, most=most, **running)
+        warn_of_probabilities(model, how.likelihood, found[0])
 
         def linearized(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
             outputs, covariance = found
@@ -263,6 +265,7 @@ def network_outputs(
         if max(numbers) < strata:  # then the first sample of each stratum is all of it
             numbers = numbers[:strata]
     outputs = outputs_at_samples(model, posterior, inputs, numbers, seed=how.seed, output=how.output, **running)
+    warn_of_probabilities(model, how.likelihood, outputs)
     return Run(how.method, partial(from_outputs, outputs, strata=strata))
 
 
