@@ -24,6 +24,8 @@ Gaussians = DenseGaussian | DiagonalGaussian | KroneckerGaussian
 METHODS = (*OPTIMIZERS, "adam")
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def train_ensemble(
     make_model: Callable[[], nn.Module],
     data: tuple[Tensor, Tensor],
