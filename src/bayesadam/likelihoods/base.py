@@ -33,7 +33,8 @@ class Likelihood(nn.Module):
 
     The last axis of an output has the outputs of one data point, and every axis before it counts data points: outputs
     ``(N, T, D)`` are those of ``N T`` data points, and outputs ``(N,)`` of ``N`` with one output each. Leading sample
-    axes of an output broadcast against the target.
+    axes of an output broadcast against the target. With ``outputs_per_target = 2`` targets ``(N, D)`` have outputs
+    ``(N, 2 D)``, which ``output.chunk(2, -1)`` divides; a data point with one target has a target ``(1,)``.
 
     A subclass must define one of :meth:`log_density`, :meth:`element_log_density` and :meth:`distribution`. This is
     enough for training, posterior samples, Laplace approximations and predictive densities. The other methods are
@@ -42,7 +43,8 @@ class Likelihood(nn.Module):
     ======================== ================================================================================
     capability               fallback
     ======================== ================================================================================
-    ``check``                the target must be of the output's shape, and in the support of ``distribution``
+    ``check``                the target must be of the output's shape, divided by ``outputs_per_target``, and in the
+                             support of ``distribution``
     ``log_density``          the sum of ``element_log_density``; else ``distribution``
     ``moments``              ``distribution``; else the moments of draws by ``sample``
     ``sample``               ``distribution``
@@ -86,7 +88,16 @@ class Likelihood(nn.Module):
 
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raise ``ValueError`` if the target does not fit the output, by shape or by value."""
-        check_shape(output.shape, target)
+        each, width = self.outputs_per_target, output.shape[-1] if output.ndim else 1
+        if each == 1:
+            check_shape(output.shape, target)
+        elif width % each:
+            raise ValueError(
+                f"output must have {each} numbers for each target along its last axis, got shape {tuple(output.shape)}"
+            )
+        else:
+            shape = torch.Size([*output.shape[:-1], width // each])
+            check_shape(shape, target, f"a shape with one number for every {each} outputs,")
         if not self.defines("distribution"):
             return
         try:
@@ -313,10 +324,10 @@ def check_likelihood(value: Any, *, where: str = "") -> None:
         raise ValueError(f"likelihood must be a bayesadam.likelihoods.Likelihood, got {value!r}{where}")
 
 
-def check_shape(shape: torch.Size, target: Tensor) -> None:
+def check_shape(shape: torch.Size, target: Tensor, described: str = "the output's shape") -> None:
     """Raise ``ValueError`` unless the target has the given shape, except for sample axes before it."""
     if shape[len(shape) - target.ndim :] != target.shape or len(shape) < target.ndim:
-        raise ValueError(f"target must be of the output's shape {tuple(shape)}, got {tuple(target.shape)}")
+        raise ValueError(f"target must be of {described} {tuple(shape)}, got {tuple(target.shape)}")
 
 
 @contextmanager
