@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bayesadam import noise
 from bayesadam.functional.curvature import wide
-from bayesadam.likelihoods.base import seeded
+from bayesadam.functional.generators import seeded
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.posterior.exclusive import exclusively
 

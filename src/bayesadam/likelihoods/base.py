@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from bayesadam.functional.generators import seeded
 from bayesadam.likelihoods import fallbacks
 
 DRAWS = 1024
 """Number of draws from which mean and variance of the target are estimated if only ``sample`` is defined."""
-
-
-GENERATORS = threading.RLock()
-"""Lock of the thread that has other states in torch's generators, which it will restore."""
 
 
 class MissingCapabilityError(ValueError):
@@ -328,19 +322,3 @@ def check_shape(shape: torch.Size, target: Tensor, described: str = "the output'
     """Raise ``ValueError`` unless the target has the given shape, except for sample axes before it."""
     if shape[len(shape) - target.ndim :] != target.shape or len(shape) < target.ndim:
         raise ValueError(f"target must be of {described} {tuple(shape)}, got {tuple(target.shape)}")
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Context that seeds torch's generators of the CPU and of a device; afterwards their states are restored.
-
-    Other threads that enter it wait. The generators of other devices are left alone: ``torch.manual_seed`` would seed
-    them as well, without restoring them.
-    """
-    kind = "cpu" if device.type == "meta" else device.type
-    accelerators = [] if kind == "cpu" else [device]
-    with GENERATORS, torch.random.fork_rng(devices=accelerators, device_type=kind):
-        torch.default_generator.manual_seed(seed)
-        for each in accelerators:
-            torch.get_device_module(each).set_rng_state(torch.Generator(each).manual_seed(seed).get_state(), each)
-        yield

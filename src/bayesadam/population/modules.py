@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from bayesadam.likelihoods.base import GENERATORS
+from bayesadam.functional.generators import GENERATORS
 
 
 def initialize(make: Callable[[], nn.Module], *, seeds: Iterable[int]) -> list[nn.Module]:

@@ -355,7 +355,7 @@ def map_tensors(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
         if isinstance(value, Tensor):
             return function(value)
         data = function(value.data)
-        return value.to(device=data.device)._replace(data=data)
+        return value.to(data.device)._replace(data=data)  # type: ignore[arg-type]
 
     return _map(batch, apply)
 

@@ -10,8 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from bayesadam.functional.generators import seeded
 from bayesadam.likelihoods import Likelihood, MissingCapabilityError
-from bayesadam.likelihoods.base import seeded
 
 DRAWS = 1024
 """Number of draws from which quantiles are taken if the distribution function is unknown."""
@@ -232,7 +232,7 @@ def variance_of_strata(values: Tensor, strata: int) -> Tensor:
     variance = values.var(0, correction=0)
     each = len(values) // strata
     if each > 1:
-        variance = variance + values.unflatten(0, (each, strata)).var(0).mean(0) / len(values)
+        variance = variance + values.reshape(each, strata, *values.shape[1:]).var(0).mean(0) / len(values)
     return variance
 
 

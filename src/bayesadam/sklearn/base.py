@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from bayesadam import population
 from bayesadam.checks import is_whole
+from bayesadam.functional.generators import GENERATORS
 from bayesadam.likelihoods import Likelihood
-from bayesadam.likelihoods.base import GENERATORS
 from bayesadam.moments import fawn
 from bayesadam.population import Population
 from bayesadam.posterior import Mixture
