@@ -200,18 +200,6 @@ class TestRefusals:
             (nn.Dropout(0.5), {"rate": math.nan}, r"^rate must be in \(0, 1\), got nan$"),
             (nn.Linear(2, 2), {}, "^the model must have a dropout module with p > 0, got none$"),
             (nn.Dropout(0.0), {}, "^the model must have a dropout module with p > 0, got none$"),
-            *(
-                (
-                    nn.Sequential(nn.Dropout(0.1), nn.Sequential(module)),
-                    {},
-                    f"got {type(module).__name__} with .* '1.0'$",
-                )
-                for module in (
-                    nn.AlphaDropout(0.1),
-                    nn.MultiheadAttention(4, 2, dropout=0.1),
-                    nn.LSTM(2, 2, num_layers=2, dropout=0.1),
-                )
-            ),
         ],
     )
     def test_models(self, model, options, message):
@@ -286,6 +274,21 @@ class TestOtherRandomness:
                 RuntimeError, match="^the model must be random in training by its modules nn.Dropout only"
             ):
                 ba.predict(model, q, x, likelihood=ba.Gaussian())
+
+    @pytest.mark.parametrize(
+        "module", [nn.AlphaDropout(0.3), nn.FeatureAlphaDropout(0.3), nn.LSTM(4, 4, num_layers=2, dropout=0.3)]
+    )
+    def test_of_modules_is_refused(self, module):
+        model = nn.Sequential(nn.Dropout(0.1), module)
+        with pytest.raises(RuntimeError, match="^the model must be random in training by its modules nn.Dropout only"):
+            ba.predict(
+                model, MCDropout(model), torch.randn(5, 6, 4), likelihood=ba.Gaussian(), output=lambda out: out[0]
+            )
+
+    def test_of_attention_is_refused(self):
+        model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
+        with pytest.raises(RuntimeError, match="^the model must be random in training by its modules nn.Dropout only"):
+            ba.predict(model, MCDropout(model), torch.randn(3, 4, 8), likelihood=ba.Gaussian())
 
     @pytest.mark.parametrize("kind", ["none", "target"])
     @pytest.mark.parametrize("training", [True, False])

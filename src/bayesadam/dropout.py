@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bayesadam import noise
@@ -44,18 +43,18 @@ class MCDropout(NetworkDistribution):
 
     The mean network, ``method="mean"`` of ``predict``, has no dropout; the paper calls this "weight averaging".
 
-    A model that is random in training in other ways (``functional.dropout``, ``dropout_p`` of an attention, stochastic
-    depth) is refused, since this would be off in ``predict``. To find out, the first sample is preceded by two passes
-    in training mode with the same masks, with which the outputs must agree. The masks of a pass are counted from
-    the beginning of the model's ``forward``; if you call parts of a model instead, call ``put`` before each of them.
+    A model that is random in training in other ways (``functional.dropout``, alpha dropout, the dropout inside
+    ``nn.MultiheadAttention`` or ``nn.LSTM``, stochastic depth) is refused, since this would be off in ``predict``. To
+    find out, the first sample is preceded by two passes in training mode with the same masks, with which the outputs
+    must agree. The masks of a pass are counted from the beginning of the model's ``forward``; if you call parts of a
+    model instead, call ``put`` before each of them.
 
     Args:
         model: Network with dropout. Only the names of its dropout modules are kept; the weights stay in the model.
         rate: Dropout rate in (0, 1) that replaces every positive ``p``; by default the modules' own.
 
     Raises:
-        ValueError: The rate is out of range, or the model has no such module or another kind of dropout: alpha dropout,
-            or the dropout inside ``nn.MultiheadAttention``, ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN``.
+        ValueError: The rate is out of range, or the model has no such module.
     """
 
     def __init__(self, model: nn.Module, *, rate: float | None = None) -> None:
@@ -117,7 +116,7 @@ class MCDropout(NetworkDistribution):
                 self._checked.discard(model)
                 raise RuntimeError(
                     "the model must be random in training by its modules nn.Dropout only, got two outputs that differ "
-                    "with the same masks (functional.dropout or stochastic depth, say)"
+                    "with the same masks (functional.dropout or the dropout inside of a recurrent layer, say)"
                 )
 
 
@@ -202,27 +201,10 @@ def _units(module: Dropout, value: Tensor) -> torch.Size:
 
 def _dropouts(model: nn.Module) -> dict[str, Dropout]:
     """The modules that drop units, by name."""
-    found: dict[str, Dropout] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, Dropout):
-            if module.p > 0:
-                found[name] = module
-        elif _drops_otherwise(module):
-            raise ValueError(
-                "the model's dropout must be in modules nn.Dropout, nn.Dropout1d, nn.Dropout2d or nn.Dropout3d, "
-                f"got {type(module).__name__} with dropout as {name!r}"
-            )
+    found = {name: module for name, module in model.named_modules() if isinstance(module, Dropout) and module.p > 0}
     if not found:
         raise ValueError("the model must have a dropout module with p > 0, got none")
     return found
-
-
-def _drops_otherwise(module: nn.Module) -> bool:
-    if isinstance(module, _DropoutNd):
-        return module.p > 0
-    if isinstance(module, nn.RNNBase):
-        return module.dropout > 0 and module.num_layers > 1
-    return isinstance(module, nn.MultiheadAttention) and module.dropout > 0
 
 
 def _is_compiled(module: nn.Module) -> bool:

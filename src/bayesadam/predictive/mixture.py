@@ -86,7 +86,7 @@ class MixturePredictive:
 
     def log_prob(self, target: Tensor) -> Tensor:
         """Pointwise log density ``log mean_s p(y_n | x_n, theta_s)`` of every data point, ``(N,)``, in nats."""
-        return _log_mean_exp(self._log_densities(target))
+        return log_mean_exp(self._log_densities(target))
 
     def joint_log_likelihood(self, target: Tensor) -> Tensor:
         """Joint log density ``log mean_s prod_n p(y_n | x_n, theta_s)`` of all data points in nats, 0-d, not divided by
@@ -100,7 +100,7 @@ class MixturePredictive:
                 "method must be 'monte_carlo' for the joint log-likelihood, got a separate distribution for every "
                 "data point"
             )
-        return _log_mean_exp(self._log_densities(target).double().flatten(1).sum(-1))
+        return log_mean_exp(self._log_densities(target).double().flatten(1).sum(-1))
 
     def sample(self, count: int = 1, *, seed: int = 0) -> Tensor:
         """Draw targets, ``(count, N)`` or ``(count, N, D)``, each from a randomly chosen component.
@@ -236,7 +236,8 @@ def variance_of_strata(values: Tensor, strata: int) -> Tensor:
     return variance
 
 
-def _log_mean_exp(values: Tensor) -> Tensor:
+def log_mean_exp(values: Tensor) -> Tensor:
+    """``log(mean(exp(values)))`` along the first axis."""
     return values.logsumexp(0) - math.log(len(values))
 
 

@@ -6,7 +6,6 @@ points: ``N`` in a shape may also stand for ``N, T``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.likelihoods import Likelihood, gaussian_log_density
-from bayesadam.predictive.mixture import MixturePredictive, variance_of_strata
+from bayesadam.predictive.mixture import MixturePredictive, log_mean_exp, variance_of_strata
 
 
 class RegressionPredictive:
@@ -77,13 +76,13 @@ class RegressionPredictive:
 
     def log_prob(self, target: Tensor) -> Tensor:
         """Pointwise log density ``log mean_s p(y_n | x_n, theta_s)`` of every data point, ``(N,)``, in nats."""
-        return _log_mean_exp(self._log_densities(target))
+        return log_mean_exp(self._log_densities(target))
 
     def joint_log_likelihood(self, target: Tensor) -> Tensor:
         """Joint log density ``log mean_s prod_n p(y_n | x_n, theta_s)`` of all data points in nats, 0-d, not divided
         by N.
         """
-        return _log_mean_exp(self._log_densities(target).double().flatten(1).sum(-1))
+        return log_mean_exp(self._log_densities(target).double().flatten(1).sum(-1))
 
     def cdf(self, target: Tensor) -> Tensor:
         """``P(y <= target)`` of each of the targets, of their shape, in float64."""
@@ -157,7 +156,7 @@ class ClassificationPredictive:
     @cached_property
     def class_probs(self) -> Tensor:
         """Predictive probability of every class, ``(N, C)``; classes 0 and 1 for a Bernoulli likelihood."""
-        return _log_mean_exp(self.log_probs).exp()
+        return log_mean_exp(self.log_probs).exp()
 
     @property
     def probs(self) -> Tensor:
@@ -167,7 +166,7 @@ class ClassificationPredictive:
     @cached_property
     def entropy(self) -> Tensor:
         """Entropy of the predictive distribution in nats, ``(N,)``, which measures the total uncertainty."""
-        return _entropy(_log_mean_exp(self.log_probs))
+        return _entropy(log_mean_exp(self.log_probs))
 
     @cached_property
     def mutual_information(self) -> Tensor:
@@ -186,14 +185,14 @@ class ClassificationPredictive:
         Raises:
             ValueError: The target has another shape, a label is out of range, or class numbers are not integers.
         """
-        return _log_mean_exp(self._log_densities(target))
+        return log_mean_exp(self._log_densities(target))
 
     def joint_log_likelihood(self, target: Tensor) -> Tensor:
         """Joint log probability ``log mean_s prod_n p(y_n | x_n, theta_s)`` of all data points in nats, 0-d, not
         divided by N.
         """
         terms = self._log_densities(target).double()
-        return _log_mean_exp(terms.flatten(1).sum(-1))
+        return log_mean_exp(terms.flatten(1).sum(-1))
 
     def _log_densities(self, target: Tensor) -> Tensor:
         shape, classes = self.log_probs.shape[1:-1], self.log_probs.shape[-1]
@@ -237,10 +236,6 @@ def from_outputs(outputs: Tensor, likelihood: Likelihood, *, strata: int = 1) ->
 def _described(found: RegressionPredictive | ClassificationPredictive, components: Tensor) -> str:
     count, *shape = components.shape
     return f"{type(found).__name__}({tuple(shape)}, {count} component{'s' * (count != 1)})"
-
-
-def _log_mean_exp(values: Tensor) -> Tensor:
-    return values.logsumexp(0) - math.log(len(values))
 
 
 def _entropy(log_probs: Tensor) -> Tensor:

@@ -53,11 +53,7 @@ class SingleTarget(Likelihood):
     def __init__(self, base: Likelihood) -> None:
         torch.nn.Module.__init__(self)  # what is defined is what the base defines
         self.base = base
-
-    @property
-    def discrete(self) -> bool:  # type: ignore[override]
-        """Whether targets are integers."""
-        return self.base.discrete
+        self.discrete = base.discrete  # type: ignore[misc]
 
     def defines(self, capability: str) -> bool:
         """Whether the likelihood ``base`` defines the capability."""
