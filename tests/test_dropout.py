@@ -1,6 +1,7 @@
 """MC dropout: against masks applied by hand, its exact moments, and leaving no trace."""
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -311,3 +312,10 @@ class TestOtherRandomness:
         model, x = nn.Sequential(nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4, 1)), torch.randn(5, 4)
         expected = ba.predict(model, MCDropout(model), x.clone(), likelihood=ba.Gaussian()).mean
         assert torch.equal(ba.predict(model, MCDropout(model), x, likelihood=ba.Gaussian()).mean, expected)
+
+    def test_copies_after_a_prediction(self):
+        model, x = nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 1)), torch.randn(5, 4)
+        q = MCDropout(model)
+        expected = ba.predict(model, q, x, likelihood=ba.Gaussian()).means
+        q, other = pickle.loads(pickle.dumps((q, model)))
+        assert torch.equal(ba.predict(other, q, x, likelihood=ba.Gaussian()).means, expected)

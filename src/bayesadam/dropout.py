@@ -24,6 +24,8 @@ _UNBATCHED = {nn.Dropout1d: 2, nn.Dropout3d: 4}
 """Number of axes that these modules take for a single example; :class:`torch.nn.Dropout2d` always takes a batch."""
 _FIRST_STEP = 2
 """First step number of the noise of masks; a posterior's weights and low-rank factors use steps 0 and 1."""
+_CHECKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Models of which :func:`_check` knows that nothing else is random."""
 
 
 class MCDropout(NetworkDistribution):
@@ -62,7 +64,6 @@ class MCDropout(NetworkDistribution):
             raise ValueError(f"rate must be in (0, 1), got {rate!r}")
         self.rate = rate
         self.names = tuple(_dropouts(model))
-        self._checked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def __repr__(self) -> str:
         return f"MCDropout({len(self.names)} modules{'' if self.rate is None else f', rate={self.rate!r}'})"
@@ -86,8 +87,8 @@ class MCDropout(NetworkDistribution):
             if any(map(_is_compiled, model.modules())):  # what is compiled would not see the hooks
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(_in_mode(list(modules.values()), training=False))
-            if model not in self._checked:  # before the calls of this pass are counted
-                check = partial(self._check, list(modules.values()))
+            if model not in _CHECKED:  # before the calls of this pass are counted
+                check = partial(_check, list(modules.values()))
                 stack.callback(model.register_forward_pre_hook(check, with_kwargs=True).remove)
             stack.callback(model.register_forward_pre_hook(masks.begin).remove)
             for index, module in enumerate(modules.values()):
@@ -95,29 +96,6 @@ class MCDropout(NetworkDistribution):
                 stack.callback(module.register_forward_hook(drop).remove)
             stack.callback(model.register_forward_hook(masks.end).remove)
             yield masks.put
-
-    @torch.no_grad()
-    def _check(self, modules: list[Dropout], model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Check, before the first pass of a model, that its dropout modules are all that is random in training."""
-        if model in self._checked:  # also in the passes below
-            return
-        self._checked.add(model)
-        # Modules with buffers, such as batch norm, would change them.
-        others = [m for m in model.modules() if m not in modules and not m._buffers]
-        device = next(model.parameters(), torch.empty(0)).device
-        try:
-            with _in_mode(others, training=True), seeded(0, device):
-                given = [tree_map_only(Tensor, Tensor.clone, (args, kwargs)) for _ in range(2)]
-                first, second = (tree_leaves(model(*args, **kwargs)) for args, kwargs in given)
-        except Exception:  # a model that needs targets in training, or an error that the pass itself will raise
-            return
-        for one, other in zip(first, second, strict=True):
-            if isinstance(one, Tensor) and not torch.allclose(one, other, rtol=0.01, atol=1e-6, equal_nan=True):
-                self._checked.discard(model)
-                raise RuntimeError(
-                    "the model must be random in training by its modules nn.Dropout only, got two outputs that differ "
-                    "with the same masks (functional.dropout or the dropout inside of a recurrent layer, say)"
-                )
 
 
 class _Masks:
@@ -184,6 +162,30 @@ class _Masks:
             device=device,
             scratch=self.scratch,
         )
+
+
+@torch.no_grad()
+def _check(modules: list[Dropout], model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Check, before the first pass of a model, that its dropout modules are all that is random in training."""
+    if model in _CHECKED:  # also in the passes below
+        return
+    _CHECKED.add(model)
+    # Modules with buffers, such as batch norm, would change them.
+    others = [m for m in model.modules() if m not in modules and not m._buffers]
+    device = next(model.parameters(), torch.empty(0)).device
+    try:
+        with _in_mode(others, training=True), seeded(0, device):
+            given = [tree_map_only(Tensor, Tensor.clone, (args, kwargs)) for _ in range(2)]
+            first, second = (tree_leaves(model(*args, **kwargs)) for args, kwargs in given)
+    except Exception:  # a model that needs targets in training, or an error that the pass itself will raise
+        return
+    for one, other in zip(first, second, strict=True):
+        if isinstance(one, Tensor) and not torch.allclose(one, other, rtol=0.01, atol=1e-6, equal_nan=True):
+            _CHECKED.discard(model)
+            raise RuntimeError(
+                "the model must be random in training by its modules nn.Dropout only, got two outputs that differ "
+                "with the same masks (functional.dropout or the dropout inside of a recurrent layer, say)"
+            )
 
 
 @cache

@@ -56,9 +56,8 @@ def predict(
 
     The model is run in evaluation mode (without dropout, batch norm with running statistics) and without gradients.
     Afterwards its weights and modes are as before, even after an exception. Several threads may predict with one model;
-    they take turns. Modules whose own ``train`` method merges
-    or caches weights do so for every sample; the methods ``"linearized"`` and ``"moments"`` refuse such modules if any
-    of their weights are random.
+    they take turns. Modules whose own ``train`` method merges or caches weights do so for every sample; the methods
+    ``"linearized"`` and ``"moments"`` refuse such modules if any of their weights are random.
 
     Args:
         model: The network. Its trainable parameters must be those of the posterior, by its own names or by those of the
