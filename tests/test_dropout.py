@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
@@ -245,3 +246,19 @@ def test_a_transformer_layer_does_not_take_its_fast_path():
     x = draw(3, 4, 8, dtype=torch.float32)
     found = ba.predict(model, MCDropout(model), x, likelihood=ba.Categorical(), mc_samples=4)
     assert (found.log_probs.std(0) > 1e-3).all()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_activation_checkpointing_is_refused_in_a_backward_pass(reentrant, inside):
+    model = Network()
+    body, x = model.forward, draw(5, 6).requires_grad_()
+    model.forward = lambda x: checkpoint(body, x, use_reentrant=reentrant)
+    with MCDropout(model).applied(model, 0):
+        output = model(x)
+        if inside:
+            with pytest.raises(RuntimeError, match="must not run a part of the model again"):
+                output.sum().backward()
+    if not inside:
+        with pytest.raises(RuntimeError, match="must not run a part of the model again"):
+            output.sum().backward()

@@ -20,6 +20,7 @@ from bayesadam.curvature.passes import Call, Method, Pass, Slot, Unit, in_functo
 from bayesadam.curvature.totals import Scratch, Total, chunks
 from bayesadam.curvature.units import closed_form, units_of
 from bayesadam.functional.curvature import wide
+from bayesadam.functional.recomputation import in_backward
 
 
 class Collector:
@@ -102,7 +103,7 @@ class Collector:
         self.num_examples = 0
         for total in self._totals.values():
             total.empty = True
-        if not _in_backward():
+        if not in_backward():
             self.paused = False  # an interrupt may have left it
             self._end_of_backward()
 
@@ -138,7 +139,7 @@ class Collector:
         if in_functorch():
             return
         inputs = list(tensors_in((args, kwargs)))
-        if not _in_backward():
+        if not in_backward():
             self._end_of_backward()
         size = len(inputs[0]) if inputs and inputs[0].ndim > 0 else None
         storages = frozenset(t.untyped_storage().data_ptr() for t in inputs)
@@ -163,7 +164,7 @@ class Collector:
         if in_functorch():
             return None
         during = self._pass
-        if during is not None and not _in_backward():
+        if during is not None and not in_backward():
             during.calls[unit] = during.calls.get(unit, 0) + 1
         if not torch.is_grad_enabled():
             return None
@@ -172,7 +173,7 @@ class Collector:
         names = tuple(name for name, slot in unit.slots.items() if slot.parameter.requires_grad)
         if not names:
             return None
-        if during is None or not (self._inside or _in_backward()):
+        if during is None or not (self._inside or in_backward()):
             raise RuntimeError(
                 f"{unit} must be called by the model's forward while per-example gradients are squared, got a call "
                 "from outside, where the examples are not known"
@@ -327,7 +328,3 @@ class Collector:
 def _leave_backward(reference: Callable[[], Collector | None], task: int) -> None:
     if (collector := reference()) is not None:
         collector.leave_backward(task)
-
-
-def _in_backward() -> bool:
-    return bool(torch._C._current_graph_task_id() != -1)

@@ -98,9 +98,12 @@ class LastLayerModule(nn.Module):
         Raises:
             ValueError: The layer is not called exactly once, or its outputs are not those of the network. (A network
                 may return them inside a tuple or a dict.)
+            RuntimeError: The layer is called without gradients, as inside of a reentrant checkpoint, but they are
+                enabled outside.
         """
         calls: list[tuple[Tensor, Tensor, int]] = []
         self._observer.calls = calls
+        self._observer.gradients = torch.is_grad_enabled()
         try:
             result = self.model(*args, **kwargs)
         finally:
