@@ -16,6 +16,8 @@ from bayesadam.functional.reparameterized import sample, sample_again, softplus
 WEIGHTS, ACTIVATIONS, SIGNS = range(3)
 """Uses of noise: the sample number in :func:`bayesadam.noise.normal`, whose step is the number of the draw."""
 
+_KEPT = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda tensor: tensor)
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -23,11 +25,11 @@ R = TypeVar("R")
 @contextmanager
 def recording() -> Iterator[None]:
     """Return a context in which gradients are recorded whatever the mode outside, since tensors of inference mode
-    cannot be reused. Saved tensors are kept, since activation checkpointing would compare them with those of a second
-    run, which draws nothing.
+    cannot be reused, and saved tensors are kept whatever hooks there are: activation checkpointing would compare them
+    with those of a second run, which draws nothing.
     """
     mode = torch.inference_mode(False) if torch.is_inference_mode_enabled() else torch.enable_grad()
-    with mode, torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda tensor: tensor):
+    with mode, _KEPT:
         yield
 
 
