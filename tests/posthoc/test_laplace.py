@@ -14,6 +14,7 @@ from bayesadam.functional.outputs import softmax_factor
 from bayesadam.posterior.partial import PartialGaussian
 from bayesadam.posthoc import LaplaceApproximation, laplace
 from bayesadam.posthoc import last_layer as last_layer_module
+from bayesadam.posthoc import network as network_module
 from posthoc.models import (
     CASES,
     F64,
@@ -99,6 +100,27 @@ class TestCurvature:
             assert other.num_data == whole.num_data == N
             assert other.log_likelihood == pytest.approx(whole.log_likelihood, rel=1e-12)
             torch.testing.assert_close(values(other), values(whole), **EXACT)
+
+    @BOTH
+    @STRUCTURES
+    @pytest.mark.parametrize("name", ["categorical", "tokens", "summed", "labels", "heteroscedastic"])
+    def test_memory_is_bounded_for_any_number_of_outputs(self, name, structure, curvature, references, monkeypatch):
+        """The factors of the Hessians of several rows never take more than the limit; the result is the same."""
+        model, x, y, likelihood = case(name)
+        largest, factor = 0, network_module.Network.factor
+
+        def watched(network, output, target):
+            nonlocal largest
+            found = factor(network, output, target)
+            largest = max(largest, found.numel() if len(output) > 1 else 0)
+            return found
+
+        monkeypatch.setattr(network_module.Network, "factor", watched)
+        monkeypatch.setattr(network_module, "FACTOR_BYTES", 400)
+        options = {"likelihood": likelihood, "structure": structure, "curvature": curvature}
+        found = values(LaplaceApproximation(model, (x, y), **options))
+        torch.testing.assert_close(found, part(structure, references(name, curvature), len(found)), **EXACT)
+        assert largest * 8 <= 400
 
     @pytest.mark.parametrize(("mapped", "batch_size"), [(True, None), (True, 3), (False, 6)])
     def test_full_with_a_shared_tensor_that_is_as_long_as_a_batch(self, batch_size, mapped):

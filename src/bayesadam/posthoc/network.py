@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.likelihoods import Likelihood, check_likelihood
-from bayesadam.predictive.batches import call, in_eval_mode
+from bayesadam.predictive.batches import Rows, call, in_eval_mode
 
 CURVATURES = ("ggn", "empirical_fisher")
+
+FACTOR_BYTES = 2**28
+"""Memory for the factors of the Hessians of several rows' outputs."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,67 @@ class Network:
             return self.likelihood.score(output, target).reshape(len(output), points, -1, 1)
         return self.likelihood.fisher_factor(output, target)
 
+    def columns(self, output: Tensor, target: Tensor) -> tuple[Iterator[Tensor], int]:
+        """The columns of the whole factor of an example's Hessian, see :meth:`factor`: ``P R`` tensors of the output's
+        shape, and their number. They are made one by one where the factor is large and the likelihood is of classes.
+        """
+        if self.rows_at_once(output, target) < len(output) and self._has_class_columns(output, target):
+            return self._class_columns(output, target), output[:1].numel()
+        factor = self.factor(output, target)
+        return _columns(factor, output), factor.shape[1] * factor.shape[3]
+
+    def rows_at_once(self, output: Tensor, target: Tensor) -> int:
+        """Number of rows whose factors take at most ``FACTOR_BYTES``, and at least one."""
+        first = self._first(output, target)
+        return max(1, FACTOR_BYTES // (first.numel() * first.element_size()))
+
+    def parts(
+        self, rows: Rows, output: Tensor, target: Tensor, *, by_columns: bool = False
+    ) -> list[tuple[Rows, Tensor]]:
+        """Divide a batch into parts whose factors fit into memory, with their targets; none if it need not be divided.
+
+        Args:
+            rows: The batch.
+            output: Its outputs.
+            target: Its targets.
+            by_columns: Whether only the factor's :meth:`columns` are needed, which may be made one by one.
+        """
+        step = self.rows_at_once(output, target)
+        if step >= len(output) or (by_columns and self._has_class_columns(output, target)):
+            return []
+        starts = range(0, len(output), step)
+        return [(rows.part(start, start + step), target[start : start + step]) for start in starts]
+
+    def is_block(self, output: Tensor, target: Tensor) -> bool:
+        """Whether the outputs along the last axis are one block of the Hessian."""
+        return self._first(output, target).shape[2] == output.shape[-1]
+
+    def _first(self, output: Tensor, target: Tensor) -> Tensor:
+        """The factor of the first row, after a check of all rows."""
+        self.likelihood.check(output, target)
+        return self.factor(output[:1], target[:1])
+
+    def _has_class_columns(self, output: Tensor, target: Tensor) -> bool:
+        """Whether the factor consists of the scores of all classes, each times the root of its probability."""
+        defines = self.likelihood.defines
+        if self.curvature != "ggn" or not (defines("fisher_factor") and defines("log_probs")):
+            return False
+        square = self._first(output, target)
+        return square.shape[2] == square.shape[3] == output.shape[-1]
+
+    @torch.no_grad()
+    def _class_columns(self, output: Tensor, target: Tensor) -> Iterator[Tensor]:
+        output = output.detach()
+        roots = (0.5 * self.likelihood.log_probs(output)).exp()
+        blocks = output[:1, ..., 0].numel()
+        for block in range(blocks):
+            for number in range(output.shape[-1]):
+                column = self.likelihood.score(output, torch.full_like(target, number)) * roots[..., number, None]
+                if blocks > 1:
+                    others = torch.arange(blocks, device=output.device) != block
+                    column = column.view(len(output), blocks, -1).masked_fill(others[:, None], 0.0)
+                yield column.view_as(output)
+
     @torch.no_grad()
     def total(self, output: Tensor, target: Tensor) -> Tensor:
         """The sum of the Hessians of all blocks of all examples, see :meth:`factor`: ``(K, K)`` in float64."""
@@ -102,11 +166,9 @@ class Network:
                 parameter.grad = gradient
 
 
-def columns(factor: Tensor, output: Tensor) -> Iterator[Tensor]:
-    """The columns of the whole factor of an example's Hessian: ``P R`` tensors of the output's shape."""
-    _, blocks, _, width = factor.shape
-    for block in range(blocks):
-        for column in range(width):
+def _columns(factor: Tensor, output: Tensor) -> Iterator[Tensor]:
+    for block in range(factor.shape[1]):
+        for column in range(factor.shape[3]):
             whole = torch.zeros_like(factor[..., 0])
             whole[:, block] = factor[:, block, :, column]
             yield whole.view_as(output)
