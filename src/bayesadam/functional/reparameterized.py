@@ -82,6 +82,7 @@ class _Sample(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, theta: Tensor | None, std: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
         rho, eps = ctx.saved_tensors
+        theta = None if theta is None else theta.to_dense()  # an embedding's may be sparse
         if theta is None:
             return None, None if std is None else _times_slope(rho, std), None
         total = theta * eps if std is None else torch.addcmul(std, theta, eps)
@@ -98,6 +99,7 @@ class _SampleAgain(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rho, eps = ctx.saved_tensors
+        grad = grad.to_dense()
         return None, grad, _times_slope(rho, grad * eps), None
 
 

@@ -92,7 +92,7 @@ class FullSum:
                 gradients = torch.autograd.grad(
                     output, parameters, vector[None], retain_graph=True, allow_unused=True, materialize_grads=True
                 )
-                found.append(torch.cat([gradient.flatten() for gradient in gradients]))
+                found.append(torch.cat([gradient.to_dense().flatten() for gradient in gradients]))
         return torch.stack(found).view(*vectors.shape[:2], -1)
 
 

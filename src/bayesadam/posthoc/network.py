@@ -73,12 +73,27 @@ class Network:
         Raises:
             ValueError: The target does not fit the output.
         """
+        target, ignored = self._without_ignored(target)
         self.likelihood.check(output, target)
         output = output.detach()
         if self.curvature == "empirical_fisher":
             points = self.likelihood.log_density(output[:1], target[:1]).numel()
-            return self.likelihood.score(output, target).reshape(len(output), points, -1, 1)
-        return self.likelihood.fisher_factor(output, target)
+            factor = self.likelihood.score(output, target).reshape(len(output), points, -1, 1)
+        else:
+            factor = self.likelihood.fisher_factor(output, target)
+        return factor if ignored is None else factor.masked_fill(ignored.reshape(len(output), -1, 1, 1), 0.0)
+
+    @torch.no_grad()
+    def log_densities(self, output: Tensor, target: Tensor) -> Tensor:
+        """Log densities of all data points that are not ignored, in float64."""
+        target, ignored = self._without_ignored(target)
+        density = self.likelihood.log_density(output, target).double()
+        return density if ignored is None else density[~ignored]
+
+    def _without_ignored(self, target: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The target with class 0 in the place of ignored ones, and a mask of these if there are any."""
+        counted = self.likelihood.counted(target)
+        return (target, None) if counted is None else (target.where(counted, 0), ~counted)
 
     def columns(self, output: Tensor, target: Tensor) -> tuple[Iterator[Tensor], int]:
         """The columns of the whole factor of an example's Hessian, see :meth:`factor`: ``P R`` tensors of the output's
@@ -117,7 +132,7 @@ class Network:
 
     def _first(self, output: Tensor, target: Tensor) -> Tensor:
         """The factor of the first row, after a check of all rows."""
-        self.likelihood.check(output, target)
+        self.likelihood.check(output, self._without_ignored(target)[0])
         return self.factor(output[:1], target[:1])
 
     def _has_class_columns(self, output: Tensor, target: Tensor) -> bool:
@@ -131,7 +146,10 @@ class Network:
     @torch.no_grad()
     def _class_columns(self, output: Tensor, target: Tensor) -> Iterator[Tensor]:
         output = output.detach()
+        target, ignored = self._without_ignored(target)
         roots = (0.5 * self.likelihood.log_probs(output)).exp()
+        if ignored is not None:
+            roots = roots.masked_fill(ignored.unsqueeze(-1), 0.0)
         blocks = output[:1, ..., 0].numel()
         for block in range(blocks):
             for number in range(output.shape[-1]):
@@ -147,8 +165,11 @@ class Network:
         if self.curvature == "empirical_fisher":
             columns = self.factor(output, target).movedim(2, 0).flatten(1).double()
             return columns @ columns.mT
+        output, counted = output.detach(), self.likelihood.counted(target)
+        if counted is not None:
+            output, target = output[counted], target[counted]
         self.likelihood.check(output, target)
-        return self.likelihood.fisher_sum(output.detach(), target)
+        return self.likelihood.fisher_sum(output, target)
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
