@@ -38,7 +38,7 @@ def test_every_kind_is_here():
 @EVERY
 def test_autocast_changes_nothing(kind, tmp_path):
     """Neither samples nor the checks of a file."""
-    q = KINDS[kind](dtype=torch.float32)
+    q = KINDS[kind](means(dtype=torch.float32))
     q.save(tmp_path / "q.safetensors")
     samples = q.sample(2, seed=4)
     with torch.autocast("cpu", torch.bfloat16):
