@@ -41,7 +41,7 @@ class Scored:
 
         Args:
             likelihood: Likelihood of the kind that the network was run for.
-            scale: With the linearised method, ``scale=`` multiplies the posterior's standard deviations.
+            scale: If it is taken (see ``takes_scale``), ``scale=`` multiplies the posterior's standard deviations.
         """
         found: Predictive = self.run(likelihood, **scale)
         target = self.target.to(found.device)
@@ -53,7 +53,7 @@ class Scored:
     @property
     def takes_scale(self) -> bool:
         """Whether the posterior's width can be changed without running the network again."""
-        return self.run.method == "linearized"
+        return self.run.takes_scale
 
 
 class HeldOut:

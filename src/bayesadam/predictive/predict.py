@@ -23,6 +23,7 @@ from bayesadam.predictive.batch_norm import WithOwnStatistics, warn_of_running_s
 from bayesadam.predictive.batches import repeatable
 from bayesadam.predictive.choice import MOST_OUTPUTS, suited_method, warn_of_samples
 from bayesadam.predictive.gaussian import LINKS, from_gaussian, uncertain_part
+from bayesadam.predictive.last_layer import last_layer_outputs, random_layer
 from bayesadam.predictive.linearized import TooManyOutputsError, linearized_outputs
 from bayesadam.predictive.linearized_mixture import mixed
 from bayesadam.predictive.moment_propagation import from_moments, propagated_outputs
@@ -178,10 +179,12 @@ class Run:
 
     Attributes:
         method: The method by which it was run.
+        takes_scale: Whether the posterior's width can be changed without running the network again.
     """
 
     method: str
     _predictive: Callable[..., Predictive]
+    takes_scale: bool = False
 
     @torch.no_grad()
     def __call__(self, likelihood: Likelihood, **scale: float) -> Predictive:
@@ -189,7 +192,7 @@ class Run:
 
         Args:
             likelihood: Likelihood of the kind that the network was run for, for example a tempered one.
-            scale: With the linearised method, ``scale=`` multiplies the posterior's standard deviations.
+            scale: If it is taken, ``scale=`` multiplies the posterior's standard deviations.
         """
         return self._predictive(likelihood, **scale)
 
@@ -247,7 +250,19 @@ def network_outputs(
             spread = covariance if scale == 1.0 else covariance * scale**2
             return from_gaussian(outputs, spread, likelihood, **drawing)
 
-        return Run("linearized", linearized)
+        return Run("linearized", linearized, takes_scale=True)
+    layer = random_layer(model, posterior) if how.method == "monte_carlo" else None
+    if layer is not None:
+        inputs = repeatable(inputs)
+        drawing = {"count": how.mc_samples, "seed": how.seed, "output": how.output}
+        at_layer = last_layer_outputs(model, layer, posterior, inputs, **drawing, **running)
+        if at_layer is not None:
+            center, samples = at_layer
+
+            def sampled(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
+                return from_outputs(samples if scale == 1.0 else center + scale * (samples - center), likelihood)
+
+            return Run("monte_carlo", sampled, takes_scale=True)
     numbers = range(how.mc_samples) if how.method == "monte_carlo" else None
     outputs = outputs_at_samples(model, posterior, inputs, numbers, seed=how.seed, output=how.output, **running)
     return Run(how.method, partial(from_outputs, outputs))
