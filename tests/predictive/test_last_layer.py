@@ -1,5 +1,7 @@
 """Samples of a last layer against passes of the whole network, and how often the layers before it run."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -98,6 +100,6 @@ def test_the_width_is_found_with_one_pass_of_the_body(monkeypatch):
         return q.hyperparameters["scaled"], network.passes
 
     scale, passes = fitted()
-    monkeypatch.setattr("bayesadam.predictive.predict.random_layer", lambda model, posterior: None)
+    monkeypatch.setattr(sys.modules["bayesadam.predictive.predict"], "random_layer", lambda model, posterior: None)
     assert fitted()[0] == scale < 1.0
     assert passes <= 6  # two to fit, one at the mean, and one with the check
