@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.autograd.graph import GradientEdge
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
@@ -121,16 +122,26 @@ class Collector:
         """Factor of the sum of squares; see :class:`PerExampleSquares`."""
         return 1.0 / max(1, self.num_examples) if self.sums else float(self.num_examples)
 
-    def expect(self, backwards: int) -> list[nn.Parameter]:
+    def expect(self, output: Tensor, backwards: int) -> list[GradientEdge]:
         """Announce the number of backward passes through the last forward pass.
 
         Returns:
-            A few small parameters whose gradients make a backward pass reach all calls.
+            Places in the graph whose gradients make a backward pass reach all calls. They are not parameters, whose
+            gradients would cost as much as the pass.
         """
         assert self._pass is not None
         self._pass.backwards = backwards
-        trainable = ([s.parameter for s in unit.slots.values() if s.parameter.requires_grad] for unit in self.units)
-        return list(dict.fromkeys(min(own, key=Tensor.numel) for own in trainable if own))
+        edges = []
+        queue = nodes_of(iter([output]))
+        seen = set(queue)
+        while queue:
+            node = queue.pop()
+            following = [(f, number) for f, number in node.next_functions if f is not None]
+            if isinstance(getattr(node, "call", None), Call):
+                edges.append(GradientEdge(*following[0]))
+            queue.extend(f for f, _ in following if f not in seen)
+            seen.update(f for f, _ in following)
+        return edges
 
     # Methods that hooks call
 
