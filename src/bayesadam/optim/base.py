@@ -266,11 +266,16 @@ class PerturbedOptimizer(Checkpointed):
                 not stay positive. Parameters and state have not changed; samples from blocks are discarded.
             ValueError: The closure's loss is a sum where a mean was announced, or the reverse.
             TypeError: The closure returned no loss to a method that differentiates it.
+            KeyboardInterrupt: At Ctrl-C; samples from blocks are discarded.
         """
-        self._engine.refuse_inside("step()")
-        if closure is not None:
-            return self._engine.step_with(closure)
-        self._engine.step()
+        try:
+            self._engine.refuse_inside("step()")
+            if closure is not None:
+                return self._engine.step_with(closure)
+            self._engine.step()
+        except KeyboardInterrupt:
+            self._engine.abandon()
+            raise
         return None
 
     @torch.no_grad()

@@ -103,7 +103,7 @@ def default_temperature(num_data: float, batch_size: float, total_steps: float |
     check("num_data", num_data, "a positive, finite number", is_positive)
     check("batch_size", batch_size, "a positive, finite number", is_positive)
     epochs = 0.0 if total_steps is None else total_steps * batch_size / num_data
-    return min(HOTTEST, COLDEST * max(1.0, epochs / EPOCHS) ** 2)
+    return min(HOTTEST, COLDEST * min(1e6, max(1.0, epochs / EPOCHS)) ** 2)  # 1e6: numbers may be extreme
 
 
 class BayesAdam(PerturbedOptimizer):
