@@ -86,7 +86,7 @@ class MCDropout(NetworkDistribution):
                 drop = partial(masks.drop, index, module.p if self.rate is None else self.rate)
                 stack.callback(module.register_forward_hook(drop).remove)
             stack.callback(model.register_forward_hook(masks.end).remove)
-            stack.enter_context(recomputed_by(lambda: _refuse_to_run_again))
+            stack.enter_context(recomputed_by(_refuse_to_run_again))
             yield masks.put
 
 

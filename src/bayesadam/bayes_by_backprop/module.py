@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -140,7 +139,17 @@ class VariationalModule(nn.Module):
 
         if torch.compiler.is_compiling():
             return estimator(draw, run)
-        with recomputed_by(lambda: partial(_run_again, self.model, draw, estimator)):
+
+        def run_again(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            """Run a checkpointed part of the model at the same draw."""
+
+            def run_part(weights: Mapping[str, Tensor]) -> Any:
+                named = {f"model.{name}": value for name, value in weights.items()}
+                return functional_call(Part(self.model, function), named, args, kwargs)
+
+            return estimator(draw.again(), run_part)
+
+        with recomputed_by(run_again):
             return estimator(draw, run)
 
     @contextmanager
@@ -305,23 +314,6 @@ class VariationalModule(nn.Module):
 
     def _rhos(self) -> dict[str, Tensor]:
         return {name: self.rho.get_parameter(escaped(name)) for name in self._indices}
-
-
-def _run_again(
-    model: nn.Module,
-    draw: Draw,
-    estimator: Callable[..., Any],
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """Run a checkpointed part of a model again at the same draw."""
-
-    def run(weights: Mapping[str, Tensor]) -> Any:
-        named = {f"model.{name}": value for name, value in weights.items()}
-        return functional_call(Part(model, function), named, args, kwargs)
-
-    return estimator(draw.again(), run)
 
 
 def variational(

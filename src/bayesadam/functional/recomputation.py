@@ -19,7 +19,7 @@ from torch.utils import checkpoint
 Runner = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Runs a function of the model again: ``run(function, args, kwargs)``."""
 
-_MAKE_RUNNER: ContextVar[Callable[[], Runner] | None] = ContextVar("make_runner", default=None)
+_RUNNER: ContextVar[Runner | None] = ContextVar("runner", default=None)
 
 
 def in_backward() -> bool:
@@ -28,51 +28,43 @@ def in_backward() -> bool:
 
 
 @contextmanager
-def recomputed_by(make_runner: Callable[[], Runner]) -> Iterator[None]:
-    """Return a context for a forward pass; what is checkpointed inside is run again by a runner.
-
-    Args:
-        make_runner: Called in the forward pass at every call of ``torch.utils.checkpoint``. Its result is used in the
-            backward passes, which may be after the context.
+def recomputed_by(run: Runner) -> Iterator[None]:
+    """Return a context for a forward pass; what is checkpointed inside is run again by ``run``, in backward passes that
+    may be after the context.
     """
-    token = _MAKE_RUNNER.set(make_runner)
+    token = _RUNNER.set(run)
     try:
         yield
     finally:
-        _MAKE_RUNNER.reset(token)
+        _RUNNER.reset(token)
 
 
 def _again(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as it is to be run in the backward pass."""
-    make_runner = _MAKE_RUNNER.get()
-    if make_runner is None:
+    run = _RUNNER.get()
+    if run is None:
         return function
-    run = make_runner()
 
     @wraps(function)
     def again(*args: Any, **kwargs: Any) -> Any:
-        with recomputed_by(make_runner):  # a checkpoint inside of a checkpoint
+        with recomputed_by(run):  # a checkpoint inside of a checkpoint
             return run(function, args, kwargs)
 
     return again
 
 
-def _wrap_checkpoints() -> None:
-    forward = checkpoint.CheckpointFunction.forward  # reentrant
-    start = checkpoint._CheckpointFrame.__init__  # non-reentrant
-
-    @wraps(forward)
-    def wrapped_forward(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
-        result = forward(ctx, run_function, *args)  # type: ignore[no-untyped-call]
-        ctx.run_function = _again(run_function)
-        return result
-
-    @wraps(start)
-    def wrapped_start(frame: Any, recompute_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        start(frame, _again(recompute_fn), *args, **kwargs)
-
-    checkpoint.CheckpointFunction.forward = staticmethod(wrapped_forward)  # type: ignore[method-assign]
-    checkpoint._CheckpointFrame.__init__ = wrapped_start  # type: ignore[method-assign,assignment]
+_forward, _start = checkpoint.CheckpointFunction.forward, checkpoint._CheckpointFrame.__init__
 
 
-_wrap_checkpoints()
+def _reentrant(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
+    result = _forward(ctx, run_function, *args)  # type: ignore[no-untyped-call]
+    ctx.run_function = _again(run_function)
+    return result
+
+
+def _other(frame: Any, recompute_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    _start(frame, _again(recompute_fn), *args, **kwargs)
+
+
+checkpoint.CheckpointFunction.forward = staticmethod(_reentrant)  # type: ignore[method-assign]
+checkpoint._CheckpointFrame.__init__ = _other  # type: ignore[method-assign,assignment]

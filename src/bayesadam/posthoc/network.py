@@ -97,17 +97,12 @@ class Network:
 
     def columns(self, output: Tensor, target: Tensor) -> tuple[Iterator[Tensor], int]:
         """The columns of the whole factor of an example's Hessian, see :meth:`factor`: ``P R`` tensors of the output's
-        shape, and their number. They are made one by one where the factor is large and the likelihood is of classes.
+        shape, and their number. If the factor is large they are made one by one; see :meth:`parts`.
         """
-        if self.rows_at_once(output, target) < len(output) and self._has_class_columns(output, target):
-            return self._class_columns(output, target), output[:1].numel()
+        if len(output) * self._first(output, target).nbytes > FACTOR_BYTES and self._is_of_classes(output, target):
+            return self._class_columns(output, target), output.shape[1]
         factor = self.factor(output, target)
         return _columns(factor, output), factor.shape[1] * factor.shape[3]
-
-    def rows_at_once(self, output: Tensor, target: Tensor) -> int:
-        """Number of rows whose factors take at most ``FACTOR_BYTES``, and at least one."""
-        first = self._first(output, target)
-        return max(1, FACTOR_BYTES // (first.numel() * first.element_size()))
 
     def parts(
         self, rows: Rows, output: Tensor, target: Tensor, *, by_columns: bool = False
@@ -120,8 +115,8 @@ class Network:
             target: Its targets.
             by_columns: Whether only the factor's :meth:`columns` are needed, which may be made one by one.
         """
-        step = self.rows_at_once(output, target)
-        if step >= len(output) or (by_columns and self._has_class_columns(output, target)):
+        step = max(1, FACTOR_BYTES // self._first(output, target).nbytes)
+        if step >= len(output) or (by_columns and self._is_of_classes(output, target)):
             return []
         starts = range(0, len(output), step)
         return [(rows.part(start, start + step), target[start : start + step]) for start in starts]
@@ -135,29 +130,19 @@ class Network:
         self.likelihood.check(output, self._without_ignored(target)[0])
         return self.factor(output[:1], target[:1])
 
-    def _has_class_columns(self, output: Tensor, target: Tensor) -> bool:
-        """Whether the factor consists of the scores of all classes, each times the root of its probability."""
-        defines = self.likelihood.defines
-        if self.curvature != "ggn" or not (defines("fisher_factor") and defines("log_probs")):
-            return False
-        square = self._first(output, target)
-        return square.shape[2] == square.shape[3] == output.shape[-1]
+    def _is_of_classes(self, output: Tensor, target: Tensor) -> bool:
+        """Whether the factor of a row consists of the scores of all classes, times the roots of their probabilities."""
+        known = all(map(self.likelihood.defines, ("fisher_factor", "log_probs")))
+        return known and self._first(output, target).shape[1:] == (1, output.shape[-1], output.shape[-1])
 
     @torch.no_grad()
     def _class_columns(self, output: Tensor, target: Tensor) -> Iterator[Tensor]:
         output = output.detach()
-        target, ignored = self._without_ignored(target)
         roots = (0.5 * self.likelihood.log_probs(output)).exp()
-        if ignored is not None:
-            roots = roots.masked_fill(ignored.unsqueeze(-1), 0.0)
-        blocks = output[:1, ..., 0].numel()
-        for block in range(blocks):
-            for number in range(output.shape[-1]):
-                column = self.likelihood.score(output, torch.full_like(target, number)) * roots[..., number, None]
-                if blocks > 1:
-                    others = torch.arange(blocks, device=output.device) != block
-                    column = column.view(len(output), blocks, -1).masked_fill(others[:, None], 0.0)
-                yield column.view_as(output)
+        counted = self.likelihood.counted(target)
+        for number in range(output.shape[1]):
+            column = self.likelihood.score(output, torch.full_like(target, number)) * roots[:, number, None]
+            yield column if counted is None else column * counted.unsqueeze(-1)
 
     @torch.no_grad()
     def total(self, output: Tensor, target: Tensor) -> Tensor:

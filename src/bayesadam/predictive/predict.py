@@ -252,17 +252,15 @@ def network_outputs(
 
         return Run("linearized", linearized, takes_scale=True)
     layer = random_layer(model, posterior) if how.method == "monte_carlo" else None
-    if layer is not None:
-        inputs = repeatable(inputs)
-        drawing = {"count": how.mc_samples, "seed": how.seed, "output": how.output}
-        at_layer = last_layer_outputs(model, layer, posterior, inputs, **drawing, **running)
-        if at_layer is not None:
-            center, samples = at_layer
+    inputs = inputs if layer is None else repeatable(inputs)
+    at_layer = None if layer is None else last_layer_outputs(model, layer, posterior, inputs, how)
+    if at_layer is not None:
+        center, samples = at_layer
 
-            def sampled(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
-                return from_outputs(samples if scale == 1.0 else center + scale * (samples - center), likelihood)
+        def sampled(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
+            return from_outputs(samples if scale == 1.0 else center + scale * (samples - center), likelihood)
 
-            return Run("monte_carlo", sampled, takes_scale=True)
+        return Run("monte_carlo", sampled, takes_scale=True)
     numbers = range(how.mc_samples) if how.method == "monte_carlo" else None
     outputs = outputs_at_samples(model, posterior, inputs, numbers, seed=how.seed, output=how.output, **running)
     return Run(how.method, partial(from_outputs, outputs))
@@ -286,7 +284,7 @@ def _linearized_mixture(model: nn.Module, posterior: Mixture, inputs: Any, how: 
     def linearized(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
         return mixed([part(likelihood, scale=scale) for part in parts])
 
-    return Run("linearized", linearized)
+    return Run("linearized", linearized, takes_scale=True)
 
 
 def _whole(name: str, value: Any) -> int:
