@@ -119,15 +119,8 @@ class Draw:
 
     def again(self) -> Draw:
         """The same draw with gradient graphs of its own, since backward passes free those of this one."""
-        draw = Draw(
-            self.means,
-            self._rho,
-            self.indices,
-            source=self.source,
-            seed=self.seed,
-            number=self.number,
-            sign=self.sign,
-        )
+        coordinates: dict[str, Any] = {"seed": self.seed, "number": self.number, "sign": self.sign}
+        draw = Draw(self.means, self._rho, self.indices, source=self.source, **coordinates)
         draw._eps = self._eps
         with recording():
             for name, theta in self._theta.items():
