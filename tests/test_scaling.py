@@ -3,13 +3,13 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-
-from bayesadam import runs
 from bayesadam.runs.fitting import _train
 from bayesadam.runs.prepare import prepare
+from bayesadam.tabular import Preprocessing, Target, table_writer
+
+from bayesadam import runs
 from bayesadam.scaling import column_scales, in_one_unit, input_scales, standardized
 from bayesadam.sklearn import BayesianMLPRegressor
-from bayesadam.tabular import Preprocessing, Target, table_writer
 
 
 @pytest.fixture
