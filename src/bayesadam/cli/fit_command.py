@@ -48,9 +48,7 @@ def fit(
 ) -> None:
     """Train a model that predicts a column of a table with uncertainty, and write it to a run folder."""
     settings = {name: value for name, value in locals().items() if name not in ("out", "config", "force")}
-    given = {
-        name: value for name, value in settings.items() if value is not None and value is not False and value != []
-    }
+    given = {name: value for name, value in settings.items() if value not in (None, []) and value is not False}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     require("pyarrow", "pandas", "sklearn", "bokeh")
     with one_line():
