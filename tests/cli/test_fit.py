@@ -146,12 +146,15 @@ class TestRunFolder:
         assert data["left_out"] == {"day": "it is dropped", "id": "it numbers the rows (if it is an input: keep)"}
         assert sum(data["target_histogram"]["counts"]) == 120
         worst = report["surprises"][0]
-        assert worst["nll"] == max(report["held_out"]["nll"])
+        assert worst["row"] == report["held_out"]["row"][int(np.argmax(report["held_out"]["nll"]))]
         line = (made / "numbers.csv").read_text().splitlines()[worst["row"] - 1].split(",")
-        assert line[-1] == f"{worst['y']:.6g}"
+        assert float(worst["y"].replace(",", "")) == pytest.approx(float(line[-1]), rel=0.01)
         assert line[2].strip('"') == worst["values"]["city"]
-        assert len(report["weights"]["signal_to_noise"]) == 200
-        assert np.shape(report["training"]["loss"]) == (2, 3)
+        assert report["training"]["epochs"] == [1, 2, 3]
+        assert np.shape(report["training"]["validation_nll"]) == (2, 3)
+        assert len(report["unseen"]["row"]) == 120  # all rows: the members left out parts of the training rows
+        assert sorted(report["unseen"]["row"]) == list(range(2, 122))
+        assert str(made) not in (made / "price" / "report.html").read_text()  # folders are nobody's business
 
     def test_of_a_classification(self, made):
         report = read(made / "answer", "report")
@@ -181,11 +184,11 @@ class TestRunFolder:
         def fails(*arguments):
             raise RuntimeError("too difficult")
 
-        monkeypatch.setattr("bayesadam.sklearn.runs.report_data.signal_to_noise", fails)
-        out = fitted("fit", labels, "--target", "answer", "--out", tmp_path / "run", *FAST)
-        assert "the report does not describe the weights: RuntimeError: too difficult" in " ".join(out.split())
+        monkeypatch.setattr("bayesadam.report.report_data.effects", fails)
+        fitted("fit", labels, "--target", "answer", "--out", tmp_path / "run", *FAST)
         report = read(tmp_path / "run", "report")
-        assert report["weights"] == {}
+        assert "the report does not describe the inputs: RuntimeError: too difficult" in report["data"]["notes"]
+        assert report["explained"] == {}
         write_report(tmp_path / "page.html", report)
 
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from bayesadam.sklearn import RunError, Settings
-from bayesadam.sklearn.runs import evaluation, report_data
+from bayesadam.sklearn.runs import evaluation
 from bayesadam.sklearn.runs.prepare import prepare
 from bayesadam.sklearn.runs.run_folder import FILES, check_place, new_run
 
@@ -131,9 +131,9 @@ class TestOddCellsOfHeldOutRows:
 
     def test_do_not_move_medians(self, tmp_path):
         found, _ = self.prepared(tmp_path, ("price", "$9000000.00"))
-        (price,) = (column for column in found.training.encoder.columns_ if column.name == "price")
+        (price,) = (column for column in found.encoder.columns_ if column.name == "price")
         assert price.largest < 100
-        assert found.held_out.matrix.max() == 9e6
+        assert found.matrix[found.split.held_out].max() == 9e6
 
 
 class TestScores:
@@ -187,25 +187,3 @@ class TestBaselines:
         found = self.fit((self.X[:, 0] > 0).astype(np.int64) * 2, 3)
         assert found["linear model"]["accuracy"] > 0.95
         assert found["gradient boosting"]["NLL"] < 0.3
-
-
-@pytest.mark.parametrize(
-    ("mean", "std", "text"),
-    [
-        (1699999794.25, 112.0, "1,699,999,790 ± 110"),
-        (-0.00123456, 1e-5, "-0.001235 ± 0.000010"),
-        (0.0, 1.0, "0.0 ± 1.0"),
-        (12.3456, 0.0999, "12.35 ± 0.10"),
-        (3e20, 1e19, "3e+20 ± 1e+19"),
-    ],
-)
-def test_means_have_the_digits_of_their_error(mean, std, text):
-    assert report_data.with_error(mean, std) == text
-
-
-def test_training_curves_are_thinned():
-    loss = np.arange(1000.0).reshape(2, 500)
-    loss[0, 0] = np.nan
-    found = report_data._thinned(loss)
-    assert [len(values) for values in found] == [300, 300]
-    assert [(values[0], values[-1]) for values in found] == [(None, 499.0), (500.0, 999.0)]

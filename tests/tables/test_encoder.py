@@ -13,7 +13,6 @@ from sklearn.base import clone
 from bayesadam.sklearn import TableEncoder, TableError
 from bayesadam.sklearn.tables.column_types import Category, Number, Text, Truth
 from bayesadam.sklearn.tables.dates import Date
-from bayesadam.sklearn.tables.describe import describe
 from bayesadam.sklearn.tables.findings import Findings
 
 
@@ -299,17 +298,3 @@ def test_is_a_transformer_and_is_saved_exactly():
         again.transform(frame[["street", "day", "new", "city", "size"]]), encoder.transform(frame)
     )
     assert again.get_params() == {**encoder.get_params(), "keep": ("size",), "missing": ("none",)}
-
-
-@pytest.mark.parametrize(
-    ("column", "values", "missing", "summary"),
-    [
-        (Number("a", 0.0, True), [1.0, None, 3.0, 10.0], 0.25, "1 to 10, median 3"),
-        (Truth("a", False), [True, True, False, True], 0.0, "true (75%), false (25%)"),
-        (Date("a", "day, month, year", 0.0, True, ()), ["1.2.2021", None, "3.1.20"], 1 / 3, "2020-01-03 to 2021-02-01"),
-        (Category("a", ("b",), True, True), [*"bbbbbaaacd"], 0.0, "4 levels: b (50%), a (30%), c (10%) and 1 more"),
-    ],
-)
-def test_descriptions(column, values, missing, summary):
-    found = describe(column, pa.chunked_array([values]))
-    assert found == {"name": "a", "kind": column.kind, "missing": pytest.approx(missing), "summary": summary}

@@ -63,14 +63,14 @@ class Screen(Watcher):
 
     def prepared(self, prepared: Prepared) -> None:
         """Print a summary of the table."""
-        target, split, encoder = prepared.target, prepared.split, prepared.training.encoder
-        assert encoder is not None
-        self._say(f"{prepared.file.name}: {len(prepared.y):,} rows, {prepared.table.num_columns} columns")
+        target, split = prepared.target, prepared.split
+        columns = prepared.file.table.num_columns
+        self._say(f"{prepared.file.name}: {len(prepared.y):,} rows, {columns} columns")
         override = " (if not: --task regression)" if target.classes and "whole numbers" in target.why else ""
         self._row("predict", f"{target.name}: {target.task}, {target.why}{override}")
         if target.classes:
             self._row("", f"{len(target.classes)} classes: {_listed([str(label) for label in target.classes])}")
-        self._row("from", _inputs(encoder.columns_))
+        self._row("from", _inputs(prepared.encoder.columns_))
         for name, reason in prepared.left_out.items():
             self._row("left out", f"{name}: {reason}")
         self._row("held out", f"{len(split.held_out):,} rows: {split.how}; {len(split.training):,} are trained on")

@@ -149,6 +149,7 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
     estimator.epochs_, estimator.stopped_ = int(told["epochs"]), told["stopped"]
     estimator.interrupted_ = estimator.stopped_ == "interrupted"
     estimator.history_ = {name: np.array(values, dtype=np.float64) for name, values in told["history"].items()}
+    estimator.left_out_ = None
     members, parts = len(posterior.components), told["linear"]
     if isinstance(estimator, BayesianMLPClassifier):
         estimator.classes_ = np.array(told["classes"]["values"], dtype=told["classes"]["dtype"])

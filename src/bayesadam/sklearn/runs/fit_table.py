@@ -16,14 +16,15 @@ import torch
 
 from bayesadam.files import write_json, write_text
 from bayesadam.report import write_report
+from bayesadam.report.report_data import Rows, report_data, validation
 from bayesadam.sklearn.choice import described
 from bayesadam.sklearn.classifier import BayesianMLPClassifier
 from bayesadam.sklearn.regressor import BayesianMLPRegressor
 from bayesadam.sklearn.runs import run_folder as names
-from bayesadam.sklearn.runs.evaluation import MAX_ROWS, Scores, baselines, margin, predict_held_out, scores
+from bayesadam.sklearn.runs.evaluation import MAX_ROWS, Arrays, Scores, baselines, margin, predict_held_out, scores
 from bayesadam.sklearn.runs.prepare import Prepared, prepare
-from bayesadam.sklearn.runs.report_data import report_data
 from bayesadam.sklearn.runs.settings import RunError, Settings
+from bayesadam.sklearn.tables.encoder import Encoded
 
 _MANY = 20_000
 _FEW_EPOCHS = 10
@@ -129,15 +130,16 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
         with _timed(seconds, "training"):
             estimator = _train(prepared, watcher)
         watcher.stage("scores of the held-out rows")
+        train, test = prepared.matrix[prepared.split.training], prepared.matrix[prepared.split.held_out]
         with _timed(seconds, "predictions"):
-            held_out = predict_held_out(estimator.predictive(prepared.held_out), truth)
+            held_out = predict_held_out(estimator.predictive(Encoded(test)), truth)
         watcher.stage("linear model and gradient boosting")
         with _timed(seconds, "baselines"):
             try:
                 others = baselines(
-                    prepared.training.matrix,
+                    train,
                     prepared.y[prepared.split.training],
-                    prepared.held_out.matrix,
+                    test,
                     truth,
                     classes=len(target.classes),
                     seed=settings.seed,
@@ -161,10 +163,54 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
             )
         watcher.stage("report")
         done = _as_done(prepared.settings, estimator)
-        command = watcher.command(done)
-        report = report_data(replace(prepared, settings=done), estimator, held_out, metrics, margins, seconds, command)
-    interrupted = estimator.interrupted_
-    return TableFit(estimator, done, metrics, report, interrupted, epochs, notes[told:], seconds)
+        report = _report(prepared, done, estimator, held_out, metrics, margins, seconds, watcher)
+    return TableFit(estimator, done, metrics, report, estimator.interrupted_, epochs, notes[told:], seconds)
+
+
+def _report(
+    prepared: Prepared,
+    settings: Settings,
+    estimator: Any,
+    held_out: Arrays,
+    metrics: dict[str, Scores],
+    margins: dict[str, list[float] | None],
+    seconds: dict[str, float],
+    watcher: Watcher,
+) -> dict[str, Any]:
+    """Return the data of the report."""
+    columns, matrix, target = prepared.encoder.columns_, prepared.matrix, prepared.target
+    features = np.repeat(np.arange(len(columns)), [len(column.features) for column in columns])
+
+    def predictive(donors: Any) -> Any:
+        """Return the predictions of rows that have column ``j`` of row ``donors[i, j]``."""
+        return estimator.predictive(Encoded(matrix[donors[:, features], np.arange(matrix.shape[1])]))
+
+    left_out = None
+    if estimator.left_out_ is not None:
+        rows, pred = estimator.left_out_
+        used = slice(None) if prepared.weights is None else prepared.weights > 0
+        own = prepared.split.training[used][rows]
+        left_out = own, predict_held_out(pred, prepared.y[own])
+    lines = prepared.rows + prepared.file.first_line
+    shared = replace(settings, data=prepared.file.name)  # without folders
+    return report_data(
+        Rows(prepared.inputs, prepared.y, lines, prepared.split.held_out, target.name, target.classes),
+        held_out,
+        left_out,
+        predictive,
+        seed=settings.seed,
+        about={
+            "file": prepared.file.name,
+            "held_out_how": prepared.split.how,
+            "left_out": prepared.left_out,
+            "epistemic_error": float(estimator.calibration_["error"][0]) if "error" in estimator.calibration_ else None,
+        },
+        notes=prepared.notes,
+        metrics=metrics,
+        margins=margins,
+        training=validation(estimator.history_["held_out_nll"], estimator.epochs_),
+        reproduce={"command": watcher.command(shared), "config": vars(shared), "seconds": seconds},
+    )
 
 
 def _train(prepared: Prepared, watcher: Watcher) -> Any:
@@ -174,8 +220,9 @@ def _train(prepared: Prepared, watcher: Watcher) -> Any:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:
+            rows = Encoded(prepared.matrix[prepared.split.training], prepared.encoder)
             estimator = kind(**prepared.settings.estimator_options()).fit(
-                prepared.training, y, prepared.weights, groups=prepared.groups, on_epoch=watcher.epoch
+                rows, y, prepared.weights, groups=prepared.groups, on_epoch=watcher.epoch
             )
         except (ValueError, TypeError) as error:
             raise RunError(f"the fit is not possible: {error}") from error

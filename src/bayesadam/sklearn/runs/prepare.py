@@ -7,12 +7,14 @@ from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from bayesadam.sklearn.runs.settings import RunError, Settings
 from bayesadam.sklearn.tables.csv_numbers import numbers_in
-from bayesadam.sklearn.tables.encoder import Encoded, TableEncoder, numbers_rows
+from bayesadam.sklearn.tables.describe import values_of
+from bayesadam.sklearn.tables.encoder import TableEncoder, numbers_rows
 from bayesadam.sklearn.tables.findings import Place, TableError, quoted
 from bayesadam.sklearn.tables.frames import as_table, cleaned
 from bayesadam.sklearn.tables.read_table import TableFile, read_table
@@ -47,13 +49,13 @@ class Prepared:
     Attributes:
         settings: The settings, with the names of columns as the table has them.
         file: The file of the table.
-        table: The rows that have a target.
+        inputs: Numbers, dates and texts of the inputs, of the rows that have a target.
         rows: Indices of these rows in the file.
         split: Indices of training and held-out rows among them.
         target: The target.
         y: Targets of the rows: values or indices of classes.
-        training: Matrix of the training rows, ``(N, D)``, with the encoder that was fitted to them.
-        held_out: Matrix of the held-out rows.
+        encoder: The encoder, which was fitted to the training rows.
+        matrix: Matrix of all rows, ``(N, D)``.
         groups: Groups of the training rows, where copies of a row form a group; or None.
         weights: Weights of the training rows; or None.
         left_out: Reasons why columns are not inputs, by name.
@@ -62,13 +64,13 @@ class Prepared:
 
     settings: Settings
     file: TableFile
-    table: pa.Table
+    inputs: pd.DataFrame
     rows: NDArray[np.int64]
     split: Split
     target: Target
     y: NDArray[Any]
-    training: Encoded
-    held_out: Encoded
+    encoder: TableEncoder
+    matrix: NDArray[np.float64]
     groups: NDArray[np.int64] | None
     weights: NDArray[np.float64] | None
     left_out: dict[str, str]
@@ -114,19 +116,18 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
     inputs = table.drop_columns([settings.target, *special])
     lists = {name: getattr(settings, name) for name in ("drop", "keep", "category", "date", "missing")}
     encoder = TableEncoder(decimal=file.decimal, day_first=settings.day_first, **lists)
-    training = inputs.take(split.training)
-    encoder.fit(training)
+    encoder.fit(inputs.take(split.training))
     groups = ranks(table.column(settings.group), "the groups") if settings.group else copies
     return Prepared(
         settings=settings,
         file=file,
-        table=table,
+        inputs=pd.DataFrame({c.name: values_of(c, table.column(c.name)) for c in encoder.columns_}),
         rows=rows,
         split=split,
         target=target,
         y=y,
-        training=Encoded(encoder.transform(training), encoder),
-        held_out=Encoded(encoder.transform(inputs.take(split.held_out)), encoder),
+        encoder=encoder,
+        matrix=encoder.transform(inputs),
         groups=None if groups is None else groups[split.training],
         weights=_weights(settings, table, place, split),
         left_out={**special, **encoder.left_out_},

@@ -1,46 +1,27 @@
-"""Descriptions of columns, and notes on how they are read."""
+"""The values of columns as people see them, and notes on how they are read."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 from pyarrow import compute
 
-from bayesadam.sklearn.tables.column_types import MIN_ROWS, Category, Column, Number, Text, level_counts
+from bayesadam.sklearn.tables.column_types import MIN_ROWS, Category, Column, Number
 from bayesadam.sklearn.tables.csv_numbers import NUMBER, as_text, flags, is_number, is_text, numbers_in, read_numbers
 from bayesadam.sklearn.tables.dates import Date, are_cells, as_times, order_of
 from bayesadam.sklearn.tables.findings import Findings, Place
 
-_LEVELS = 3
 
-
-def describe(column: Column, values: pa.ChunkedArray) -> dict[str, Any]:
-    """Describe an input by its "name", "kind", "missing" (share of the rows) and "summary".
-
-    Args:
-        column: The type of the column.
-        values: Values of all rows.
-    """
-    absent = values.is_null().to_numpy()
+def values_of(column: Column, values: pa.ChunkedArray) -> Any:
+    """Return the values of an input as numbers, dates or texts, as people see them."""
     if isinstance(column, Number):
-        numbers = numbers_in(values, column.decimal, column.unit)
-        absent = np.isnan(numbers)
-        low, middle, high = np.quantile(numbers[~absent], [0.0, 0.5, 1.0])
-        summary = f"{low:.4g} to {high:.4g}, median {middle:.4g}"
-    elif isinstance(column, Date):
-        times = as_times(values, column.order)
-        absent = np.isnat(times)
-        days = times[~absent].astype("datetime64[D]")
-        summary = f"{days.min()} to {days.max()}"
-    else:
-        counts = level_counts(values)
-        total = max(sum(counts.values()), 1)
-        shown = [f"{level} ({count / total:.0%})" for level, count in list(counts.items())[:_LEVELS]]
-        more = f" and {len(counts) - _LEVELS} more" if len(counts) > _LEVELS else ""
-        summary = f"{len(counts)} levels: " * isinstance(column, Category | Text) + ", ".join(shown) + more
-    return {"name": column.name, "kind": column.kind, "missing": float(absent.mean()), "summary": summary}
+        return numbers_in(values, column.decimal, column.unit)
+    if isinstance(column, Date):
+        return as_times(values, column.order)
+    return pd.array([None if value is None else str(value) for value in values.to_pylist()], dtype="object")
 
 
 def notes(column: Column, values: pa.ChunkedArray, place: Place, *, day_first: bool = False) -> list[str]:
