@@ -62,7 +62,7 @@ class TestRegression:
     def test_chunks_change_nothing(self, made, monkeypatch):
         estimator, file = load_estimator(made / "price"), read_table(made / "numbers.csv", typed=False)
         whole, _ = predict_table(estimator, file)
-        monkeypatch.setattr(module, "CHUNK_ROWS", 7)
+        monkeypatch.setattr(module, "ROWS", 7)
         seen = []
         parts, _ = predict_table(estimator, file, advance=seen.append)
         assert seen == [*range(7, 120, 7), 120]

@@ -88,11 +88,8 @@ class Stack:
                 weight, bias = self.weights[f"{prefix}weight"], self.weights[f"{prefix}bias"]
                 hidden = bias.unsqueeze(1) + _forward(hidden, weight)
             else:
-                with torch.enable_grad():
-                    before = hidden.detach().requires_grad_()
-                    after = layer(before)
-                passed.append(("", torch.autograd.grad(after, before, torch.ones_like(after))[0].unsqueeze(2)))
-                hidden = after.detach()
+                hidden, slope = _with_slope(layer, hidden)
+                passed.append(("", slope.unsqueeze(2)))
         selected = uncertain_part(likelihood, torch.eye(hidden.shape[-1], dtype=hidden.dtype, device=hidden.device))
         signal = selected.mT.expand(*hidden.shape[:2], *selected.mT.shape)
         total = signal.new_zeros(*signal.shape[:3], signal.shape[2])
@@ -133,6 +130,17 @@ class Stack:
             return found
         moved = _by_member(signal.to(bias.dtype), bias)
         return moved if found is None else found + moved
+
+
+def _with_slope(layer: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the outputs of an activation function and its slopes."""
+    if isinstance(layer, nn.Tanh):  # the first use of autograd takes half a second
+        outputs = inputs.tanh()
+        return outputs, 1.0 - outputs.square()
+    with torch.enable_grad():
+        before = inputs.detach().requires_grad_()
+        after = layer(before)
+    return after.detach(), torch.autograd.grad(after, before, torch.ones_like(after))[0]
 
 
 def _forward(inputs: Tensor, weight: Tensor) -> Tensor:

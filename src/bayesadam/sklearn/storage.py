@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from bayesadam.sklearn.base import BayesianMLP
 from bayesadam.sklearn.classifier import BayesianMLPClassifier
 from bayesadam.sklearn.conformal import LeftOutScores
 from bayesadam.sklearn.linear import LinearPart
-from bayesadam.sklearn.network import perceptron
 from bayesadam.sklearn.noise import NoisePattern
 from bayesadam.sklearn.reach import Reach
 from bayesadam.sklearn.regressor import BayesianMLPRegressor
@@ -204,11 +204,12 @@ def _restored_targets(estimator: Any, told: dict[str, Any], members: int) -> tup
 
 def _check_sizes(estimator: Any, posterior: Mixture) -> None:
     """Check that the posterior matches the network's weights, before a network is created that may be very large."""
-    weights = posterior.components[0].mean
-    require(len(estimator.hidden) <= len(weights), "hidden", estimator.hidden)
-    with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        network = perceptron(len(estimator._x_mean), estimator.hidden, estimator._outputs(), estimator.activation)
-    posterior.match(network)
+    widths = [len(estimator._x_mean), *estimator.hidden, estimator._outputs()]
+    expected: dict[str, tuple[int, ...]] = {}
+    for number, (inputs, outputs) in enumerate(pairwise(widths)):
+        expected |= {f"{2 * number}.weight": (outputs, inputs), f"{2 * number}.bias": (outputs,)}
+    shapes = {name: tuple(mean.shape) for name, mean in posterior.components[0].mean.items()}
+    require(shapes == expected, "hidden", estimator.hidden)
 
 
 def require(fine: bool, name: str, value: Any) -> None:

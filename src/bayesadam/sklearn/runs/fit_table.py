@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
 from bayesadam.files import write_json, write_text
 from bayesadam.report import write_report
 from bayesadam.report.report_data import Rows, report_data, validation
 from bayesadam.sklearn.choice import described
 from bayesadam.sklearn.classifier import BayesianMLPClassifier
+from bayesadam.sklearn.members import ROWS
 from bayesadam.sklearn.regressor import BayesianMLPRegressor
 from bayesadam.sklearn.runs import run_folder as names
 from bayesadam.sklearn.runs.evaluation import MAX_ROWS, Arrays, Scores, baselines, margin, predict_held_out, scores
@@ -124,7 +126,7 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
     with _timed(seconds, "reading"):
         prepared = prepare(settings, frame)
     watcher.prepared(prepared)
-    told, notes, target = len(prepared.notes), prepared.notes, prepared.target
+    announced, notes, target = len(prepared.notes), prepared.notes, prepared.target
     truth = prepared.y[prepared.split.held_out]
     with _threads(len(prepared.split.training)):
         with _timed(seconds, "training"):
@@ -132,7 +134,9 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
         watcher.stage("scores of the held-out rows")
         train, test = prepared.matrix[prepared.split.training], prepared.matrix[prepared.split.held_out]
         with _timed(seconds, "predictions"):
-            held_out = predict_held_out(estimator.predictive(Encoded(test)), truth)
+            rows = (slice(first, first + ROWS) for first in range(0, len(test), ROWS))
+            parts = [predict_held_out(estimator.predictive(Encoded(test[own])), truth[own]) for own in rows]
+            held_out = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         watcher.stage("linear model and gradient boosting")
         with _timed(seconds, "baselines"):
             try:
@@ -164,7 +168,7 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
         watcher.stage("report")
         done = _as_done(prepared.settings, estimator)
         report = _report(prepared, done, estimator, held_out, metrics, margins, seconds, watcher)
-    return TableFit(estimator, done, metrics, report, estimator.interrupted_, epochs, notes[told:], seconds)
+    return TableFit(estimator, done, metrics, report, estimator.interrupted_, epochs, notes[announced:], seconds)
 
 
 def _report(
@@ -251,7 +255,8 @@ def _threads(rows: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1 if rows <= _MANY else before)
     try:
-        yield
+        with threadpool_limits(1 if rows <= _MANY else None, "blas"):
+            yield
     finally:
         torch.set_num_threads(before)
 

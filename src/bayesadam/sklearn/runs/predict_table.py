@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pyarrow import compute, csv, parquet
 
 from bayesadam.files import whole_file
+from bayesadam.sklearn.members import ROWS
 from bayesadam.sklearn.runs.settings import RunError
 from bayesadam.sklearn.tables.csv_numbers import NUMBER, is_text
 from bayesadam.sklearn.tables.encoder import Encoded
@@ -21,8 +22,6 @@ from bayesadam.sklearn.tables.findings import Findings, TableError, quoted
 from bayesadam.sklearn.tables.read_table import TableFile, is_parquet
 
 STDOUT = Path("-")
-CHUNK_ROWS = 8192
-"""Number of rows that are predicted at a time: the predictions with all their samples must fit into memory."""
 _DIGITS = 7
 
 
@@ -73,8 +72,8 @@ def predict_table(
     findings = Findings(file.place)
     matrix = encoder.transform(file.table, findings=findings)
     parts = []
-    for first in range(0, len(matrix), CHUNK_ROWS):
-        rows = Encoded(matrix[first : first + CHUNK_ROWS])
+    for first in range(0, len(matrix), ROWS):
+        rows = Encoded(matrix[first : first + ROWS])
         pred = estimator.predictive(rows)
         part = _regression(pred, coverage, quantiles) if regression else _classification(pred, estimator.classes_)
         if interval is not None:

@@ -26,6 +26,8 @@ MAX_LEVELS = 100
 """Maximum number of levels of a category."""
 NGRAMS, COMPONENTS = 1_000, 30
 """Maximum number of letter sequences that are counted in text, and of columns that they are reduced to."""
+TEXT_ROWS = 20_000
+"""Maximum number of training rows from which the weights of letter sequences are learned."""
 _FAR = 0.5
 """Distance from the range of the training rows, relative to its length, beyond which a value is far outside."""
 _WHOLE = r"^\+?(-?)0*(\d+)(\.0*)?$"
@@ -203,7 +205,8 @@ class Text:
 
         vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 4), max_features=NGRAMS)
         try:
-            frequencies = vectorizer.fit_transform(_strings(column))
+            rows = np.linspace(0, len(column) - 1, min(len(column), TEXT_ROWS)).astype(np.int64)
+            frequencies = vectorizer.fit_transform([text or "" for text in as_text(column.take(rows)).to_pylist()])
         except ValueError:  # an empty vocabulary
             return None
         width = min(COMPONENTS, min(frequencies.shape) - 1)
@@ -221,7 +224,9 @@ class Text:
     def encode(self, column: pa.ChunkedArray, findings: Findings) -> Codes:
         """Return the columns of the matrix, ``(N, len(features))``, before they are standardised."""
         vectorizer, directions = self._arrays
-        return np.asarray(vectorizer.transform(_strings(column)) @ directions)
+        encoded = as_text(column).combine_chunks().dictionary_encode(null_encoding="encode")
+        distinct = vectorizer.transform([text or "" for text in encoded.dictionary.to_pylist()]) @ directions
+        return np.asarray(distinct[encoded.indices.to_numpy(zero_copy_only=False)])
 
     @cached_property
     def _arrays(self) -> tuple[Any, NDArray[np.float64]]:
@@ -271,10 +276,6 @@ def _codes(text: pa.ChunkedArray, levels: tuple[str, ...]) -> NDArray[np.int64]:
 
 def _are_nan(column: pa.ChunkedArray) -> NDArray[np.bool_]:
     return flags(compute.is_nan(column)) if pa.types.is_floating(column.type) else np.zeros(len(column), dtype=bool)
-
-
-def _strings(column: pa.ChunkedArray) -> list[str]:
-    return [text or "" for text in as_text(column).to_pylist()]
 
 
 def _digits(values: NDArray[Any]) -> tuple[float, ...]:
