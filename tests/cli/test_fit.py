@@ -181,7 +181,7 @@ class TestRunFolder:
         assert not page.is_symlink()
 
     def test_a_part_of_the_report_that_fails_loses_no_fit(self, fitted, labels, tmp_path, monkeypatch):
-        def fails(*arguments):
+        def fails(*arguments, **options):
             raise RuntimeError("too difficult")
 
         monkeypatch.setattr("bayesadam.report.report_data.effects", fails)

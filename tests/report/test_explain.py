@@ -49,7 +49,7 @@ def drawn(inputs, classes=False):
 
 
 def explained(inputs, classes=False):
-    return explain.effects(inputs, drawn(inputs, classes)[1], formula(inputs, classes), 0)
+    return explain.effects(inputs, drawn(inputs, classes)[1], formula(inputs, classes), 0, classes=classes)
 
 
 class TestRegression:
@@ -127,12 +127,31 @@ def test_classes(inputs):
 
 def test_columns_without_two_values_have_no_effect(inputs):
     constant = inputs.assign(size=np.nan, city=None)
-    found = explain.effects(constant, np.zeros(ROWS), formula(inputs), 0)
+    found = explain.effects(constant, np.zeros(ROWS), formula(inputs), 0, classes=False)
     assert len(found["importance"]) == 3
     assert [entry["name"] for entry in found["dependence"]] == ["sold"]
     assert explain.groups(
         constant, ["city"], {"y": np.zeros(ROWS), "lower": np.zeros(ROWS), "upper": np.ones(ROWS)}
     ) == [{"name": "city", "values": "missing", "rows": ROWS, "right": ROWS}]
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_the_work_is_bounded_for_many_inputs(inputs, classes):
+    """Of 203 inputs those are looked at that tell something of the target; the others keep their rows."""
+    noise = np.random.default_rng(3).normal(size=(ROWS, 200))
+    wide = pd.concat([pd.DataFrame(noise).add_prefix("noise"), inputs], axis=1)
+    asked = []
+
+    def predictive(donors):
+        asked.append(len(donors))
+        assert donors.shape[1] == 203
+        return formula(inputs, classes)(donors[:, 200:])
+
+    found = explain.effects(wide, drawn(inputs, classes)[1], predictive, 0, classes=classes)
+    assert len(found["importance"]) == explain.PREDICTIONS // (explain.SHUFFLES * explain.FEWEST)
+    assert found["importance"][0]["name"] == "size"
+    assert sum(asked) < 1.5 * explain.PREDICTIONS
+    assert {entry["gain"] for entry in found["importance"] if entry["name"].startswith("noise")} == {0.0}
 
 
 @pytest.mark.parametrize(
@@ -143,6 +162,12 @@ def test_columns_without_two_values_have_no_effect(inputs):
         (15140.0, "15140"),
         (0.30000000000000004, "0.3"),
         (1234.5678, "1235"),
+        (12345.678, "12346"),
+        (-98765.4321, "-98765"),
+        (0.000123456, "0.0001235"),
+        (20.0 / 3.0, "6.667"),
+        (1.23456e-12, "1.235e-12"),
+        (float("inf"), "inf"),
         (2.5e20, "250000000000000000000"),
         (pd.Timestamp("2024-05-01"), "2024-05-01"),
         (pd.Timestamp("2024-05-01 08:15"), "2024-05-01 08:15"),

@@ -474,6 +474,10 @@ class TestText:
         """Student's t with few degrees of freedom has intervals only."""
         data = houses(40)
         data["held_out"] |= {name: [None] * 40 for name in ("std", "epistemic_std")}
+        for entry in data["explained"]["dependence"]:
+            entry |= {"std": [None, None], "epistemic": [None, None]}
+        for entry in data["explained"]["importance"]:
+            entry["spread"] = None
         text = words(data, tmp_path)
         assert "On 40 held-out rows the typical error" in text
         assert "Interval coverage" in text

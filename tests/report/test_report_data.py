@@ -28,7 +28,7 @@ def table():
     )
 
 
-def made(held_out=60, classes=()):
+def made(held_out=60, classes=(), calibrated=True):
     """The report's data for prices of about 2,000 per square metre, or for flats that are dear or cheap."""
     inputs = table()
     mean = 2_000.0 * inputs["area"].to_numpy()
@@ -60,7 +60,7 @@ def made(held_out=60, classes=()):
     return report_data(
         Rows(inputs, targets, np.arange(ROWS) + 2, order[0], "price", classes),
         columns(order[0]),
-        (order[1], columns(order[1])),
+        (order[1], columns(order[1])) if calibrated else None,
         predictive,
         seed=0,
         about={"file": "flats.csv", "held_out_how": "a random part", "left_out": {}, "epistemic_error": 0.3},
@@ -117,6 +117,15 @@ def test_surprises_are_the_least_probable_rows():
 
 def test_with_few_held_out_rows_the_inputs_are_described_by_all():
     assert made(held_out=20)["explained"]["about"] == "Computed on all rows."
+
+
+def test_without_rows_left_out_only_held_out_rows_are_judged(tmp_path):
+    data = made(calibrated=False)
+    assert data["unseen"] is None
+    write_report(tmp_path / "report.html", data)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Of 60 rows that its networks had not seen" in page
+    assert "Judged by" not in page
 
 
 def test_validation_has_the_epochs_at_which_it_was_recorded():

@@ -219,9 +219,9 @@ def short_ticks(axis: Any, *values: ArrayLike) -> None:
 
 
 def limits(*values: ArrayLike, margin: float = 0.06) -> tuple[float, float]:
-    """Return limits of an axis that contain all values and a margin, so that no mark is cut off."""
+    """Return limits of an axis that contain all values but NaN and a margin, so that no mark is cut off."""
     together = np.concatenate([np.ravel(part) for part in values])
-    low, high = float(together.min()), float(together.max())
+    low, high = float(np.nanmin(together)), float(np.nanmax(together))
     room = margin * (high - low) or 0.5 * (abs(high) or 1.0)
     return low - room, high + room
 

@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.feature_selection import mutual_info_classif, mutual_info_regression
 from sklearn.inspection import partial_dependence, permutation_importance
 
 from bayesadam.report.numbers import data_value
@@ -33,38 +34,71 @@ GROUPED, PARTS, LEVELS, LEAST = 5, 4, 8, 10
 minimum number of rows of a group.
 """
 
+LARGEST_NLL = 30.0
+"""Limit of the negative log-likelihood of a row, which is infinite for a class of probability zero."""
+
 LEVEL = 0.9
 """Probability content of the bands around the effects in a classification."""
 
 
 def effects(
-    inputs: pd.DataFrame, targets: NDArray[Any], predictive: Callable[[Donors], Any], seed: int
+    inputs: pd.DataFrame, targets: NDArray[Any], predictive: Callable[[Donors], Any], seed: int, *, classes: bool
 ) -> dict[str, Any]:
     """Return the importance of the inputs, and the mean prediction by value of the most important ones.
+
+    The number of predictions is bounded: of many inputs, those that tell most of the target by themselves are examined.
 
     Args:
         inputs: Numbers, dates and texts of the rows, ``(N, D)``.
         targets: Values or indices of classes, ``(N,)``.
         predictive: Function that returns the predictive distribution of rows that are made of these rows.
         seed: Seed of the choice of rows and of the shuffles.
+        classes: Whether the targets are classes.
 
     Returns:
         "importance" has, for each input, the increase of the error when the input is shuffled ("gain", with its
         standard deviation over the shuffles, "error"), and the mean absolute change of the uncertainty ("spread").
         "dependence" has, for the most important inputs, the mean predictions if all rows had the same value.
     """
-    rows = np.random.default_rng(seed).permutation(len(inputs))
-    importance = _importance(list(inputs), targets, predictive, rows, seed)
-    ranked = sorted(range(len(importance)), key=lambda i: importance[i]["error"] - importance[i]["gain"])
-    background = _whole_rows(np.sort(rows[:BACKGROUND]), len(inputs.columns))
-    donors = {j: _representative(inputs.iloc[:, j]) for j in ranked}
+    rows = np.random.default_rng(seed).permutation(len(inputs))[:ROWS]
+    chosen = _informative(inputs.iloc[rows], targets[rows], seed, classes)
+
+    def of_chosen(donors: Donors) -> Any:
+        """Return predictions of rows with the chosen columns of other rows; the last donor has all other columns."""
+        whole = np.repeat(donors[:, -1:], len(inputs.columns), axis=1)
+        whole[:, chosen] = donors[:, :-1]
+        return predictive(whole)
+
+    columns = [inputs.iloc[:, j] for j in chosen]
+    names = [str(column.name) for column in columns]
+    importance = _importance(names, targets, of_chosen, rows, seed)
+    ranked = sorted(range(len(chosen)), key=lambda j: importance[j]["error"] - importance[j]["gain"])
+    background = _donors(np.sort(rows[:BACKGROUND]), len(chosen))
+    donors = [_representative(column) for column in columns]
     shown = [j for j in ranked if len(donors[j]) > 1][:SHOWN]
-    dependence = [_dependence(inputs.iloc[:, j], j, donors[j], predictive, background) for j in shown]
+    dependence = [_dependence(columns[j], j, donors[j], of_chosen, background) for j in shown]
     return {"importance": [importance[j] for j in ranked], "dependence": dependence}
 
 
-def _whole_rows(rows: NDArray[np.int64], columns: int) -> NDArray[np.float64]:
-    return np.repeat(rows[:, None], columns, axis=1).astype(np.float64)
+def _informative(inputs: pd.DataFrame, targets: NDArray[Any], seed: int, classes: bool) -> list[int]:
+    """Return places of the inputs with the largest mutual information with the target, as many as are affordable."""
+    most = PREDICTIONS // (SHUFFLES * FEWEST)
+    if len(inputs.columns) <= most:
+        return list(range(len(inputs.columns)))
+    discrete = np.array([_kind(inputs.iloc[:, j]) == "category" for j in range(len(inputs.columns))])
+    codes = []
+    for j in range(len(discrete)):
+        numbers = _numbers(inputs.iloc[:, j])
+        values = pd.factorize(inputs.iloc[:, j])[0] if numbers is None else pd.Series(numbers).rank().fillna(0.0)
+        codes.append(np.asarray(values, dtype=np.float64))
+    measure = mutual_info_classif if classes else mutual_info_regression
+    found = measure(np.stack(codes, axis=1), targets, discrete_features=discrete, random_state=seed)
+    return sorted(np.argsort(-found, kind="stable")[:most].tolist())
+
+
+def _donors(rows: NDArray[np.int64], columns: int) -> NDArray[np.float64]:
+    """Return donors for rows as they are."""
+    return np.repeat(rows[:, None], columns + 1, axis=1).astype(np.float64)
 
 
 class _Outputs(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -90,8 +124,8 @@ def _importance(
     order: NDArray[np.int64],
     seed: int,
 ) -> list[dict[str, Any]]:
-    rows = order[: min(ROWS, max(FEWEST, PREDICTIONS // (SHUFFLES * len(names))))]
-    whole = _whole_rows(rows, len(names))
+    rows = order[: max(FEWEST, PREDICTIONS // (SHUFFLES * len(names)))]
+    whole = _donors(rows, len(names))
     before = _uncertainty(predictive(whole.astype(np.int64)))
 
     def scores(model: _Outputs, donors: Any, own: NDArray[Any]) -> dict[str, float]:
@@ -102,15 +136,15 @@ def _importance(
     model = _Outputs(predictive)
     found = permutation_importance(model, whole, targets[rows], scoring=scores, n_repeats=SHUFFLES, random_state=seed)
     loss, spread = found["loss"], found["spread"]["importances_mean"]
-    columns = zip(names, loss["importances_mean"], loss["importances_std"], spread, strict=True)
+    columns = zip(names, loss["importances_mean"], loss["importances_std"], spread, strict=False)  # not of the last
     return [{"name": n, "gain": float(g), "error": float(e), "spread": float(s)} for n, g, e, s in columns]
 
 
 def _loss(found: Any, targets: NDArray[Any]) -> float:
-    """Return the root mean squared error, or the mean negative log-likelihood."""
+    """Return the root mean squared error, or the mean negative log-likelihood, which is limited for each row."""
     if not hasattr(found, "probs"):
         return float(np.sqrt(np.mean((_array(found.mean) - targets) ** 2)))
-    return -float(found.log_prob(torch.as_tensor(targets, device=found.device)).mean())
+    return -float(found.log_prob(torch.as_tensor(targets, device=found.device)).clamp_min(-LARGEST_NLL).mean())
 
 
 def _uncertainty(found: Any) -> NDArray[np.float64]:

@@ -18,7 +18,8 @@ _SHOWN = 15
 def importance(entries: Sequence[Mapping[str, Any]], task: str, target: str) -> Chart:
     """Return a bar chart of the increase of the error if the values of an input are shuffled."""
     shown = sorted(entries, key=lambda entry: -entry["gain"])[:_SHOWN]
-    gain, error, spread = (np.array([entry[name] for entry in shown]) for name in ("gain", "error", "spread"))
+    numbers = [[entry[name] for entry in shown] for name in ("gain", "error", "spread")]
+    gain, error, spread = np.array(numbers, dtype=np.float64)
     unit = f"error added ({target})" if task == "regression" else "log loss added (nats per row)"
     chart = Chart(
         "importance",
@@ -66,7 +67,7 @@ def _numbers(entry: Mapping[str, Any], name: str, target: str, classes: Sequence
         str(entry["name"]),
         f"predicted {target}",
         x_range=limits(entry["order"] or [0.0]),
-        y_range=limits(mean - 2 * std, mean + 2 * std),
+        y_range=limits(mean, mean - 2 * std, mean + 2 * std),
     )
     x, width = _with_axis(chart, entry)
     short_ticks(chart.plot.yaxis[0], mean)

@@ -49,9 +49,11 @@ def data_value(value: Any) -> str:
     """Format a value of the user's data as in a file: a year or a postcode has no separated thousands."""
     if value is None or value != value:
         return NONE
-    if not isinstance(value, float):
+    if not isinstance(value, float) or not math.isfinite(value):
         return str(value)
-    return f"{value:.0f}" if value.is_integer() or abs(value) >= 1e5 else f"{value:.4g}"
+    decimals = 0 if value.is_integer() else max(0, 3 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{decimals}f}" if decimals <= 10 else f"{value:.3e}"
+    return text.rstrip("0").rstrip(".") if 0 < decimals <= 10 else text
 
 
 def count(value: int) -> str:

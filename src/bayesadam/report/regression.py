@@ -37,10 +37,8 @@ def predictions(rows: PredictedNumbers, target: str) -> Chart:
         columns[name] = texts[i * len(rows) : (i + 1) * len(rows)]
     order = np.argsort(rows.y)
     # Misses are drawn last, on top of the other rows.
-    for part, marker, colour, words in (
-        (inside, "circle", "blue", "inside"),
-        (~inside, "triangle", "vermilion", "outside"),
-    ):
+    looks = ((inside, "circle", "blue", "inside"), (~inside, "triangle", "vermilion", "outside"))
+    for part, marker, colour, words in looks:
         at = order[part[order]]
         chart.band(rows.y[at], rows.lower[at], rows.upper[at], colour, alpha=0.5 * crowd, width=1.5)
         shown = {name: [values[i] for i in at] for name, values in columns.items()}

@@ -85,7 +85,11 @@ def report_data(
         shown = np.arange(len(rows.targets)) if few else rows.held_out
         if len(shown) >= FEWEST and len(rows.inputs.columns):
             explained = effects(
-                rows.inputs.iloc[shown], rows.targets[shown], lambda donors: predictive(shown[donors]), seed
+                rows.inputs.iloc[shown],
+                rows.targets[shown],
+                lambda donors: predictive(shown[donors]),
+                seed,
+                classes=len(rows.classes) > 0,
             )
             explained["about"] = f"Computed on {'all' if few else 'the held-out'} rows."
             names = [entry["name"] for entry in explained["importance"]]
@@ -113,7 +117,7 @@ def report_data(
         "metrics": {name: dict(values) for name, values in metrics.items()},
         "margins": dict(margins),
         "held_out": _thinned(predictions, rows.lines[rows.held_out], seed),
-        "unseen": _thinned(unseen, rows.lines[unseen_rows], seed),
+        "unseen": None if left_out is None else _thinned(unseen, rows.lines[unseen_rows], seed),
         "explained": _plain(explained),
         "epistemic_error": about.get("epistemic_error"),
         "surprises": _surprises(rows, predictions),

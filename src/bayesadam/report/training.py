@@ -29,7 +29,7 @@ def validation(training: Mapping[str, Any]) -> Chart | None:
         "validation",
         "Validation by epoch",
         "Each line is one network: the negative log-likelihood of the training rows that it left out, under its mean "
-        "weights, at the marked epochs. The network of the dashed epoch is used.",
+        "weights, at the marked epochs. The networks of the dashed epoch are used.",
         "epoch",
         "validation NLL (nats per row)",
         x_range=limits(epochs),

@@ -93,7 +93,8 @@ def failures(groups: Sequence[Mapping[str, Any]], task: str) -> dict[str, Any]:
 
     Returns:
         "sentence", and "rows" with texts: the input, its values, the number of rows, the share that is right, and the
-        share that was promised. Of the groups in the table, 5% are there by chance (Benjamini and Hochberg 1995).
+        share that was promised. At most 5% of the groups in the table are expected to be there by chance (Benjamini and
+        Hochberg 1995).
     """
     chances = [_chance(group) for group in groups]
     wrong = stats.false_discovery_control(chances) < CHANCE if chances else np.zeros(0, dtype=bool)
@@ -120,7 +121,7 @@ def _expected(group: Mapping[str, Any]) -> float:
 
 def _chance(group: Mapping[str, Any]) -> float:
     """Return the probability that at most so many rows are right although the model keeps its promise."""
-    rows, right = group["rows"], group["right"]
     if "expected" not in group:
-        return float(stats.binom.cdf(right, rows, LEVEL))
-    return float(stats.norm.cdf((right - group["expected"]) / math.sqrt(max(group["variance"], 1e-4 * rows))))
+        return float(stats.binom.cdf(group["right"], group["rows"], LEVEL))
+    deviation = math.sqrt(max(group["variance"], 1e-4 * group["rows"]))
+    return float(stats.norm.cdf((group["right"] - group["expected"]) / deviation))
