@@ -14,6 +14,7 @@ except ImportError:
     raise ImportError('bayesadam.sklearn needs scikit-learn: pip install "bayesadam[sklearn]"') from None
 
 from bayesadam.sklearn.classifier import BayesianMLPClassifier as BayesianMLPClassifier
+from bayesadam.sklearn.member_training import TrainingStatus as TrainingStatus
 from bayesadam.sklearn.methods import METHODS as METHODS
 from bayesadam.sklearn.regressor import BayesianMLPRegressor as BayesianMLPRegressor
 from bayesadam.sklearn.runs.settings import RunError as RunError
@@ -24,7 +25,6 @@ from bayesadam.sklearn.scorers import neg_nll as neg_nll
 from bayesadam.sklearn.storage import load_estimator as load_estimator
 from bayesadam.sklearn.tables.encoder import TableEncoder as TableEncoder
 from bayesadam.sklearn.tables.findings import TableError as TableError
-from bayesadam.sklearn.training import TrainingStatus as TrainingStatus
 from bayesadam.sklearn.transformed_target import TransformedTargetRegressor as TransformedTargetRegressor
 
 if TYPE_CHECKING:

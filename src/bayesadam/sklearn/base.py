@@ -23,8 +23,9 @@ from bayesadam.population import Population
 from bayesadam.posterior import Mixture
 from bayesadam.predictive.result import Predictive
 from bayesadam.scaling import input_scales, standardized
-from bayesadam.sklearn.calibration import effective_rows, settle_
+from bayesadam.sklearn.calibration import average_with_earlier_, effective_rows
 from bayesadam.sklearn.failures import all_or_nothing
+from bayesadam.sklearn.member_training import Training, TrainingStatus
 from bayesadam.sklearn.members import ROWS, posteriors, predictions, randomized
 from bayesadam.sklearn.methods import method_named
 from bayesadam.sklearn.moment_objective import MomentObjective
@@ -35,7 +36,6 @@ from bayesadam.sklearn.stack import stacked_predictions
 from bayesadam.sklearn.tables.encoder import Encoded, TableEncoder
 from bayesadam.sklearn.tables.findings import Findings, TableError
 from bayesadam.sklearn.tables.frames import as_table, is_table
-from bayesadam.sklearn.training import Training, TrainingStatus
 
 Array = NDArray[Any]
 
@@ -221,7 +221,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         whole = np.ones(count) if weight is None else weight
         if priors:
             for likelihood, before, mask in zip(learned, self._likelihoods, divided.left_out, strict=True):
-                settle_(likelihood, before, effective_rows(whole[~mask]))
+                average_with_earlier_(likelihood, before, effective_rows(whole[~mask]))
         self._likelihoods = learned
         self.posterior_ = Mixture(found, hyperparameters={"method": self.method_})
         self._calibrate(divided, inputs, targets, whole, self.calibration_ if priors else None)

@@ -20,9 +20,9 @@ from bayesadam.sklearn.base import Array, BayesianMLP, continues
 from bayesadam.sklearn.calibration import pool, temperature, tempered
 from bayesadam.sklearn.failures import all_or_nothing
 from bayesadam.sklearn.linear import LinearPart, logistic_parts
+from bayesadam.sklearn.member_training import TrainingStatus, weighted_mean
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.rows import require_single, weighed
-from bayesadam.sklearn.training import TrainingStatus, weighted_mean
 
 
 class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]

@@ -26,10 +26,10 @@ from bayesadam.sklearn.choice import choose
 from bayesadam.sklearn.conformal import check_coverage, check_method
 from bayesadam.sklearn.ensemble import RegressionEnsemble, as_array
 from bayesadam.sklearn.failures import all_or_nothing
+from bayesadam.sklearn.member_training import TrainingStatus
 from bayesadam.sklearn.noise import check_noise
 from bayesadam.sklearn.rows import require_single, weighed
 from bayesadam.sklearn.tables.table_target import numbers_of_text
-from bayesadam.sklearn.training import TrainingStatus
 
 
 class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[misc]
