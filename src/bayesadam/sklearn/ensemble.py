@@ -205,9 +205,13 @@ class RegressionEnsemble(BayesianMLP):
             found: Any = self._all_predictions(rows)
             parts.append(torch.cat([scaled(pred.outputs.double(), factor) for pred in found]))
         outputs = torch.cat(parts, dim=1)
-        outputs = outputs if self._several else outputs[..., 0]
+        likelihood = likelihoods.average(self._likelihoods).double()
+        if not self._several and likelihood.outputs_per_target > 1:
+            likelihood = likelihoods.SingleTarget(likelihood)
+        elif not self._several:
+            outputs = outputs[..., 0]
         independent = self._method.predict in ("linearized", "moments")
-        pred = MixturePredictive(outputs, likelihoods.average(self._likelihoods).double(), independent=independent)
+        pred = MixturePredictive(outputs, likelihood, independent=independent)
         if not self._template.defines("rescaled"):
             return pred
         scales = (self._y_mean, self._y_std) if self._several else (self._y_mean[0], self._y_std[0])

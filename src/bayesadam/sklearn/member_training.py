@@ -161,7 +161,7 @@ class Training:
             progress=self.verbose,
             sample_weight=self.sample_weight,
             **self._steps,
-            **self.options,
+            options=self.options,
         )
 
     def _fit_into(self, seconds: float) -> None:

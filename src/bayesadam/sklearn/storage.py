@@ -42,7 +42,8 @@ _KINDS = {kind.__name__: kind for kind in (BayesianMLPRegressor, BayesianMLPClas
 def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> None:
     """Write a fitted estimator into a folder, which is created if it does not exist.
 
-    At any moment the folder holds either the complete earlier estimator or the complete new one.
+    At any moment the folder holds either the complete earlier estimator or the complete new one. Several processes may
+    save to one folder and read it.
 
     Raises:
         ValueError: A parameter or a label cannot be written as JSON, such as a ``RandomState``.
@@ -85,10 +86,11 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> No
         }
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    with files.whole_file(path / POSTERIOR) as temporary:
-        told["posterior"] = estimator.posterior_._write(temporary)
-        files.write_json(path / NEXT, told)
-    (path / NEXT).replace(path / MODEL)
+    with files.locked(path):
+        with files.whole_file(path / POSTERIOR) as temporary:
+            told["posterior"] = estimator.posterior_._write(temporary)
+            files.write_json(path / NEXT, told)
+        (path / NEXT).replace(path / MODEL)
 
 
 def load_estimator(folder: str | os.PathLike[str]) -> BayesianMLPRegressor | BayesianMLPClassifier:
@@ -102,13 +104,14 @@ def load_estimator(folder: str | os.PathLike[str]) -> BayesianMLPRegressor | Bay
             by another version of the library. This error is a ``ValueError``.
     """
     path = Path(folder)
-    try:
-        told, posterior = _pair(path, MODEL)
-    except (FileNotFoundError, files.DamagedFile):  # save() may have been stopped between its two files
+    with files.locked(path, shared=True):
         try:
-            told, posterior = _pair(path, NEXT)
-        except (OSError, files.DamagedFile):  # or save() may just have completed
             told, posterior = _pair(path, MODEL)
+        except (FileNotFoundError, files.DamagedFile):  # save() may have been stopped between its two files
+            try:
+                told, posterior = _pair(path, NEXT)
+            except (OSError, files.DamagedFile):  # or save() may just have completed
+                told, posterior = _pair(path, MODEL)
     with files.reading(_RULE, path / MODEL):
         return _restored(told, posterior)
 
