@@ -197,7 +197,7 @@ class Collection:
             "grad": [local(self.gradient(parameter)) for parameter in parameters],
             "kept": [self.kept[parameter] for parameter in parameters],
         }
-        numbers = numbers_of(rule, flat, share=share).numbers
+        numbers = numbers_of(rule, flat, share=share)
         draws, compile = {"eps": self.weights.drawn}, self.layout.first["compile"]
         launch.run(work, flat, np.array(chosen, dtype=np.int64), numbers, lists, draws, compile=compile)
 

@@ -192,6 +192,7 @@ class Engine:
                 others = self.weights.release()
             if self.source is not None:
                 self.source.pause()
+        self.updates.learn(wait=True)
         return others
 
     def cleared(self) -> None:

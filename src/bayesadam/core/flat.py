@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from bayesadam import noise
 from bayesadam.core.passes import PER_WEIGHT
 from bayesadam.core.rule import COUNTERS, INITIAL_COUNTERS, Hyper, Rule, static_options
+from bayesadam.native.device import is_available
 from bayesadam.sharding import is_sharded, local, place
 
 BLOCK = 16 * noise.TILE
@@ -94,7 +95,8 @@ class Flat:
 
     Attributes:
         tensors: Vectors by name.
-        counters: A row of :data:`~bayesadam.core.rule.COUNTERS` for every parameter.
+        tables: Addresses for kernels, by pass.
+        buffers: Memory for kernels of a GPU, by pass.
         priors: Prior precisions from the parameters' initial values; NaN where the group's counts.
     """
 
@@ -112,11 +114,30 @@ class Flat:
         order = {key: i for i, key in enumerate(groups)}
         self.group_of = np.array([order[id(member.group)] for member in members])
         self.tensors = {name: self.vector() for name in state_names}
-        self.numbers = torch.tensor([[*INITIAL_COUNTERS, math.nan]] * len(members), dtype=torch.float64)
-        table: NDArray[np.float64] = self.numbers.numpy()
-        self.counters, self.priors = table[:, : len(COUNTERS)], table[:, len(COUNTERS)]
+        self._host = np.array([[*INITIAL_COUNTERS, math.nan]] * len(members), dtype=np.float64)
+        self.priors = self._host[:, len(COUNTERS)]
         self.whole = [noise_place(parameter) for parameter in self.parameters]
         self.tables: dict[Any, NDArray[np.int64]] = {}
+        self.buffers: dict[Any, Any] = {}
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the counters are on the device, where the kernels of a GPU advance them."""
+        return self.kind.is_run and is_available(self.kind.device)
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """A row of :data:`~bayesadam.core.rule.COUNTERS` and a prior precision for every parameter."""
+        host = torch.from_numpy(self._host)
+        return host.to(self.kind.device, copy=True) if self.on_device else host
+
+    @property
+    def counters(self) -> NDArray[np.float64]:
+        """A row of :data:`~bayesadam.core.rule.COUNTERS` for every parameter; from a GPU this waits for it."""
+        counters = self._host[:, : len(COUNTERS)]
+        if self.on_device and "numbers" in vars(self):
+            counters[:] = self.numbers[:, : len(COUNTERS)].cpu().numpy()
+        return counters
 
     @property
     def stored(self) -> bool:
@@ -167,10 +188,20 @@ class Flat:
             state["prior_precision"] = row[len(COUNTERS)]
         return state
 
-    def advance(self, chosen: NDArray[np.int64], after: tuple[Any, ...]) -> None:
+    def before(self) -> dict[str, Any]:
+        """The counters by name, each a float or an array with one for every member."""
+        rows = self.counters
+        values: Any = rows[0].tolist() if (rows == rows[0]).all() else list(rows.T)
+        return dict(zip(COUNTERS, values, strict=True))
+
+    def advance(self, chosen: NDArray[np.int64], after: Mapping[str, Any]) -> None:
         """Set the counters of some members to those after a step."""
-        for column, value in enumerate(after):
-            self.counters[chosen, column] = value[chosen] if isinstance(value, np.ndarray) else value
+        counters = self._host[:, : len(COUNTERS)]
+        for column, name in enumerate(COUNTERS):
+            value = after[name]
+            counters[chosen, column] = value[chosen] if isinstance(value, np.ndarray) else value
+        if self.on_device:
+            self.numbers[:, : len(COUNTERS)].copy_(torch.from_numpy(counters))
 
     def hyper(self, rule: Rule, number: int) -> Hyper:
         """Hyper-parameters of one member, in numbers and in tensors of its local shape."""
@@ -242,18 +273,6 @@ class Flat:
         return rows
 
 
-class Counted(NamedTuple):
-    """The numbers of a step of a flat.
-
-    Attributes:
-        numbers: Numbers by name, each a float or an array with one for every member.
-        after: Counters after the step, each a float or an array.
-    """
-
-    numbers: dict[str, Any]
-    after: tuple[Any, ...]
-
-
 def numbers_of(
     rule: Rule,
     flat: Flat,
@@ -262,8 +281,9 @@ def numbers_of(
     kept_scale: Any = 1.0,
     share: float = 1.0,
     groups: Sequence[Mapping[str, Any]] | None = None,
-) -> Counted:
-    """The numbers of the next step of a flat.
+) -> dict[str, Any]:
+    """The numbers of the next step of a flat by name, each a float or an array with one for every member; without the
+    counters.
 
     Args:
         rule: The rule.
@@ -282,22 +302,10 @@ def numbers_of(
             found[name] = value if values.count(value) == len(values) else np.array(values)[flat.group_of]
     if flat.has_priors:
         found["prior_precision"] = np.where(np.isnan(flat.priors), found["prior_precision"], flat.priors)
-    rows = flat.counters
-    before: Any = rows[0].tolist() if (rows == rows[0]).all() else list(rows.T)
-    found.update(zip(COUNTERS, before, strict=True))
-    hp = Hyper(**found)
     if flat.kind.default_start:
-        found["initial_precision"] = hp.initial_precision = 0.0 if flat.kind.per_weight else rule.default_start(hp)
-    hp.step = found["step"] + 1.0
-    after = (
-        hp.step,
-        found["beta1_product"] * found["beta1"],
-        found["beta2_product"] * found["beta2"],
-        found["initial_weight"] * (1.0 - rule.forgetting(hp)),
-    )
-    found.update(zip((f"new_{name}" for name in COUNTERS), after, strict=True))
+        found["initial_precision"] = 0.0 if flat.kind.per_weight else rule.default_start(Hyper(**found))
     found["kept_scale"], found["share"] = kept_scale, share
-    return Counted(found, after)
+    return found
 
 
 def noise_place(parameter: Tensor) -> tuple[int, int]:

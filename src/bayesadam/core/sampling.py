@@ -35,6 +35,7 @@ def pass_of(layout: Layout, flat: Flat, kind: str, **entries: Any) -> Pass:
         per_weight=flat.kind.per_weight,
         has_prior="prior_precision" in first,
         default_start=flat.kind.default_start,
+        guarded=flat.on_device and kind == "update",
         **entries,
     )
 
@@ -105,7 +106,7 @@ class Weights:
             self.dense.write(flat, follow=mean == "weights")
             return
         work = pass_of(self.layout, flat, "sample", mean=mean)
-        numbers = numbers_of(self.layout.rule, flat).numbers
+        numbers = numbers_of(self.layout.rule, flat)
         lists = {"weights": launch.weights_of(flat, chosen)}
         draws = {"next_eps": draw, "eps": self.drawn}
         launch.run(work, flat, chosen, numbers, lists, draws, compile=self.layout.first["compile"])
@@ -160,7 +161,7 @@ class Weights:
         numbers: dict[str, Any] = {}
         if not flat.stored:
             groups = [{**group, **self._widths.get(id(group), {})} for group in flat.groups]
-            numbers = numbers_of(self.layout.rule, flat, groups=groups).numbers
+            numbers = numbers_of(self.layout.rule, flat, groups=groups)
         lists, compile = {"weights": weights}, self.layout.first["compile"]
         launch.run(work, flat, chosen, numbers, lists, {"eps": self.drawn}, compile=compile)
 

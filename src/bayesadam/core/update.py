@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayesadam import noise
 from bayesadam.core import launch, limits
 from bayesadam.core.collect import Collection
 from bayesadam.core.draws import Draw
-from bayesadam.core.finite import first_bad
+from bayesadam.core.finite import DeviceCheck, first_bad
 from bayesadam.core.flat import Flat, numbers_of
+from bayesadam.core.rule import Hyper, advanced
 from bayesadam.core.sampling import Weights, pass_of
 from bayesadam.sharding import local
 
@@ -31,6 +33,8 @@ class Updates:
         self.weights, self.collection = weights, collection
         self.layout, self.dense, self.source = weights.layout, weights.dense, collection.source
         self._limit = math.inf
+        self._check = DeviceCheck()
+        self._found: Tensor | None = None
 
     def first_bad(self) -> Tensor | None:
         """The first parameter whose gradient is not finite, if there is one."""
@@ -44,6 +48,10 @@ class Updates:
     def ready(self) -> bool:
         """Whether to step; raises an error if ``nonfinite="raise"`` and the step cannot be made."""
         self._check_measured()
+        self.learn(wait=False)
+        self._found = self._start_check()
+        if self._found is not None:
+            return True
         try:
             self._check_finite()
             if self.dense is not None:
@@ -71,15 +79,41 @@ class Updates:
                             "sampled_params(), got one from outside"
                         )
 
+    def _start_check(self) -> Tensor | None:
+        """What a check on the device will find, if the kernels read it there; otherwise the host must know."""
+        flats = [flat for flat in self.layout.known() if any(p.grad is not None for p in flat.parameters)]
+        places = {flat.kind.device if flat.on_device and not flat.is_sharded else None for flat in flats}
+        if len(places) != 1 or None in places or self.layout.first["compile"] is False:
+            return None
+        if self.collection.keeps_curvature or not noise.has_kernel(flats[0].kind.device):
+            return None
+        trained = [p for flat in flats for p in flat.parameters if p.grad is not None]
+        return self._check.start(trained, [self.collection.gradient(parameter) for parameter in trained])
+
+    def learn(self, *, wait: bool) -> None:
+        """Count the steps that a device has skipped since, or raise an error for them.
+
+        Args:
+            wait: Whether to wait for the latest steps, too.
+        """
+        for bad in self._check.results(wait=wait):
+            if self.layout.first["nonfinite"] == "skip":
+                self.layout.set_all("skipped_steps", self.layout.first["skipped_steps"] + 1)
+            else:
+                raise self._not_finite(bad, " in an earlier step, which was skipped")
+
+    def _not_finite(self, bad: Tensor, when: str) -> FloatingPointError:
+        largest = max(float(group["lr"]) for group in self.layout.owner.param_groups)
+        return FloatingPointError(
+            f"the gradient of parameter {self.layout.name_of(bad)} must be finite, got inf or nan{when} "
+            f"(if the training diverges, use a smaller lr than {largest:g}, or less noise at the start by "
+            "a larger initial_precision)"
+        )
+
     def _check_finite(self) -> None:
         bad = self.first_bad()
         if bad is not None:
-            largest = max(float(group["lr"]) for group in self.layout.owner.param_groups)
-            raise FloatingPointError(
-                f"the gradient of parameter {self.layout.name_of(bad)} must be finite, got inf or nan; nothing was "
-                f"changed (if the training diverges, use a smaller lr than {largest:g}, or less noise at the start by "
-                "a larger initial_precision)"
-            )
+            raise self._not_finite(bad, "; nothing was changed")
         if self.source is not None and self.source.differentiates:  # they may be infinite where the gradient is finite
             for parameter, kept in self.collection.kept.items():
                 if not kept.isfinite().all():
@@ -96,7 +130,8 @@ class Updates:
         if self.dense is not None and ready:
             self.dense.step(flats, self.collection.gradients(), factor=self.collection.factor, follow=not drop_in)
             for flat in flats:
-                flat.advance(np.arange(len(flat.members)), numbers_of(self.layout.rule, flat).after)
+                hp = Hyper(**numbers_of(self.layout.rule, flat), **flat.before())
+                flat.advance(np.arange(len(flat.members)), advanced(self.layout.rule, hp))
         if drop_in and self.dense is not None:
             self.dense.prepare([flat for flat in flats if flat.kind.perturb], draws["next_eps"])
         for flat in flats:
@@ -153,11 +188,11 @@ class Updates:
         if curvature == "kept":
             lists["kept"] = [self.collection.kept[flat.parameters[number]] for number in chosen]
             kept_scale = self.collection.scale_array(flat)
-        counted = numbers_of(
+        numbers = numbers_of(
             rule, flat, scale=self.collection.factor, kept_scale=kept_scale, groups=self._limited(flat)
         )
-        launch.run(work, flat, chosen, counted.numbers, lists, draws, compile=self.layout.first["compile"])
-        flat.advance(chosen, counted.after)
+        compile = self.layout.first["compile"]
+        launch.run(work, flat, chosen, numbers, lists, draws, compile=compile, found=self._found)
 
     def _limited(self, flat: Flat) -> list[Mapping[str, Any]]:
         """The groups of a flat, with a smaller rate if back-tracking asks for it."""
