@@ -305,7 +305,7 @@ def kernel_of(
         found = _compiled(work, weights, real)
     if not isinstance(found, str):
         return found
-    if asked or device.type != "cpu":
+    if asked or devices.is_available(device):
         warnings.warn(f"compile=True {found}" if asked else f"training {found}", RuntimeWarning, stacklevel=2)
     return None
 
