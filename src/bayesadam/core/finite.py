@@ -130,11 +130,8 @@ class DeviceCheck:
 
     def _fetch(self) -> None:
         """Begin to bring to the host what was found."""
-        host, event = self._found.to("cpu", non_blocking=True, copy=True), None
-        if self._found.device.type == "cuda":
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(self._found.device))
-        self._pending.append((host, event, self._parameters))
+        host = self._found.to("cpu", non_blocking=True, copy=True)
+        self._pending.append((host, devices.mark(self._found.device), self._parameters))
 
     def results(self, *, wait: bool) -> Iterator[Tensor]:
         """The first parameter with a bad gradient, for every earlier step that had one and has not been told.

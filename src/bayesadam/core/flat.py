@@ -147,12 +147,13 @@ class Flat:
     def deviation(self, *, held: bool) -> str:
         """Where the deviation of a sample from the mean comes from, as in :class:`~bayesadam.core.passes.Pass`.
 
-        It is the difference between weights and mean while they hold the sample, and drawn again later. Weights with
-        fewer bits than the mean are not ``mean + sigma eps``, and a mean that is not stored is known up to rounding.
+        It is the difference between weights and mean while they hold the sample, and drawn again later, and always on a
+        GPU, where that is faster than to read the weights. Weights with fewer bits than the mean are not ``mean + sigma
+        eps``, and a mean that is not stored is known up to rounding.
         """
         if not self.stored or self.kind.dtype != self.kind.weights:
             return "exact"
-        return "weights" if held else "eps"
+        return "weights" if held and not self.on_device else "eps"
 
     def vector(self) -> Tensor:
         """A new vector of zeros."""

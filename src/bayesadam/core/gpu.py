@@ -124,6 +124,22 @@ class Kernels:
         walked = (parts, table_, buffers.given, buffers.values)
         devices.launch(self.functions["run"], buffers.programs, self.device, *walked)
 
+    def call(self, table: NDArray[np.int64], numbers: Mapping[str, float], words: NDArray[np.int64]) -> Tensor:
+        """Launch the kernels on a small problem, with the same numbers for all members; return the counters after it.
+
+        Args:
+            table: The runs.
+            numbers: All numbers of the recording by name.
+            words: What names the noise.
+        """
+        row = [*(numbers.get(name, 0.0) for name in COUNTERS), math.nan]
+        counters = torch.tensor([row] * len(table), dtype=torch.float64).to(self.device)
+        found = self.nothing.clone()
+        found[-1] = 0 if numbers.get("skip") else devices.NONE
+        rows = np.array([[numbers[name] for name in self.inputs]], dtype=np.float64)
+        self(Buffers(), table, rows, words, counters, found)
+        return counters
+
     def _upload(
         self, buffers: Buffers, table: NDArray[np.int64], rows: NDArray[np.float64], words: NDArray[np.int64]
     ) -> None:
@@ -319,8 +335,8 @@ _EXPRESSIONS: dict[str, Callable[..., str]] = {
     "clamp": _clamp,
     "clamp_min": lambda real, a, low: _clamp(real, a, low),
     "clamp_max": lambda real, a, high: _clamp(real, a, "None", high),
-    "maximum": lambda real, a, b: f"tl.where(({a} < {b}) | ({b} != {b}), {b}, {a})",
-    "minimum": lambda real, a, b: f"tl.where(({a} > {b}) | ({b} != {b}), {b}, {a})",
+    "maximum": lambda real, a, b: f"tl.maximum({a}, {b}, propagate_nan=tl.PropagateNan.ALL)",
+    "minimum": lambda real, a, b: f"tl.minimum({a}, {b}, propagate_nan=tl.PropagateNan.ALL)",
     "where": lambda real, test, a, b: f"tl.where({test}, {a}, {b})",
     "gt": _infix(">"),
     "lt": _infix("<"),

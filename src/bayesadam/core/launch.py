@@ -343,14 +343,9 @@ def _in_triton(work: Pass, weights: torch.dtype, real: torch.dtype, device: torc
     """A kernel in Triton, or the reason why there is none."""
     program = program_of(work, weights, real)
 
-    def call(runs: NDArray[np.int64], numbers: Mapping[str, float], words: NDArray[np.int64]) -> None:
-        row = [*(numbers.get(name, 0.0) for name in COUNTERS), 0.0]
-        counters = torch.tensor([row] * len(runs), dtype=torch.float64, device=device)
-        kernel(gpu.Buffers(), runs, np.array([[numbers[name] for name in kernel.inputs]]), words, counters, None)
-
     try:
         kernel = gpu.Kernels(program, work.draws, real, device)
-        bad = _differs(work, program, real, device, call)
+        bad = _differs(work, program, real, device, kernel.call)
     except Exception as error:  # of Triton or of its compiler, which has many kinds
         bad = f"{type(error).__name__}: {error}"
     return f"{_without(work)}: {bad}" if bad else kernel
@@ -359,8 +354,25 @@ def _in_triton(work: Pass, weights: torch.dtype, real: torch.dtype, device: torc
 def _differs(
     work: Pass, program: Program, real: torch.dtype, device: torch.device, call: Callable[..., None]
 ) -> str | None:
-    """How a kernel's results differ from those of PyTorch's operations on a small problem: three runs, one of them in
-    two tiles.
+    """How a kernel's results differ from those of PyTorch's operations, if they do."""
+    rtol = 1e-3 if program.tensors["weights"] == real else 1e-2
+    for name, (found, expected) in trial(work, program, real, device, call).items():
+        if not torch.allclose(found, expected, rtol=rtol, atol=1e-5):
+            return f"it gives other numbers than PyTorch's operations for {name!r}"
+    return None
+
+
+def trial(
+    work: Pass,
+    program: Program,
+    real: torch.dtype,
+    device: torch.device,
+    call: Callable[..., None],
+    *,
+    sizes: Sequence[int] = (5, noise.TILE + 70, 130),
+    skip: float = 0.0,
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Results of a kernel and of PyTorch's operations on a small problem, by name, in float32 or wider.
 
     Args:
         work: The pass.
@@ -368,8 +380,9 @@ def _differs(
         real: Dtype of the state.
         device: Device of the problem.
         call: Function of the table, the numbers by name, and the words, that launches the kernel.
+        sizes: Numbers of elements of the runs; by default one of them has two tiles.
+        skip: Whether a guarded update does nothing.
     """
-    sizes = (5, noise.TILE + 70, 130)
     starts = np.cumsum([0, *sizes[:-1]])
     generator = torch.Generator().manual_seed(1)
 
@@ -379,7 +392,7 @@ def _differs(
     values = {name: some(dtype) for name, dtype in program.tensors.items() if name not in work.draws}
     if work.mean == "weights" and work.stored:
         values["mean"] = values["weights"].to(real, copy=True)
-    known = {"num_data": 50.0, "initial_precision": 20.0, "prior_precision": 3.0, "step": 4.0, "skip": 0.0}
+    known = {"num_data": 50.0, "initial_precision": 20.0, "prior_precision": 3.0, "step": 4.0, "skip": skip}
     numbers = {name: known.get(name, 0.25) for name in program.numbers}
     draws = {"eps": Draw(5, 3, 1, False), "next_eps": Draw(5, 4, 0, False)}
     before = {name: value.clone() for name, value in values.items()}
@@ -395,12 +408,8 @@ def _differs(
         row[: cpp.FIXED] = 0, size, noise.lanes_of(size), index, index
         row[cpp.FIXED :] = [values[n].data_ptr() + int(starts[index]) * values[n].element_size() for n in names]
     call(runs, numbers, _words(work, draws))
-    rtol = 1e-3 if program.tensors["weights"] == real else 1e-2
-    for name, value in expected.items():
-        value = value.to(program.tensors[name]).float()
-        if not torch.allclose(values[name].float(), value, rtol=rtol, atol=1e-5):
-            return f"it gives other numbers than PyTorch's operations for {name!r}"
-    return None
+    wide = {name: torch.promote_types(program.tensors[name], torch.float32) for name in expected}
+    return {n: (values[n].to(wide[n]), expected[n].to(program.tensors[n]).to(wide[n])) for n in expected}
 
 
 def weights_of(flat: Flat, chosen: NDArray[np.int64]) -> list[Tensor]:

@@ -125,12 +125,12 @@ def record(
         NotElementwise: An operation reads a value, or gives a result of another shape.
     """
     program = Program(dict(tensors), tuple(numbers))
-    values = {name: torch.full((3,), 0.5, dtype=dtype) for name, dtype in tensors.items()}
-    scalars = {name: torch.full((), 0.5, dtype=torch.float64) for name in numbers}
+    values = {name: torch.full((3,), 0.5, dtype=dtype, device="cpu") for name, dtype in tensors.items()}
+    scalars = {name: torch.full((), 0.5, dtype=torch.float64, device="cpu") for name in numbers}
     inputs = [(tensor_variable(name), value) for name, value in values.items()]
     inputs += [(number_variable(name), value) for name, value in scalars.items()]
     recorder = _Recorder(program, inputs)
-    with torch.no_grad(), recorder:
+    with torch.no_grad(), torch.device("cpu"), recorder:  # whatever the default device is
         results = function(values, scalars)
     for name, value in results.items():
         variable = recorder.operand(value)

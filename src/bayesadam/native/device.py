@@ -39,6 +39,15 @@ def is_capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
+def mark(device: torch.device) -> Any:
+    """An event that has happened when the device has done what it was told before; ``None`` if it is not needed."""
+    if device.type == "cpu":
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
 _REFILLING = [False]
 
 

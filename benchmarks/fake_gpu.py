@@ -1,0 +1,209 @@
+"""Steps and predictions on tensors of a GPU that is not there: what is dispatched, launched and copied, and what waits.
+
+``FakeTensorMode`` makes tensors without memory. Operations that mix devices raise errors, and so does whatever needs a
+number of the device. Autograd asks for a device all the same; a few lines of C++ say that there is one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+_HOOKS = """
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/impl/FakeGuardImpl.h>
+namespace {
+C10_REGISTER_GUARD_IMPL(CUDA, c10::impl::FakeGuardImpl<c10::DeviceType::CUDA>)
+struct CUDAHooks : at::CUDAHooksInterface {
+  explicit CUDAHooks(at::CUDAHooksArgs) {}
+  void init() const override {}
+  bool hasCUDA() const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return 1; }
+  c10::DeviceIndex getCurrentDevice() const override { return 0; }
+};
+using at::CUDAHooksRegistry;
+using at::RegistererCUDAHooksRegistry;
+REGISTER_CUDA_HOOKS(CUDAHooks)
+}
+"""
+
+
+def say_that_there_is_a_gpu() -> None:
+    """To be called before torch is imported."""
+    folder = Path(str(importlib.util.find_spec("torch").origin)).parent  # type: ignore[union-attr]
+    for name in ("libc10.so", "libtorch_cpu.so"):
+        ctypes.CDLL(str(folder / "lib" / name), ctypes.RTLD_GLOBAL)
+    with tempfile.TemporaryDirectory() as place:
+        code, library = Path(place) / "hooks.cpp", Path(place) / "hooks.so"
+        code.write_text(_HOOKS)
+        flags = ["-std=c++20", "-shared", "-fPIC", f"-I{folder / 'include'}", f"-L{folder / 'lib'}"]
+        subprocess.run(["c++", *flags, str(code), "-o", str(library), "-lc10", "-ltorch_cpu"], check=True)
+        ctypes.CDLL(str(library))
+
+
+if __name__ == "__main__":
+    say_that_there_is_a_gpu()
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+import bayesadam as ba
+from bayesadam import noise
+from bayesadam.core import finite, launch
+from bayesadam.native import device as devices
+
+CUDA = torch.device("cuda:0")
+
+
+class Watch(TorchDispatchMode):
+    """Counts operations, copies between devices, and launches of kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations, self.copies, self.launches = Counter[str](), Counter[str](), Counter[str]()
+        self.uploads = self.waits = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        devices_ = {t.device.type for t in (*args, result) if isinstance(t, Tensor)}
+        if len(devices_) > 1 and name in ("_to_copy", "copy_"):
+            self.copies[f"{args[-1].device.type if name == 'copy_' else args[0].device.type} {tuple(args[0].shape)}"] += 1
+        elif "cuda" in devices_ or (args and isinstance(args[0], list | tuple)):
+            self.operations[name] += 1
+        return result
+
+    def clear(self) -> None:
+        for counter in (self.operations, self.copies, self.launches):
+            counter.clear()
+        self.uploads = self.waits = 0
+
+    def report(self) -> dict[str, Any]:
+        views = ("view", "detach", "split_with_sizes", "slice", "select", "alias", "t", "expand", "_unsafe_view", "unsqueeze")
+        count = sum(number for name, number in self.operations.items() if name not in views)
+        found = {"operations": count, "kernels": sum(self.launches.values()), "uploads": self.uploads}
+        return {**found, "other_copies": dict(self.copies), "waits": self.waits}
+
+
+class _Never:
+    def query(self) -> bool:
+        return False
+
+
+@contextmanager
+def fake(*, triton: bool) -> Iterator[Watch]:
+    """A context in which tensors on the GPU are fake, and kernels are counted."""
+    watch = Watch()
+
+    def upload(array: Any, device: torch.device, into: Tensor | None = None) -> Tensor:
+        watch.uploads += 1
+        return torch.empty(len(array), dtype=torch.int64, device=device) if into is None else into
+
+    def launched(function: Any, programs: int, device: torch.device, *args: Any, **_: Any) -> None:
+        watch.launches[getattr(function, "__name__", "kernel")] += 1
+
+    def fill(table: Any, numel: int) -> None:
+        watch.launches["fill"] += 1
+        watch.uploads += 1
+
+    def read(value: Tensor) -> float:
+        watch.waits += 1
+        return 0.0
+
+    usual = launch.program_of
+
+    def recorded(*args: Any) -> Any:
+        with _disable_current_modes():
+            return usual(*args)
+
+    changes: list[tuple[Any, str, Any]] = [
+        (devices, "is_available", lambda device: triton and device.type == "cuda"),
+        (launch.devices, "is_available", lambda device: triton and device.type == "cuda"),
+        (sys.modules["bayesadam.core.flat"], "is_available", lambda device: triton and device.type == "cuda"),
+        (devices, "is_capturing", lambda device: False),
+        (devices, "mark", lambda device: _Never()),
+        (devices, "upload", upload),
+        (devices, "launch", launched),
+        (noise, "_kernel", lambda device: fill),
+        (launch, "_differs", lambda *args: None),
+        (launch, "program_of", recorded),
+        (finite, "_read", read),
+        (Tensor, "data_ptr", lambda self: id(self)),
+    ]
+    with ExitStack() as stack:
+        for where, name, value in changes:
+            stack.enter_context(patch.object(where, name, value))
+        launch.kernel_of.cache_clear()
+        launch._in_triton.cache_clear()
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(torch.device(CUDA))
+        stack.enter_context(watch)
+        yield watch
+    launch.kernel_of.cache_clear()
+    launch._in_triton.cache_clear()
+
+
+def step(name: str, tensors: int, numel: int, *, triton: bool, mode: str = "train", **options: Any) -> dict[str, Any]:
+    """What one step dispatches, with given gradients, once it is in its stride."""
+    with fake(triton=triton) as watch:
+        params = [nn.Parameter(torch.empty(numel // tensors)) for _ in range(tensors)]
+        opt = getattr(ba, name)(params, num_data=50.0, **options)
+        grads = [torch.empty_like(parameter) for parameter in params]
+        if mode == "train":
+            opt.train()
+        for _ in range(3):
+            watch.clear()
+            if mode == "train":
+                _give(params, grads)
+            else:
+                with opt.sampled_params():
+                    _give(params, grads)
+            opt.step()
+        return watch.report()
+
+
+def _give(params: Any, grads: Any) -> None:
+    for parameter, grad in zip(params, grads, strict=True):
+        parameter.grad = grad
+
+
+def steps() -> dict[str, Any]:
+    """Steps of Vadam and IVON with kernels and without."""
+    extra = {"BayesAdam": {"batch_size": 32, "total_steps": 100}}
+    found = {}
+    for triton in (True, False):
+        for name in ("Vadam", "IVON", "BayesAdam"):
+            for options in ({}, {"low_memory": True}, {"nonfinite": "skip"}):
+                for mode in ("train", "block"):
+                    key = " ".join([name, mode, *options, "kernels" if triton else "without kernels"])
+                    kinds = {
+                        f"{numel:.0e} in {tensors}": step(
+                            name, tensors, numel, triton=triton, mode=mode, **options, **extra.get(name, {})
+                        )
+                        for tensors, numel in ((16, 10**6), (150, 10**6), (2000, 10**6), (150, 10**9))
+                    }
+                    first, *others = kinds.values()
+                    found[key] = {**first, "same_at_any_size": all(other == first for other in others)}
+    return found
+
+
+PARTS: Mapping[str, Callable[[], dict[str, Any]]] = {"steps": steps}
+
+if __name__ == "__main__":
+    print(json.dumps({name: PARTS[name]() for name in sys.argv[1:] or PARTS}))
