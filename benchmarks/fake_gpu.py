@@ -54,7 +54,7 @@ def say_that_there_is_a_gpu() -> None:
         ctypes.CDLL(str(library))
 
 
-if __name__ == "__main__":
+if "torch" not in sys.modules:
     say_that_there_is_a_gpu()
 
 import torch
@@ -69,6 +69,12 @@ from bayesadam.core import finite, launch
 from bayesadam.native import device as devices
 
 CUDA = torch.device("cuda:0")
+
+
+WITHOUT_LAUNCH = {
+    *("view", "detach", "split_with_sizes", "slice", "select", "alias", "t", "expand", "_unsafe_view", "unsqueeze"),
+    *("device", "empty", "empty_like", "transpose", "permute", "split", "unbind", "squeeze", "as_strided", "narrow"),
+}
 
 
 class Watch(TorchDispatchMode):
@@ -95,8 +101,7 @@ class Watch(TorchDispatchMode):
         self.uploads = self.waits = 0
 
     def report(self) -> dict[str, Any]:
-        views = ("view", "detach", "split_with_sizes", "slice", "select", "alias", "t", "expand", "_unsafe_view", "unsqueeze")
-        count = sum(number for name, number in self.operations.items() if name not in views)
+        count = sum(number for name, number in self.operations.items() if name not in WITHOUT_LAUNCH)
         found = {"operations": count, "kernels": sum(self.launches.values()), "uploads": self.uploads}
         return {**found, "other_copies": dict(self.copies), "waits": self.waits}
 
@@ -185,7 +190,7 @@ def _give(params: Any, grads: Any) -> None:
 
 def steps() -> dict[str, Any]:
     """Steps of Vadam and IVON with kernels and without."""
-    extra = {"BayesAdam": {"batch_size": 32, "total_steps": 100}}
+    extra = {"BayesAdam": {"batch_size": 32, "total_steps": 100, "prior_precision": 1.0}}
     found = {}
     for triton in (True, False):
         for name in ("Vadam", "IVON", "BayesAdam"):

@@ -85,18 +85,17 @@ class Scratch:
         if self._counters[0] != key:
             lanes = [lanes_of(size) for size in sizes]
             counts = [-(-size // (4 * width)) * width for size, width in zip(sizes, lanes, strict=True)]
-            repeats = torch.tensor(counts)
-            starts = (repeats.cumsum(0) - repeats).repeat_interleave(repeats)
-            block = (torch.arange(len(starts)) - starts).repeat(len(samples))
-            index = torch.tensor(indices).repeat_interleave(repeats).repeat(len(samples))
-            sample = torch.tensor(samples).repeat_interleave(len(starts))
+            starts = np.repeat(np.cumsum(counts) - counts, counts)
+            block = np.tile(np.arange(len(starts)) - starts, len(samples))
+            index = np.tile(np.repeat(indices, counts), len(samples))
+            sample = np.repeat(samples, len(starts))
             places, first = [], 0
             for size, width, count in zip(sizes, lanes, counts, strict=True):
-                element = torch.arange(size)
+                element = np.arange(size)
                 tile, inside = element // (4 * width), element % (4 * width)
                 places.append((inside // width) * sum(counts) + first + tile * width + inside % width)
                 first += count
-            found = (block, index, sample, torch.cat(places))
+            found = (torch.from_numpy(each) for each in (block, index, sample, np.concatenate(places)))
             self._counters = key, tuple(t.to(device) for t in found)  # type: ignore[assignment]
         return self._counters[1]
 
@@ -254,8 +253,8 @@ def normal_many(
         low, high = ([seed >> shift & _MASK for seed in seeds] for shift in (0, 32))
         key = (_column(low, device), _column(high, device), _column(steps, device), sample, index, stream)
         outputs = scratch.get("outputs", many * rows * each * 4, torch.float32, device).view(many, rows, 4, each)
-        for output, values in normals_of(pool.pop().copy_(block), key, pool, floats):
-            outputs[:, :, output].copy_(values.view(many, rows, each))
+        for output, *factors in normals_of(pool.pop().copy_(block), key, pool, floats):
+            torch.mul(*(factor.view(many, rows, each) for factor in factors), out=outputs[:, :, output])
         flat = outputs.view(many * rows, 4 * each)
         torch.index_select(flat, 1, places, out=result.view(many * rows, total))
     return result
@@ -462,11 +461,12 @@ def _tried(fill: Fill, device: torch.device) -> Fill | None:
 
 
 def _fill_blocks(out: Tensor, start: int, key: tuple[int, ...], scratch: Scratch, lanes: int) -> None:
-    """:func:`fill_` by PyTorch's operations, block by block."""
+    """:func:`fill_` by PyTorch's operations; on a CPU block by block, so that numbers stay in the cache."""
     stop = start + out.numel()
+    block = BLOCK if out.device.type == "cpu" else stop
     while start < stop:
         tile = start // TILE
-        end = min(stop, tile * TILE + BLOCK)
+        end = min(stop, tile * TILE + block)
         _fill_block(out[: end - start], start - tile * TILE, tile, key, scratch, lanes)
         out = out[end - start :]
         start = end
@@ -482,8 +482,8 @@ def _fill_block(out: Tensor, skip: int, tile: int, key: tuple[int, ...], scratch
     pool = _words(counters, out.device, scratch)
     block = torch.arange(tile * LANES, tile * LANES + counters, out=pool.pop())
     parts = target.view(tiles, 4, lanes)
-    for output, values in normals_of(block, key, pool, _floats(counters, out.device, scratch)):
-        parts[:, output].copy_(values.view(tiles, lanes))
+    for output, *factors in normals_of(block, key, pool, _floats(counters, out.device, scratch)):
+        torch.mul(*(factor.view(tiles, lanes) for factor in factors), out=parts[:, output])
     if not direct:
         out.copy_(target[skip:needed])
 

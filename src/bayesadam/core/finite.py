@@ -34,10 +34,14 @@ def first_bad(grads: Sequence[Tensor], *, compiles: bool | None) -> int | None:
     walk = _compiled() if compiles is not False and _are_plain(grads) else None
     if walk is not None:
         return walk(grads)
-    if math.isfinite(_read(full(nn.utils.get_total_norm(list(grads))))):
+    if not any(map(is_sharded, grads)) and len({(grad.device, grad.dtype) for grad in grads}) == 1:
+        # In float32 or wider, as a norm overflows before its elements do, in float16 easily.
+        norms = torch.stack(torch._foreach_norm(list(grads), 2, dtype=torch.promote_types(grads[0].dtype, torch.float32)))
+        if math.isfinite(_read(norms.sum())):
+            return None
+    elif math.isfinite(_read(full(nn.utils.get_total_norm(list(grads))))):
         return None
     for number, grad in enumerate(grads):
-        # A norm overflows before its elements do, in float16 easily; in float32 it is refused, as squares overflow.
         wide = torch.promote_types(grad.dtype, torch.float32)
         if not math.isfinite(_read(full(torch.linalg.vector_norm(grad, dtype=wide)))):
             return number

@@ -127,8 +127,9 @@ def _run_on_device(
     table, copies = _table(work, kernel.program, flat, chosen, lists)
     table[:, 4] = chosen
     rows = _rows(kernel.inputs, numbers, flat, chosen)
-    buffers = flat.buffers.setdefault(work, gpu.Buffers())
-    kernel(buffers, np.ascontiguousarray(table), rows, _words(work, draws), flat.numbers, found)
+    if work not in flat.buffers:
+        flat.buffers[work] = gpu.Buffers()
+    kernel(flat.buffers[work], np.ascontiguousarray(table), rows, _words(work, draws), flat.numbers, found)
     _written(kernel.program, lists, copies)
 
 
@@ -231,14 +232,11 @@ class _Spread:
     """Makes a tensor with one value per element of an array with one value per member."""
 
     def __init__(self, flat: Flat, pieces: Sequence[Piece]) -> None:
-        self.flat = flat
-        self.numbers = [piece.number for piece in pieces]
-        sizes = [piece.stop - piece.start for piece in pieces]
-        self.total, self.sizes = sum(sizes), torch.tensor(sizes, device=flat.kind.device)
+        self.flat, self.pieces = flat, pieces
 
     def __call__(self, values: NDArray[np.float64]) -> Tensor:
-        each = torch.from_numpy(np.ascontiguousarray(values[self.numbers])).to(self.sizes.device, self.flat.kind.dtype)
-        return each.repeat_interleave(self.sizes, output_size=self.total)
+        each = np.repeat(values[[piece.number for piece in self.pieces]], [p.stop - p.start for p in self.pieces])
+        return torch.from_numpy(each).to(self.flat.kind.device, self.flat.kind.dtype)
 
 
 def _split(vector: Tensor, pieces: Sequence[Piece], flat: Flat) -> list[Tensor]:
@@ -261,25 +259,45 @@ def _cut(tensor: Tensor, piece: Piece, flat: Flat) -> Tensor:
 
 def _normals(flat: Flat, pieces: Sequence[Piece], draws: Draws) -> dict[str, Tensor]:
     """The noise of a block by name, flat, in buffers that the next call overwrites."""
-    found = {}
+    places = []
+    for number, start, stop in pieces:
+        first, whole = flat.whole[number]
+        places.append((flat.members[number].noise_index, first + start, stop - start, whole))
+    found = _both(flat, places, draws)
     for name, draw in draws.items():
-        total = sum(piece.stop - piece.start for piece in pieces)
-        eps = SCRATCH.get(name, total, torch.float32, flat.kind.device)
-        if flat.kind.is_run:
-            places = []
-            for number, start, stop in pieces:
-                first, whole = flat.whole[number]
-                places.append((flat.members[number].noise_index, first + start, stop - start, whole))
-            noise.fill_runs(eps, places, seed=draw.seed, step=draw.step, sample=draw.pair, scratch=SCRATCH)
-        else:
-            for part, (number, _, _) in zip(_split(eps, pieces, flat), pieces, strict=True):
-                full_shape, offset = place(flat.parameters[number])
-                index, shape = flat.members[number].noise_index, flat.shapes[number]
-                out = part.view(shape)
-                stream = (draw.seed, draw.step, draw.pair, index)
-                noise.normal(*stream, shape, offset=offset, full_shape=full_shape, out=out, scratch=SCRATCH)
-        found[name] = (eps.neg_() if draw.negative else eps).to(flat.kind.dtype)
+        if name not in found:
+            found[name] = SCRATCH.get(name, sum(place[2] for place in places), torch.float32, flat.kind.device)
+            if flat.kind.is_run:
+                key = {"seed": draw.seed, "step": draw.step, "sample": draw.pair}
+                noise.fill_runs(found[name], places, **key, scratch=SCRATCH)
+            else:
+                _fill_shards(found[name], flat, pieces, draw)
+        found[name] = (found[name].neg_() if draw.negative else found[name]).to(flat.kind.dtype)
     return found
+
+
+def _both(flat: Flat, places: Sequence[tuple[int, int, int, int]], draws: Draws) -> dict[str, Tensor]:
+    """Two draws that differ in the step alone, of whole parameters; by one sequence of operations, off the CPU."""
+    keys = {(draw.seed, draw.pair) for draw in draws.values()}
+    whole = flat.kind.is_run and all(size == whole for _, _, size, whole in places)
+    if flat.kind.device.type == "cpu" or len(draws) < 2 or len(keys) > 1 or not whole:
+        return {}
+    ((seed, sample),) = keys
+    sizes = {index: size for index, _, size, _ in places if size}
+    steps = [draw.step for draw in draws.values()]
+    options: Any = {"device": flat.kind.device, "scratch": SCRATCH}
+    made = noise.normal_many([seed] * len(steps), steps, [sample], sizes, **options)
+    return dict(zip(draws, made[:, 0], strict=True))
+
+
+def _fill_shards(eps: Tensor, flat: Flat, pieces: Sequence[Piece], draw: Draw) -> None:
+    """Noise of parameters whose local parts are not one run of elements."""
+    for part, (number, _, _) in zip(_split(eps, pieces, flat), pieces, strict=True):
+        full_shape, offset = place(flat.parameters[number])
+        index, shape = flat.members[number].noise_index, flat.shapes[number]
+        stream = (draw.seed, draw.step, draw.pair, index)
+        out = part.view(shape)
+        noise.normal(*stream, shape, offset=offset, full_shape=full_shape, out=out, scratch=SCRATCH)
 
 
 @cache
