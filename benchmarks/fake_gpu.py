@@ -188,27 +188,29 @@ def _give(params: Any, grads: Any) -> None:
         parameter.grad = grad
 
 
-def steps() -> dict[str, Any]:
-    """Steps of Vadam and IVON with kernels and without."""
-    extra = {"BayesAdam": {"batch_size": 32, "total_steps": 100, "prior_precision": 1.0}}
+SIZES = ((16, 10**6), (150, 10**6), (150, 10**9), (2000, 10**6))
+
+
+def steps(*, quick: bool) -> dict[str, Any]:
+    """Steps with kernels and without, at several sizes."""
+    extra = {"BayesAdam": {"batch_size": 32, "prior_precision": 1.0}}
+    names = ("IVON",) if quick else ("Vadam", "IVON", "BayesAdam")
+    variants: list[dict[str, Any]] = [{}] if quick else [{}, {"low_memory": True}, {"nonfinite": "skip"}]
     found = {}
     for triton in (True, False):
-        for name in ("Vadam", "IVON", "BayesAdam"):
-            for options in ({}, {"low_memory": True}, {"nonfinite": "skip"}):
+        for name in names:
+            for options in variants:
                 for mode in ("train", "block"):
-                    key = " ".join([name, mode, *options, "kernels" if triton else "without kernels"])
-                    kinds = {
-                        f"{numel:.0e} in {tensors}": step(
-                            name, tensors, numel, triton=triton, mode=mode, **options, **extra.get(name, {})
-                        )
-                        for tensors, numel in ((16, 10**6), (150, 10**6), (2000, 10**6), (150, 10**9))
-                    }
-                    first, *others = kinds.values()
-                    found[key] = {**first, "same_at_any_size": all(other == first for other in others)}
+                    key = " ".join([name, mode, *options, "with Triton" if triton else "without"])
+                    sizes = SIZES if name == "IVON" and not options and mode == "train" and not quick else SIZES[:1]
+                    each = [
+                        step(name, tensors, numel, triton=triton, mode=mode, **options, **extra.get(name, {}))
+                        for tensors, numel in sizes
+                    ]
+                    found[key] = {**each[0], "same_at": [list(size) for size, e in zip(sizes, each, strict=True) if e == each[0]]}
     return found
 
 
-PARTS: Mapping[str, Callable[[], dict[str, Any]]] = {"steps": steps}
-
-if __name__ == "__main__":
-    print(json.dumps({name: PARTS[name]() for name in sys.argv[1:] or PARTS}))
+def everything(*, quick: bool) -> dict[str, Any]:
+    """Steps, and a walk through what the library offers."""
+    return {"steps": steps(quick=quick), "walks": walks()}

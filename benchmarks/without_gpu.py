@@ -8,9 +8,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -165,3 +164,30 @@ def bytes_per_weight(text: str) -> int:
     """What a kernel's loads and stores move for every weight."""
     dtypes = dict(re.findall(r"p_(\w+) = tl\.load\(row \+ \d+\)\.to\(tl\.pointer_type\(tl\.(\w+)\)\)", text))
     return sum(SIZES[dtypes[name]] for name in re.findall(r"tl\.(?:load|store)\(p_(\w+) \+ at", text))
+
+
+def main_of_part(part: str, names: Sequence[str], every: bool) -> dict[str, Any]:
+    """One part, in a process of its own."""
+    return interpreted(names) if part == "interpreted" else compiled(names, every=every)
+
+
+def without_gpu(*, quick: bool) -> dict[str, Any]:
+    """All parts; ``quick`` takes one rule, fewer kernels and fewer steps."""
+    names = ["ivon"] if quick else list(OPTIMIZERS)
+    code = f"import json, without_gpu as w; print(json.dumps(w.main_of_part({{!r}}, {names!r}, {not quick})))"
+    here = Path(__file__).parent
+    commands = {
+        "interpreted": ["-c", code.format("interpreted")],
+        "compiled": ["-c", code.format("compiled")],
+        "fake": ["-c", f"import fake_gpu, json; print(json.dumps(fake_gpu.everything(quick={quick})))"],
+    }
+    found = {}
+    for part, arguments in commands.items():
+        environment = {**os.environ, "TRITON_INTERPRET": "1" if part == "interpreted" else "0"}
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=here, env=environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"the part {part!r} failed: {done.stderr[-2000:]}")
+        found[part] = json.loads(done.stdout.splitlines()[-1])
+    return found

@@ -17,6 +17,7 @@ from bayesadam.core.layout import Layout
 from bayesadam.core.sampling import BLOCK, MEAN, TRAIN, Weights
 from bayesadam.core.sources import CurvatureSource
 from bayesadam.core.update import Updates
+from bayesadam.native.device import refilling
 from bayesadam.sharding import local
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -304,6 +305,13 @@ class Engine:
             raise
         with postponed_interrupt():
             self.updates.make(drop_in, ready)
+
+    def prepare_replay(self) -> None:
+        """Make a step on the host alone, and bring its numbers to where a graph with the kernels of a step reads them."""
+        if self.weights.held != TRAIN or not all(flat.on_device for flat in self.layout.known()):
+            raise RuntimeError("prepare_replay() must be called after train(), for parameters on a GPU with kernels")
+        with refilling():
+            self.step()
 
     def _creates_state_only(self) -> bool:
         """Whether this is the ``step()`` with rate 0 and zero gradients by which distributed checkpoints create the

@@ -143,6 +143,8 @@ class DeviceCheck:
         Args:
             wait: Whether to wait for the latest steps, too.
         """
+        if devices.is_capturing(self._found.device):
+            return
         if wait and self._replayed:
             self._replayed = False
             self._fetch()

@@ -129,8 +129,11 @@ def _run_on_device(
     rows = _rows(kernel.inputs, numbers, flat, chosen)
     if work not in flat.buffers:
         flat.buffers[work] = gpu.Buffers()
+    if copies and (devices.is_refilling() or devices.is_capturing(kernel.device)):
+        raise RuntimeError("parameters and gradients must be contiguous in a graph, got others")
     kernel(flat.buffers[work], np.ascontiguousarray(table), rows, _words(work, draws), flat.numbers, found)
-    _written(kernel.program, lists, copies)
+    if not devices.is_capturing(kernel.device):
+        _written(kernel.program, lists, copies)
 
 
 def _table(

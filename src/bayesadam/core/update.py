@@ -18,6 +18,7 @@ from bayesadam.core.finite import DeviceCheck, first_bad
 from bayesadam.core.flat import Flat, numbers_of
 from bayesadam.core.rule import Hyper, advanced
 from bayesadam.core.sampling import Weights, pass_of
+from bayesadam.native import device as devices
 from bayesadam.sharding import local
 
 
@@ -136,6 +137,8 @@ class Updates:
             self.dense.prepare([flat for flat in flats if flat.kind.perturb], draws["next_eps"])
         for flat in flats:
             self._update_flat(flat, draws, drop_in=drop_in and flat.kind.perturb, ready=ready)
+        if any(devices.is_capturing(flat.kind.device) for flat in flats):
+            return  # nothing has happened
         self.layout.set_all("noise_step", first["noise_step"] + 1)
         if not ready:
             self.layout.set_all("skipped_steps", first["skipped_steps"] + 1)
