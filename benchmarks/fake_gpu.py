@@ -12,9 +12,11 @@ import json
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -66,6 +68,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 import bayesadam as ba
 from bayesadam import noise
 from bayesadam.core import finite, launch
+from bayesadam.curvature import PerExampleSquares
 from bayesadam.native import device as devices
 
 CUDA = torch.device("cuda:0")
@@ -187,6 +190,107 @@ def _give(params: Any, grads: Any) -> None:
     for parameter, grad in zip(params, grads, strict=True):
         parameter.grad = grad
 
+
+def walks() -> dict[str, Any]:
+    """What each part of the library dispatches on a GPU, on its second call, or where it stops."""
+    found = {}
+    for name, function in WALKS.items():
+        with fake(triton=True) as watch:
+            try:
+                torch.manual_seed(0)
+                again = function()
+                again()
+                watch.clear()
+                again()
+                found[name] = watch.report()
+            except Exception as error:
+                last = [each for each in traceback.extract_tb(error.__traceback__) if "/bayesadam/" in each.filename][-1:]
+                where = "".join(f"{Path(each.filename).name}:{each.lineno}" for each in last)
+                found[name] = {**watch.report(), "stops": f"{where} {type(error).__name__}: {str(error)[:200]}"}
+    return found
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Dropout(0.1), nn.Linear(20, 4))
+
+
+def data() -> tuple[Tensor, Tensor]:
+    return torch.randn(16, 3), torch.zeros(16, dtype=torch.int64)
+
+
+def training(name: str, mode: str, **options: Any) -> Callable[[], Any]:
+    """One step, with forward and backward pass."""
+    net, (x, y) = network(), data()
+    if name == "VOGN":
+        options["curvature"] = PerExampleSquares(net)
+    opt = getattr(ba, name)(net.named_parameters(), num_data=50.0, **options)
+
+    def closure() -> Tensor:
+        opt.zero_grad()
+        loss = cross_entropy(net(x), y)
+        loss.backward()
+        return loss
+
+    def step() -> None:
+        if mode == "train":
+            opt.train()
+        if mode == "block":
+            with opt.sampled_params():
+                closure()
+            opt.step()
+        else:
+            opt.step(closure)
+
+    return step
+
+
+def posterior() -> ba.DiagonalGaussian:
+    # Its check that all numbers are finite reads one, once.
+    with patch.object(ba.DiagonalGaussian, "__init__", _unchecked):
+        net = network()
+        mean = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
+        return ba.DiagonalGaussian(mean, {name: torch.ones_like(value) for name, value in mean.items()})
+
+
+def _unchecked(self: Any, mean: Any, variance: Any) -> None:
+    self.mean, self.variance, self.hyperparameters = mean, variance, {}
+
+
+def sampling() -> Callable[[], Any]:
+    net, q = network(), posterior()
+    with patch.object(Tensor, "any", lambda self: True):
+        write = q.writer(0)
+    return lambda: write(dict(net.named_parameters()), 3)
+
+
+def predicting(method: str) -> Callable[[], Any]:
+    net, q, (x, _) = network(), posterior(), data()
+    return lambda: ba.predict(net, q, x, likelihood=ba.Categorical(), mc_samples=4, method=method)
+
+
+def bayes_by_backprop() -> Callable[[], Any]:
+    net, (x, y) = ba.BayesByBackprop(network(), num_data=50), data()
+    opt = torch.optim.Adam(net.parameters())
+
+    def step() -> None:
+        opt.zero_grad()
+        (cross_entropy(net(x), y) + net.kl_loss()).backward()
+        opt.step()
+
+    return step
+
+
+WALKS: dict[str, Callable[[], Callable[[], Any]]] = {
+    **{f"{name} {mode}": partial(training, name, mode) for name in ("Vadam", "IVON") for mode in ("train", "block", "closure")},
+    "BayesAdam train": partial(training, "BayesAdam", "train", batch_size=16, prior_precision=1.0),
+    "VOGN train": partial(training, "VOGN", "train"),
+    "Vadam closure, 2 samples": partial(training, "Vadam", "closure", mc_samples=2),
+    "a posterior sample": sampling,
+    "predict, Monte Carlo": partial(predicting, "monte_carlo"),
+    "predict, mean": partial(predicting, "mean"),
+    "predict, linearized": partial(predicting, "linearized"),
+    "Bayes by Backprop": bayes_by_backprop,
+}
 
 SIZES = ((16, 10**6), (150, 10**6), (150, 10**9), (2000, 10**6))
 
