@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -59,9 +60,10 @@ def say_that_there_is_a_gpu() -> None:
 if "torch" not in sys.modules:
     say_that_there_is_a_gpu()
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -86,27 +88,43 @@ class Watch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operations, self.copies, self.launches = Counter[str](), Counter[str](), Counter[str]()
-        self.uploads = self.waits = 0
+        self.uploads, self.waits = 0, Counter[str]()
+
+    def wait(self) -> None:
+        """Note that a line waits for the device."""
+        self.waits[line()] += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
+        if name == "_local_scalar_dense" and args[0].device.type == "cuda":
+            self.wait()
+            expected = not re.search(r"failed|outside|total|target", line(code=True))  # what happens if all is well
+            return expected if args[0].dtype == torch.bool else 0.0 if args[0].is_floating_point() else 0
+        result = func(*args, **(kwargs or {}))
         devices_ = {t.device.type for t in (*args, result) if isinstance(t, Tensor)}
         if len(devices_) > 1 and name in ("_to_copy", "copy_"):
-            self.copies[f"{args[-1].device.type if name == 'copy_' else args[0].device.type} {tuple(args[0].shape)}"] += 1
+            self.copies[line()] += 1
         elif "cuda" in devices_ or (args and isinstance(args[0], list | tuple)):
             self.operations[name] += 1
         return result
 
     def clear(self) -> None:
-        for counter in (self.operations, self.copies, self.launches):
+        for counter in (self.operations, self.copies, self.launches, self.waits):
             counter.clear()
-        self.uploads = self.waits = 0
+        self.uploads = 0
 
     def report(self) -> dict[str, Any]:
         count = sum(number for name, number in self.operations.items() if name not in WITHOUT_LAUNCH)
         found = {"operations": count, "kernels": sum(self.launches.values()), "uploads": self.uploads}
-        return {**found, "other_copies": dict(self.copies), "waits": self.waits}
+        return {**found, "other_copies": dict(self.copies), "waits": dict(self.waits)}
+
+
+def line(*, code: bool = False) -> str:
+    """The place of the library's line that runs, or its code."""
+    lines = [each for each in traceback.extract_stack() if "/bayesadam/" in each.filename]
+    if not lines:
+        return "torch"
+    return str(lines[-1].line) if code else f"{Path(lines[-1].filename).name}:{lines[-1].lineno}"
 
 
 class _Never:
@@ -131,10 +149,16 @@ def fake(*, triton: bool) -> Iterator[Watch]:
         watch.uploads += 1
 
     def read(value: Tensor) -> float:
-        watch.waits += 1
+        watch.wait()
         return 0.0
 
-    usual = launch.program_of
+    usual, listed = launch.program_of, FakeTensor.tolist
+
+    def tolist(self: Tensor) -> Any:
+        if self.device.type != "cuda":
+            return listed(self)
+        watch.wait()
+        return np.ones(tuple(self.shape), dtype=float if self.is_floating_point() else int).tolist()
 
     def recorded(*args: Any) -> Any:
         with _disable_current_modes():
@@ -149,10 +173,14 @@ def fake(*, triton: bool) -> Iterator[Watch]:
         (devices, "upload", upload),
         (devices, "launch", launched),
         (noise, "_kernel", lambda device: fill),
+        (noise, "_native", lambda out: fill if triton and out.device.type == "cuda" else None),
         (launch, "_differs", lambda *args: None),
         (launch, "program_of", recorded),
         (finite, "_read", read),
         (Tensor, "data_ptr", lambda self: id(self)),
+        (FakeTensor, "tolist", tolist),
+        (Tensor, "pin_memory", lambda self: self),
+        (Tensor, "__format__", lambda self, spec: "0"),
     ]
     with ExitStack() as stack:
         for where, name, value in changes:
@@ -160,7 +188,6 @@ def fake(*, triton: bool) -> Iterator[Watch]:
         launch.kernel_of.cache_clear()
         launch._in_triton.cache_clear()
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(torch.device(CUDA))
         stack.enter_context(watch)
         yield watch
     launch.kernel_of.cache_clear()
@@ -170,7 +197,7 @@ def fake(*, triton: bool) -> Iterator[Watch]:
 def step(name: str, tensors: int, numel: int, *, triton: bool, mode: str = "train", **options: Any) -> dict[str, Any]:
     """What one step dispatches, with given gradients, once it is in its stride."""
     with fake(triton=triton) as watch:
-        params = [nn.Parameter(torch.empty(numel // tensors)) for _ in range(tensors)]
+        params = [nn.Parameter(torch.empty(numel // tensors, device=CUDA)) for _ in range(tensors)]
         opt = getattr(ba, name)(params, num_data=50.0, **options)
         grads = [torch.empty_like(parameter) for parameter in params]
         if mode == "train":
@@ -197,8 +224,8 @@ def walks() -> dict[str, Any]:
     for name, function in WALKS.items():
         with fake(triton=True) as watch:
             try:
-                torch.manual_seed(0)
-                again = function()
+                with CUDA:
+                    again = function()
                 again()
                 watch.clear()
                 again()
@@ -257,9 +284,7 @@ def _unchecked(self: Any, mean: Any, variance: Any) -> None:
 
 
 def sampling() -> Callable[[], Any]:
-    net, q = network(), posterior()
-    with patch.object(Tensor, "any", lambda self: True):
-        write = q.writer(0)
+    net, write = network(), posterior().writer(0)
     return lambda: write(dict(net.named_parameters()), 3)
 
 
@@ -268,16 +293,41 @@ def predicting(method: str) -> Callable[[], Any]:
     return lambda: ba.predict(net, q, x, likelihood=ba.Categorical(), mc_samples=4, method=method)
 
 
-def bayes_by_backprop() -> Callable[[], Any]:
-    net, (x, y) = ba.BayesByBackprop(network(), num_data=50), data()
+def module(make: Callable[[nn.Module], Any]) -> Callable[[], Any]:
+    """A step with a network whose weights are random."""
+    net, (x, y) = make(nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 4))), data()
     opt = torch.optim.Adam(net.parameters())
 
     def step() -> None:
         opt.zero_grad()
-        (cross_entropy(net(x), y) + net.kl_loss()).backward()
+        net.loss(x, y, likelihood=ba.Categorical(), num_data=50).backward()
         opt.step()
 
     return step
+
+
+def laplace(structure: str) -> Callable[[], Any]:
+    net = network()
+    pair = data()
+    return lambda: ba.laplace(net, pair, likelihood=ba.Categorical(), structure=structure, prior_precision=1.0)
+
+
+def dropout() -> Callable[[], Any]:
+    net, (x, _) = network(), data()
+    return lambda: ba.predict(net, ba.MCDropout(net), x, likelihood=ba.Categorical(), mc_samples=4)
+
+
+def population() -> Callable[[], Any]:
+    nets = [network()[::3] for _ in range(2)]
+    options: dict[str, Any] = {"likelihood": ba.Categorical(), "epochs": 3, "batch_size": 8, "lr": 0.01, "progress": False}
+    pair = data()
+    return lambda: ba.population.train(nets, pair, **options)
+
+
+def metrics() -> Callable[[], Any]:
+    probs, target = torch.full((16, 4), 0.25), torch.zeros(16, dtype=torch.int64)
+    names = ("accuracy", "brier_score", "expected_calibration_error")
+    return lambda: [getattr(ba.metrics, name)(probs, target) for name in names]
 
 
 WALKS: dict[str, Callable[[], Callable[[], Any]]] = {
@@ -289,7 +339,14 @@ WALKS: dict[str, Callable[[], Callable[[], Any]]] = {
     "predict, Monte Carlo": partial(predicting, "monte_carlo"),
     "predict, mean": partial(predicting, "mean"),
     "predict, linearized": partial(predicting, "linearized"),
-    "Bayes by Backprop": bayes_by_backprop,
+    "predict, moments": partial(predicting, "moments"),
+    "predict, dropout": dropout,
+    "Bayes by Backprop": partial(module, ba.variational),
+    "FAWN": partial(module, ba.fawn),
+    "Laplace, diagonal": partial(laplace, "diagonal"),
+    "Laplace, Kronecker": partial(laplace, "kron"),
+    "population, 6 steps": population,
+    "metrics": metrics,
 }
 
 SIZES = ((16, 10**6), (150, 10**6), (150, 10**9), (2000, 10**6))
