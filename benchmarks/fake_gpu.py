@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import json
 import re
 import subprocess
 import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -231,7 +230,9 @@ def walks() -> dict[str, Any]:
                 again()
                 found[name] = watch.report()
             except Exception as error:
-                last = [each for each in traceback.extract_tb(error.__traceback__) if "/bayesadam/" in each.filename][-1:]
+                last = [each for each in traceback.extract_tb(error.__traceback__) if "/bayesadam/" in each.filename][
+                    -1:
+                ]
                 where = "".join(f"{Path(each.filename).name}:{each.lineno}" for each in last)
                 found[name] = {**watch.report(), "stops": f"{where} {type(error).__name__}: {str(error)[:200]}"}
     return found
@@ -319,7 +320,13 @@ def dropout() -> Callable[[], Any]:
 
 def population() -> Callable[[], Any]:
     nets = [network()[::3] for _ in range(2)]
-    options: dict[str, Any] = {"likelihood": ba.Categorical(), "epochs": 3, "batch_size": 8, "lr": 0.01, "progress": False}
+    options: dict[str, Any] = {
+        "likelihood": ba.Categorical(),
+        "epochs": 3,
+        "batch_size": 8,
+        "lr": 0.01,
+        "progress": False,
+    }
     pair = data()
     return lambda: ba.population.train(nets, pair, **options)
 
@@ -331,7 +338,11 @@ def metrics() -> Callable[[], Any]:
 
 
 WALKS: dict[str, Callable[[], Callable[[], Any]]] = {
-    **{f"{name} {mode}": partial(training, name, mode) for name in ("Vadam", "IVON") for mode in ("train", "block", "closure")},
+    **{
+        f"{name} {mode}": partial(training, name, mode)
+        for name in ("Vadam", "IVON")
+        for mode in ("train", "block", "closure")
+    },
     "BayesAdam train": partial(training, "BayesAdam", "train", batch_size=16, prior_precision=1.0),
     "VOGN train": partial(training, "VOGN", "train"),
     "Vadam closure, 2 samples": partial(training, "Vadam", "closure", mc_samples=2),
@@ -368,7 +379,10 @@ def steps(*, quick: bool) -> dict[str, Any]:
                         step(name, tensors, numel, triton=triton, mode=mode, **options, **extra.get(name, {}))
                         for tensors, numel in sizes
                     ]
-                    found[key] = {**each[0], "same_at": [list(size) for size, e in zip(sizes, each, strict=True) if e == each[0]]}
+                    found[key] = {
+                        **each[0],
+                        "same_at": [list(size) for size, e in zip(sizes, each, strict=True) if e == each[0]],
+                    }
     return found
 
 

@@ -205,7 +205,12 @@ CONTENDERS: dict[str, Callable[..., tuple[Any, Step]]] = {
     },
     "Vadam drop-in low memory": partial(ours, name="Vadam", blocks=False, low_memory=True),
 }
-CASES = {"1e6 in 100": (10**6, 100), "1e8 in 150": (10**8, 150), "1e7 in 150": (10**7, 150), "3e8 in 300": (3 * 10**8, 300)}
+CASES = {
+    "1e6 in 100": (10**6, 100),
+    "1e8 in 150": (10**8, 150),
+    "1e7 in 150": (10**7, 150),
+    "3e8 in 300": (3 * 10**8, 300),
+}
 
 
 def steps(clock: Clock, case: str) -> dict[str, Any]:
@@ -456,8 +461,12 @@ def main() -> None:
 def show(found: Mapping[str, Any]) -> None:
     """Print what must hold."""
     interpreted, compiled, fake = found["interpreted"], found["compiled"], found["fake"]
-    worst = max(each["difference"] for title, each in interpreted["passes"].items() if title.endswith("Rule") or " " in title)
-    print(f"{interpreted['count']} passes interpreted, all equal up to rounding: {interpreted['equal']} (worst {worst:.1e})")
+    worst = max(
+        each["difference"] for title, each in interpreted["passes"].items() if title.endswith("Rule") or " " in title
+    )
+    print(
+        f"{interpreted['count']} passes interpreted, all equal up to rounding: {interpreted['equal']} (worst {worst:.1e})"
+    )
     print(f"{compiled['count']} cubins, {compiled['spilled_bytes']} bytes spilled")
     for name, each in compiled["kernels"].items():
         registers = {arch: cubin["registers"] for arch, cubin in each["run"].items()}

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-import bayesadam as ba
 from bayesadam.core import gpu, launch
 from bayesadam.core.flat import Flat
 from bayesadam.core.passes import Pass
@@ -50,7 +49,10 @@ def passes(names: Sequence[str]) -> list[Work]:
 
     with patch.object(launch, "kernel_of", noted), patch.object(Flat, "on_device", True):
         for name in names:
-            variants: list[tuple[torch.dtype, dict[str, Any]]] = [(torch.float32, {}), (torch.float32, {"low_memory": True})]
+            variants: list[tuple[torch.dtype, dict[str, Any]]] = [
+                (torch.float32, {}),
+                (torch.float32, {"low_memory": True}),
+            ]
             if name in FEW:
                 prior = made(name, nn.Linear(3, 2)).posterior()
                 variants += [(torch.float32, {"prior": prior}), (torch.float32, {"mc_samples": 2})]
@@ -83,7 +85,13 @@ def run_steps(name: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
 
 def title(work: Work) -> str:
     each, weights, real = work
-    parts = [type(each.rule).__name__, each.kind, f"mean={each.mean}", f"then={each.then}", f"curvature={each.curvature}"]
+    parts = [
+        type(each.rule).__name__,
+        each.kind,
+        f"mean={each.mean}",
+        f"then={each.then}",
+        f"curvature={each.curvature}",
+    ]
     parts += ["low memory"] * (not each.stored) + ["priors of weights"] * each.per_weight
     return " ".join([*parts, *(str(dtype).removeprefix("torch.") for dtype in {weights: 0, real: 0})])
 
@@ -116,7 +124,9 @@ def compiled(names: Sequence[str], *, every: bool) -> dict[str, Any]:
     results = {}
     for work in passes(names):
         each, weights, real = work
-        if not every and (each.kind != "update" or each.then != "sample" or weights != torch.float32 or each.per_weight):
+        if not every and (
+            each.kind != "update" or each.then != "sample" or weights != torch.float32 or each.per_weight
+        ):
             continue
         text = gpu.source(launch.program_of(each, weights, real), each.draws, real)
         functions = gpu.functions(text)
@@ -129,7 +139,12 @@ def compiled(names: Sequence[str], *, every: bool) -> dict[str, Any]:
     results["normals"] = {"run": cubins(tiles.fill, {"parts": "*i32", "table": "*i64"})}
     check = {"parts": "*i32", "table": "*i64", "count": "i32", "found": "*i32"}
     results["check"] = {"run": cubins(tiles.check, check), "bytes_per_weight": 4}
-    spills = [cubin["spilled"] for each in results.values() for key in ("run", "header") for cubin in each.get(key, {}).values()]
+    spills = [
+        cubin["spilled"]
+        for each in results.values()
+        for key in ("run", "header")
+        for cubin in each.get(key, {}).values()
+    ]
     return {"kernels": results, "count": len(spills), "spilled_bytes": sum(spills)}
 
 

@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bayesadam import native
-from bayesadam.native import device as kernels
 from bayesadam.functional.philox import Word, normals_of
+from bayesadam.native import device as kernels
 
 Fill: TypeAlias = Callable[[NDArray[np.int64], int], None]
 

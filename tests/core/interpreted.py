@@ -197,7 +197,12 @@ class Everything(Rule):
         s = state["s"].lerp(curvature, 0.25) if curvature is not None else state["s"]
         wave = torch.tanh(mean) + torch.sin(grad) * torch.cos(mean) - torch.expm1(-s) + torch.log1p(s)
         wave = torch.maximum(wave, -mean) + torch.minimum(mean, grad) + softplus(mean) + torch.sign(grad) * 0.1
-        wave = torch.where(torch.logical_and(mean > 0, torch.logical_not(grad > 1)), wave, wave * 0.5) + s.pow(1.5) + (s + 1).log() + s.exp()
+        wave = (
+            torch.where(torch.logical_and(mean > 0, torch.logical_not(grad > 1)), wave, wave * 0.5)
+            + s.pow(1.5)
+            + (s + 1).log()
+            + s.exp()
+        )
         wave = torch.addcmul(wave, mean, grad, value=0.1) + torch.addcdiv(mean, grad, s + 1, value=0.1)
         return mean - hp.lr * torch.rsub(wave, 1.0), {"s": s}
 

@@ -36,7 +36,9 @@ def first_bad(grads: Sequence[Tensor], *, compiles: bool | None) -> int | None:
         return walk(grads)
     if not any(map(is_sharded, grads)) and len({(grad.device, grad.dtype) for grad in grads}) == 1:
         # In float32 or wider, as a norm overflows before its elements do, in float16 easily.
-        norms = torch.stack(torch._foreach_norm(list(grads), 2, dtype=torch.promote_types(grads[0].dtype, torch.float32)))
+        norms = torch.stack(
+            torch._foreach_norm(list(grads), 2, dtype=torch.promote_types(grads[0].dtype, torch.float32))
+        )
         if math.isfinite(_read(norms.sum())):
             return None
     elif math.isfinite(_read(full(nn.utils.get_total_norm(list(grads))))):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bayesadam import noise
 from bayesadam.core.passes import PER_WEIGHT
-from bayesadam.core.rule import COUNTERS, INITIAL_COUNTERS, Hyper, Rule, static_options
+from bayesadam.core.rule import COUNTERS, INITIAL_COUNTERS, Hyper, Rule, advanced, static_options
 from bayesadam.native.device import is_available
 from bayesadam.sharding import is_sharded, local, place
 
@@ -71,8 +71,6 @@ def kind_of(member: Member, rule: Rule, *, per_weight: bool) -> Kind:
     """The kind of a member; only members of one kind are in one flat."""
     parameter, group, _ = member
     dtype = torch.float32 if parameter.dtype in _LOW else parameter.dtype
-    full_shape, offset = place(parameter)
-    is_run = not is_sharded(parameter) or noise.contiguous_start(local(parameter).shape, offset, full_shape) is not None
     return Kind(
         dtype,
         parameter.dtype,
@@ -81,7 +79,7 @@ def kind_of(member: Member, rule: Rule, *, per_weight: bool) -> Kind:
         static_options(rule, group),
         per_weight,
         group["initial_precision"] is None,
-        is_run,
+        not is_sharded(parameter) or noise_place(parameter)[0] is not None,
     )
 
 
@@ -116,7 +114,7 @@ class Flat:
         self.tensors = {name: self.vector() for name in state_names}
         self._host = np.array([[*INITIAL_COUNTERS, math.nan]] * len(members), dtype=np.float64)
         self.priors = self._host[:, len(COUNTERS)]
-        self.whole = [noise_place(parameter) for parameter in self.parameters]
+        self.whole = [(first or 0, whole) for first, whole in map(noise_place, self.parameters)]
         self.tables: dict[Any, NDArray[np.int64]] = {}
         self.buffers: dict[Any, Any] = {}
 
@@ -159,9 +157,9 @@ class Flat:
         """A new vector of zeros."""
         return torch.zeros(self.numel, dtype=self.kind.dtype, device=self.kind.device)
 
-    def part(self, vector: Tensor, number: int) -> Tensor:
+    def part(self, name: str, number: int) -> Tensor:
         """The part of a vector that belongs to a member, in its local shape."""
-        return vector[self.starts[number] : self.ends[number]].view(self.shapes[number])
+        return self.tensors[name][self.starts[number] : self.ends[number]].view(self.shapes[number])
 
     def parts(self, vector: Tensor) -> list[Tensor]:
         """The parts of a vector of all members."""
@@ -184,7 +182,7 @@ class Flat:
         """The state of a member: views of the vectors and of the counters."""
         row = self.numbers[number]
         state: dict[str, Any] = {name: row[i] for i, name in enumerate(COUNTERS)}
-        state.update({name: self.as_state(self.part(v, number), number) for name, v in self.tensors.items()})
+        state.update({name: self.as_state(self.part(name, number), number) for name in self.tensors})
         if not self.kind.per_weight and not math.isnan(self.priors[number]):
             state["prior_precision"] = row[len(COUNTERS)]
         return state
@@ -195,8 +193,9 @@ class Flat:
         values: Any = rows[0].tolist() if (rows == rows[0]).all() else list(rows.T)
         return dict(zip(COUNTERS, values, strict=True))
 
-    def advance(self, chosen: NDArray[np.int64], after: Mapping[str, Any]) -> None:
-        """Set the counters of some members to those after a step."""
+    def advance(self, chosen: NDArray[np.int64], rule: Rule, numbers: Mapping[str, Any]) -> None:
+        """Set the counters of some members to those after a step with these numbers, the present counters among them."""
+        after = advanced(rule, Hyper(**numbers, **dict(self.kind.statics)))
         counters = self._host[:, : len(COUNTERS)]
         for column, name in enumerate(COUNTERS):
             value = after[name]
@@ -204,23 +203,27 @@ class Flat:
         if self.on_device:
             self.numbers[:, : len(COUNTERS)].copy_(torch.from_numpy(counters))
 
-    def hyper(self, rule: Rule, number: int) -> Hyper:
-        """Hyper-parameters of one member, in numbers and in tensors of its local shape."""
-        group = self.members[number].group
-        hp = Hyper(**group_numbers(rule, group), prior_mean=0.0, **dict(self.kind.statics))
-        for name, value in zip(COUNTERS, self.counters[number].tolist(), strict=True):
-            setattr(hp, name, value)
-        if not math.isnan(self.priors[number]):
-            hp.prior_precision = float(self.priors[number])
-        for name in PER_WEIGHT if self.kind.per_weight else ():
-            setattr(hp, name, self.part(self.tensors[name], number))
-        if group["initial_precision"] is None:
-            hp.initial_precision = rule.default_start(hp)
+    def hyper(self, rule: Rule, number: int, numbers: Mapping[str, Any] | None = None) -> Hyper:
+        """Hyper-parameters of one member, in numbers and in tensors of its local shape.
+
+        Args:
+            rule: The rule.
+            number: The member.
+            numbers: The numbers of the flat's next step with the counters, if they are known.
+        """
+        numbers = {**numbers_of(rule, self), **self.before()} if numbers is None else numbers
+        own = {name: float(v[number]) if isinstance(v, np.ndarray) else v for name, v in numbers.items()}
+        hp = Hyper(**own, prior_mean=0.0, **dict(self.kind.statics))
+        if self.kind.per_weight:
+            for name in PER_WEIGHT:
+                setattr(hp, name, self.part(name, number))
+            if self.kind.default_start:
+                hp.initial_precision = rule.default_start(hp)
         return hp
 
     def variance(self, rule: Rule, number: int) -> Tensor:
         """Posterior variance of a member, in its local shape; 0 without noise."""
-        state = {name: self.part(self.tensors[name], number) for name in rule.state}
+        state = {name: self.part(name, number) for name in rule.state}
         precision = rule.precision(state, self.hyper(rule, number))
         return precision.reciprocal() if self.kind.perturb else torch.zeros_like(precision)
 
@@ -296,24 +299,24 @@ def numbers_of(
     """
     groups = flat.groups if groups is None else groups
     several = [{**group_numbers(rule, group), "scale": -scale if group["maximize"] else scale} for group in groups]
-    found: dict[str, Any] = several[0]
+    numbers: dict[str, Any] = several[0]
     if len(several) > 1:
-        for name, value in found.items():
-            values = [own[name] for own in several]
-            found[name] = value if values.count(value) == len(values) else np.array(values)[flat.group_of]
+        for name, value in numbers.items():
+            values = [each[name] for each in several]
+            numbers[name] = value if values.count(value) == len(values) else np.array(values)[flat.group_of]
     if flat.has_priors:
-        found["prior_precision"] = np.where(np.isnan(flat.priors), found["prior_precision"], flat.priors)
+        numbers["prior_precision"] = np.where(np.isnan(flat.priors), numbers["prior_precision"], flat.priors)
     if flat.kind.default_start:
-        found["initial_precision"] = 0.0 if flat.kind.per_weight else rule.default_start(Hyper(**found))
-    found["kept_scale"], found["share"] = kept_scale, share
-    return found
+        numbers["initial_precision"] = 0.0 if flat.kind.per_weight else rule.default_start(Hyper(**numbers))
+    return {**numbers, "kept_scale": kept_scale, "share": share}
 
 
-def noise_place(parameter: Tensor) -> tuple[int, int]:
-    """Element of the whole parameter with which its local part begins, and the number of elements of the whole."""
+def noise_place(parameter: Tensor) -> tuple[int | None, int]:
+    """Element of the whole parameter with which its local part begins, ``None`` if that is not one run of elements,
+    and the number of elements of the whole.
+    """
     full_shape, offset = place(parameter)
-    first = noise.contiguous_start(local(parameter).shape, offset, full_shape)
-    return first or 0, math.prod(full_shape)
+    return noise.contiguous_start(local(parameter).shape, offset, full_shape), math.prod(full_shape)
 
 
 def group_numbers(rule: Rule, group: Mapping[str, Any]) -> dict[str, float]:

@@ -35,7 +35,7 @@ of the parameter, and its number in the flat, where its counters are.
 WORDS = 8
 """Seed's halves, step and sample of the noise, those of the next noise, signs, and columns of the table of numbers."""
 
-_TEXT = '''
+_TEXT = """
 import triton
 import triton.language as tl
 
@@ -61,7 +61,7 @@ def run(parts, table, words, values):
     size = tl.load(row + 1)
     value = values + number * {values}
     {loads}
-'''
+"""
 
 
 class Buffers:
@@ -206,7 +206,9 @@ def source(program: Program, draws: Sequence[str], real: torch.dtype) -> str:
         pointer = f"tl.pointer_type({TYPES[program.tensors[name]]})"
         loads.append(f"p_{name} = tl.load(row + {FIXED + i}).to({pointer}) + begin")
     if draws:
-        loads.append("low, high, index, signs = tl.load(words), tl.load(words + 1), tl.load(row + 3), tl.load(words + 6)")
+        loads.append(
+            "low, high, index, signs = tl.load(words), tl.load(words + 1), tl.load(row + 3), tl.load(words + 6)"
+        )
     for name in draws:
         first, bit = (2, 1) if name == "eps" else (4, 2)
         loads.append(f"sign = tl.where((signs & {bit}) != 0, -1.0, 1.0)")
@@ -250,8 +252,10 @@ def _statement(operation: Operation, dtypes: dict[Variable, torch.dtype], real: 
     options = {} if operation.alpha is None else {"alpha": _operand(operation.alpha, wide, dtypes)}
     text = _EXPRESSIONS[operation.name](wide, *values, **options)
     dtypes[operation.variable] = dtype
-    return f"{operation.variable} = {text}" if dtype in (wide, torch.bool) else (
-        f"{operation.variable} = ({text}).to({TYPES[dtype]})"
+    return (
+        f"{operation.variable} = {text}"
+        if dtype in (wide, torch.bool)
+        else (f"{operation.variable} = ({text}).to({TYPES[dtype]})")
     )
 
 

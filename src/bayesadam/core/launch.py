@@ -24,7 +24,6 @@ from bayesadam.core.draws import Draw
 from bayesadam.core.flat import Flat, Piece
 from bayesadam.core.passes import Pass
 from bayesadam.core.record import NotElementwise, Program, record
-from bayesadam.core.rule import COUNTERS, Hyper, advanced
 from bayesadam.native import device as devices
 from bayesadam.sharding import local, place
 
@@ -78,7 +77,7 @@ def run(
     else:
         _run_eagerly(work, flat, chosen, numbers, lists, draws)
     if work.kind == "update" and not skip:
-        flat.advance(chosen, advanced(work.rule, Hyper(**numbers, **dict(work.statics))))
+        flat.advance(chosen, work.rule, numbers)
 
 
 @cache

@@ -95,7 +95,9 @@ class DiagonalGaussian(GaussianPosterior):
                 own = {index: targets[name].detach() for index, name in random.items()}
                 draws = {index: _room(own[index], self.mean[name]) for index, name in random.items()}
                 noise.fill_many(draws, seed, 0, number, stream=noise.POSTERIOR, scratch=scratch)
-                if random and all(draw.device.type != "cpu" for draw in draws.values()):  # two operations for all tensors
+                if random and all(
+                    draw.device.type != "cpu" for draw in draws.values()
+                ):  # two operations for all tensors
                     torch._foreach_mul_(list(draws.values()), [std[name] for name in random.values()])
                     torch._foreach_add_(list(draws.values()), [self.mean[name] for name in random.values()])
                 for index, name in random.items():
