@@ -108,11 +108,13 @@ class Watch(TorchDispatchMode):
         return result
 
     def clear(self) -> None:
+        """Start to count anew."""
         for counter in (self.operations, self.copies, self.launches, self.waits):
             counter.clear()
         self.uploads = 0
 
     def report(self) -> dict[str, Any]:
+        """What was counted."""
         count = sum(number for name, number in self.operations.items() if name not in WITHOUT_LAUNCH)
         found = {"operations": count, "kernels": sum(self.launches.values()), "uploads": self.uploads}
         return {**found, "other_copies": dict(self.copies), "waits": dict(self.waits)}

@@ -14,8 +14,8 @@ One counter gives four normals. Inside a tile of ``4 * LANES`` consecutive eleme
 LANES`` of the tile's counter ``j % LANES``, so that each write is a run of ``LANES`` elements and not a stride of four.
 A tensor of ``n < 4 * LANES`` elements is one tile of ``ceil(n / 4)`` lanes, so that no output is wasted.
 
-On a CPU with a C++ compiler the numbers come from a compiled function (``native/normal.h``), on a GPU with Triton from a
-kernel (``native/tiles.py``), elsewhere from PyTorch's operations. They are equal up to rounding, and a machine always
+On a CPU with a C++ compiler the numbers come from a compiled function (``native/normal.h``), on a GPU with Triton from
+a kernel (``native/tiles.py``), elsewhere from PyTorch's operations. They are equal up to rounding, and a machine always
 uses the same one.
 """
 

@@ -289,7 +289,7 @@ class Engine:
                 self.source.discard()
 
     def prepare_replay(self) -> None:
-        """Make a step on the host alone, and bring its numbers to where a graph with the kernels of a step reads them."""
+        """Make a step on the host alone, and bring its numbers to where the kernels in a graph read them."""
         if self.weights.held != TRAIN or not all(flat.on_device for flat in self.layout.built):
             raise RuntimeError("prepare_replay() must be called after train(), for parameters on a GPU with kernels")
         with refilling():

@@ -1,5 +1,5 @@
-"""A check that gradients are finite, with one pass over them and a single number to read; on a GPU with kernels it is read
-when it has arrived, which nobody waits for.
+"""A check that gradients are finite, with one pass over them and a single number to read; on a GPU with kernels it is
+read when it has arrived, which nobody waits for.
 """
 
 from __future__ import annotations

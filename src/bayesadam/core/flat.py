@@ -194,7 +194,7 @@ class Flat:
         return dict(zip(COUNTERS, values, strict=True))
 
     def advance(self, chosen: NDArray[np.int64], rule: Rule, numbers: Mapping[str, Any]) -> None:
-        """Set the counters of some members to those after a step with these numbers, the present counters among them."""
+        """Set the counters of some members to those after a step; the numbers contain those before it."""
         after = advanced(rule, Hyper(**numbers, **dict(self.kind.statics)))
         counters = self._host[:, : len(COUNTERS)]
         for column, name in enumerate(COUNTERS):

@@ -94,7 +94,7 @@ def normals(tile, lane, index, low, high, step, number, sign):
 
 @triton.jit
 def place(parts, table, columns: tl.constexpr):
-    """The number of a program's row and the row, its tile, its lanes, the lanes of the whole tile, and where this begins
+    """The number of a program's row, the row, its tile, its lanes, the lanes of the whole tile, and where this begins
     behind the run's start.
 
     Only elements ``0 <= begin + k * lanes + lane < size`` of output ``k`` belong to the run.
