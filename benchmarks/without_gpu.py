@@ -178,7 +178,7 @@ SIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 def bytes_per_weight(text: str) -> int:
     """What a kernel's loads and stores move for every weight."""
     dtypes = dict(re.findall(r"p_(\w+) = tl\.load\(row \+ \d+\)\.to\(tl\.pointer_type\(tl\.(\w+)\)\)", text))
-    return sum(SIZES[dtypes[name]] for name in re.findall(r"tl\.(?:load|store)\(p_(\w+) \+ at", text))
+    return sum(SIZES[dtypes[name]] for name in re.findall(r"tl\.(?:load|store)\(p_(\w+) \+ \w+,", text))
 
 
 def main_of_part(part: str, names: Sequence[str], every: bool) -> dict[str, Any]:

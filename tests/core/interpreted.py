@@ -80,6 +80,22 @@ def case_low_precision_and_float64():
     assert_same("vadam", "train", dtype=torch.bfloat16, rtol=2e-2, atol=2e-2)
 
 
+def case_channels_may_be_last_in_memory():
+    means = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        weight = nn.Parameter(torch.linspace(-1, 1, 4 * 3 * 6).view(4, 3, 2, 3).to(memory_format=layout))
+        opt = ba.IVON([weight], num_data=10.0)
+        opt.train()
+        for _ in range(2):
+            weight.grad = torch.linspace(0, 1, 72).view(4, 3, 2, 3).to(memory_format=layout)
+            with Launches() as launches:
+                opt.step()
+            assert launches[-2:] == ["header", "run"]
+        opt.eval()
+        means.append(weight.detach().clone(memory_format=torch.contiguous_format))
+    assert torch.equal(*means)
+
+
 def case_one_launch_updates_and_samples():
     weights = [nn.Parameter(torch.ones(size)) for size in (5, 70)]
     opt = ba.IVON(weights, num_data=10.0)

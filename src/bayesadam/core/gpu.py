@@ -32,6 +32,8 @@ FIXED = 5
 """Number of columns of a run before its addresses: first element, number of elements, lanes of a tile of noise, index
 of the parameter, and its number in the flat, where its counters are.
 """
+REORDERED = ("weights", "grad")
+"""Tensors that may have their channels last in memory: a row ends with their number of positions and of channels."""
 WORDS = 8
 """Seed's halves, step and sample of the noise, those of the next noise, signs, and columns of the table of numbers."""
 
@@ -39,7 +41,7 @@ _TEXT = """
 import triton
 import triton.language as tl
 
-from bayesadam.native.tiles import anything, expm1, inside, log1p, normals, place, tanh
+from bayesadam.native.tiles import anything, channels_last, expm1, inside, log1p, normals, place, tanh
 
 
 @triton.jit
@@ -84,11 +86,13 @@ class Kernels:
 
     Attributes:
         inputs: Names of the numbers that the host gives.
+        reordered: Names of the tensors that may have their channels last.
     """
 
     def __init__(self, program: Program, draws: Sequence[str], real: torch.dtype, device: torch.device) -> None:
         self.program, self.device, self.real = program, device, real
         self.inputs = inputs(program)
+        self.reordered = [name for name in REORDERED if name in program.touched]
         self.functions = functions(source(program, draws, real))
         self.nothing = torch.full((devices.PROGRAMS,), devices.NONE, dtype=torch.int32, device=device)
 
@@ -137,6 +141,7 @@ class Kernels:
         found = self.nothing.clone()
         found[-1] = 0 if numbers.get("skip") else devices.NONE
         rows = np.array([[numbers[name] for name in self.inputs]], dtype=np.float64)
+        table = np.pad(table, ((0, 0), (0, 2)))
         self(Buffers(), table, rows, words, counters, found)
         return counters
 
@@ -192,19 +197,24 @@ def source(program: Program, draws: Sequence[str], real: torch.dtype) -> str:
     dtypes = {variable: torch.bool if variable in is_test else real for variable in uses}
     dtypes |= {tensor_variable(name): dtype for name, dtype in program.tensors.items()}
     noise = [tensor_variable(name) for name in draws]
-    body = [f"x_{name} = tl.load(p_{name} + at, mask=mask, other=1.0)" for name in names if name in program.read]
+    at = {name: "moved" if name in REORDERED else "at" for name in names}
+    body = [
+        f"x_{name} = tl.load(p_{name} + {at[name]}, mask=mask, other=1.0)" for name in names if name in program.read
+    ]
     body += [f"{name} = {name}.to({TYPES[real]})" for name in noise]
     body += [_statement(operation, dtypes, real) for operation in program.body]
     body += [
-        f"tl.store(p_{name} + at, {variable}.to({TYPES[program.tensors[name]]}), mask=mask)"
+        f"tl.store(p_{name} + {at[name]}, {variable}.to({TYPES[program.tensors[name]]}), mask=mask)"
         for name, variable in program.results.items()
     ]
-    arguments = ["at", "mask", *(f"p_{name}" for name in names), *uses, *noise]
+    arguments = ["at", "moved", "mask", *(f"p_{name}" for name in names), *uses, *noise]
 
     loads = [f"{v} = tl.load(value + {i})" + " != 0" * (v in is_test) for i, v in enumerate(uses)]
     for i, name in enumerate(names):
         pointer = f"tl.pointer_type({TYPES[program.tensors[name]]})"
         loads.append(f"p_{name} = tl.load(row + {FIXED + i}).to({pointer}) + begin")
+    for i, name in enumerate(("positions", "channels")):
+        loads.append(f"{name} = tl.load(row + {FIXED + len(names) + i}).to(tl.int32)")
     if draws:
         loads.append(
             "low, high, index, signs = tl.load(words), tl.load(words + 1), tl.load(row + 3), tl.load(words + 6)"
@@ -216,11 +226,12 @@ def source(program: Program, draws: Sequence[str], real: torch.dtype) -> str:
         words = f"tl.load(words + {first}), tl.load(words + {first + 1})"
         loads.append(f"{outputs} = normals(tile, lane, index, low, high, {words}, sign)")
     for k in range(4):
-        own = [f"{name}_{k}" if name in noise else name for name in arguments[2:]]
+        own = [f"{name}_{k}" if name in noise else name for name in arguments[3:]]
         loads.append(f"at = {k} * lanes + lane")
-        loads.append(f"body(at, inside(at, lane, lanes, begin, size), {', '.join(own)})")
+        loads.append("moved = channels_last(at, begin, positions, channels)")
+        loads.append(f"body(at, moved, inside(at, lane, lanes, begin, size), {', '.join(own)})")
     return _TEXT.format(
-        columns=FIXED + len(names),
+        columns=FIXED + len(names) + 2,
         width=len(COUNTERS) + 1,
         values=len(uses),
         arguments=", ".join(arguments),

@@ -123,8 +123,10 @@ def _run_on_device(
     draws: Draws,
     found: Tensor | None,
 ) -> None:
-    table, copies = _table(work, kernel.program, flat, chosen, lists)
+    orders = [_order(*tensors) for tensors in zip(*(lists[name] for name in kernel.reordered), strict=True)]
+    table, copies = _table(work, kernel.program, flat, chosen, lists, orders)
     table[:, 4] = chosen
+    table = np.concatenate([table, np.array(orders, dtype=np.int64)], axis=1)
     rows = _rows(kernel.inputs, numbers, flat, chosen)
     if work not in flat.buffers:
         flat.buffers[work] = gpu.Buffers()
@@ -136,10 +138,15 @@ def _run_on_device(
 
 
 def _table(
-    work: Pass, program: Program, flat: Flat, chosen: NDArray[np.int64], lists: Lists
+    work: Pass,
+    program: Program,
+    flat: Flat,
+    chosen: NDArray[np.int64],
+    lists: Lists,
+    orders: Sequence[tuple[int, int]] = (),
 ) -> tuple[NDArray[np.int64], list[tuple[Tensor, Tensor]]]:
     """The runs of a pass with all addresses, and the copies of tensors whose memory is in another order than their
-    elements.
+    elements, unless ``orders`` has it.
     """
     names = cpp.columns(program, work.draws)
     table = flat.tables.get(work)
@@ -157,9 +164,24 @@ def _table(
         if name in lists:
             tensors, dtype = lists[name], program.tensors[name]
             if not all(map(Tensor.is_contiguous, tensors)) or any(tensor.dtype is not dtype for tensor in tensors):
-                tensors = [_flattened(tensor, dtype, copies) for tensor in tensors]
+                known = orders if name in gpu.REORDERED and orders else [(0, 0)] * len(tensors)
+                tensors = [
+                    tensor if channels and tensor.dtype is dtype else _flattened(tensor, dtype, copies)
+                    for tensor, (_, channels) in zip(tensors, known, strict=True)
+                ]
             table[:, column] = list(map(Tensor.data_ptr, tensors))
     return table, copies
+
+
+def _order(*tensors: Tensor) -> tuple[int, int]:
+    """Number of positions and of channels of weights and gradient that have the channels last in memory, else zeros."""
+    first = tensors[0]
+    last = torch.channels_last if first.ndim == 4 else torch.channels_last_3d
+    if first.is_contiguous() or first.ndim not in (4, 5):
+        return 0, 0
+    if not all(tensor.is_contiguous(memory_format=last) for tensor in tensors):
+        return 0, 0
+    return first.shape[2:].numel(), first.shape[1]
 
 
 def _rows(
@@ -372,7 +394,7 @@ def _in_triton(work: Pass, weights: torch.dtype, real: torch.dtype, device: torc
 
 
 def _differs(
-    work: Pass, program: Program, real: torch.dtype, device: torch.device, call: Callable[..., None]
+    work: Pass, program: Program, real: torch.dtype, device: torch.device, call: Callable[..., Any]
 ) -> str | None:
     """How a kernel's results differ from those of PyTorch's operations, if they do."""
     rtol = 1e-3 if program.tensors["weights"] == real else 1e-2
@@ -387,7 +409,7 @@ def trial(
     program: Program,
     real: torch.dtype,
     device: torch.device,
-    call: Callable[..., None],
+    call: Callable[..., Any],
     *,
     sizes: Sequence[int] = (5, noise.TILE + 70, 130),
     skip: float = 0.0,

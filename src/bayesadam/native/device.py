@@ -43,7 +43,7 @@ def mark(device: torch.device) -> Any:
     """An event that has happened when the device has done what it was told before; ``None`` if it is not needed."""
     if device.type == "cpu":
         return None
-    event = torch.cuda.Event()
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event
 

@@ -118,6 +118,19 @@ def inside(at, lane, lanes, begin, size):
 
 
 @triton.jit
+def channels_last(at, begin, positions, channels):
+    """Where elements ``at`` behind ``begin`` are in memory that has the channels last; with 0 channels, where they are
+    in order.
+    """
+    if channels > 1:
+        first = begin.to(tl.int32)
+        element = first + at
+        whole = positions * channels
+        at = element // whole * whole + element % positions * channels + element // positions % channels - first
+    return at
+
+
+@triton.jit
 def fill(parts, table):
     """Fill runs with normals; a table as in ``normal.cpp``."""
     _, row, tile, lane, lanes, begin = place(parts, table, FILL_COLUMNS)
