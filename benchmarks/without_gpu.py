@@ -117,16 +117,16 @@ RUN = {"parts": "*i32", "table": "*i64", "words": "*i64", "values": "*fp32"}
 HEADER = {"table": "*i64", "words": "*i64", "numbers": "*fp64", "counters": "*fp64", "found": "*i32", "values": "*fp32"}
 
 
-def compiled(names: Sequence[str], *, every: bool) -> dict[str, Any]:
-    """Registers and spills of cubins for sm_80 and sm_90, and the bytes that kernels read and write per weight."""
+def compiled(names: Sequence[str]) -> dict[str, Any]:
+    """Registers and spills of cubins for sm_80 and sm_90, and the bytes that kernels read and write per weight, for the
+    steps of drop-in training.
+    """
     from bayesadam.native import tiles
 
     results = {}
     for work in passes(names):
         each, weights, real = work
-        if not every and (
-            each.kind != "update" or each.then != "sample" or weights != torch.float32 or each.per_weight
-        ):
+        if each.kind != "update" or each.then != "sample" or each.per_weight:
             continue
         text = gpu.source(launch.program_of(each, weights, real), each.draws, real)
         functions = gpu.functions(text)
@@ -181,28 +181,31 @@ def bytes_per_weight(text: str) -> int:
     return sum(SIZES[dtypes[name]] for name in re.findall(r"tl\.(?:load|store)\(p_(\w+) \+ \w+,", text))
 
 
-def main_of_part(part: str, names: Sequence[str], every: bool) -> dict[str, Any]:
+def main_of_part(part: str, names: Sequence[str]) -> dict[str, Any]:
     """One part, in a process of its own."""
-    return interpreted(names) if part == "interpreted" else compiled(names, every=every)
+    return interpreted(names) if part == "interpreted" else compiled(names)
 
 
 def without_gpu(*, quick: bool) -> dict[str, Any]:
-    """All parts; ``quick`` takes one rule, fewer kernels and fewer steps."""
+    """All parts side by side; ``quick`` takes one rule and fewer steps."""
     names = ["ivon"] if quick else list(OPTIMIZERS)
-    code = f"import json, without_gpu as w; print(json.dumps(w.main_of_part({{!r}}, {names!r}, {not quick})))"
+    code = f"import json, without_gpu as w; print(json.dumps(w.main_of_part({{!r}}, {names!r})))"
     here = Path(__file__).parent
     commands = {
         "interpreted": ["-c", code.format("interpreted")],
         "compiled": ["-c", code.format("compiled")],
         "fake": ["-c", f"import fake_gpu, json; print(json.dumps(fake_gpu.everything(quick={quick})))"],
     }
-    found = {}
+    workers = {}
     for part, arguments in commands.items():
         environment = {**os.environ, "TRITON_INTERPRET": "1" if part == "interpreted" else "0"}
-        done = subprocess.run(
-            [sys.executable, *arguments], cwd=here, env=environment, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise RuntimeError(f"the part {part!r} failed: {done.stderr[-2000:]}")
-        found[part] = json.loads(done.stdout.splitlines()[-1])
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(here), os.environ.get("PYTHONPATH")]))
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        workers[part] = subprocess.Popen([sys.executable, *arguments], env=environment, **pipes)
+    found = {}
+    for part, worker in workers.items():
+        said, errors = worker.communicate()
+        if worker.returncode:
+            raise RuntimeError(f"the part {part!r} failed: {errors[-2000:]}")
+        found[part] = json.loads(said.splitlines()[-1])
     return found
