@@ -35,6 +35,8 @@ def made(name: str, net: nn.Module, **options: Any) -> Any:
     required: dict[str, Any] = {"lr": 0.01, "num_data": 50}
     if name == "bayesadam":
         required["batch_size"] = 8
+    if name == "vadagrad":
+        required["initial_precision"] = 50.0
     if name == "vogn":
         required["curvature"] = PerExampleSquares(net)
     return OPTIMIZERS[name](net.named_parameters(), **required | options)
