@@ -16,6 +16,7 @@ from bayesadam.core.sampling import BLOCK, MEAN, TRAIN, Weights
 from bayesadam.core.sources import HessianSource, Source
 from bayesadam.core.update import Updates
 from bayesadam.curvature import PerExampleSquares
+from bayesadam.native.device import refilling
 from bayesadam.sharding import local
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -206,6 +207,7 @@ class Engine:
                 others = self.weights.release()
             if isinstance(self.source, PerExampleSquares):
                 self.source.pause()  # what was collected is kept, since the gradients may be
+        self.updates.learn(wait=True)
         return others
 
     def cleared(self) -> None:
@@ -303,6 +305,13 @@ class Engine:
             self.updates.make(drop_in, ready)
             if drop_in and self.source is not None:
                 self.source.discard()
+
+    def prepare_replay(self) -> None:
+        """Make a step on the host alone, and bring its numbers to where the kernels in a graph read them."""
+        if self.weights.held != TRAIN or not all(flat.on_device for flat in self.layout.built):
+            raise RuntimeError("prepare_replay() must be called after train(), for parameters on a GPU with kernels")
+        with refilling():
+            self.step()
 
     def _creates_state_only(self) -> bool:
         """Whether this is the ``step()`` with rate 0 and zero gradients by which distributed checkpoints create the

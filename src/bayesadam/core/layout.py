@@ -132,7 +132,7 @@ class Layout:
         states = [self.owner.state.get(member.parameter) or {} for member in members]
         for number, state in enumerate(states):
             self._fill(flat, number, state)
-        numbers = numbers_of(self.rule, flat) if self.dense is None else {}
+        numbers = {**numbers_of(self.rule, flat), **flat.before()} if self.dense is None else {}
         for number, state in enumerate(states if self.dense is None else ()):
             if "step" in state:
                 entries = {name: local(state[name]) for name in self.rule.state}

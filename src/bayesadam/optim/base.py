@@ -278,6 +278,21 @@ class PerturbedOptimizer(Checkpointed):
             raise
         return None
 
+    @uncompiled
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def prepare_replay(self) -> None:
+        """Prepare the next step of a CUDA graph in which :meth:`step` was captured, before every ``graph.replay()``.
+
+        It is a step without kernels: rates, counters and noise of the next step are computed as usual, and brought to
+        the device in one upload, which nobody waits for. Capture drop-in training, after a few steps without a graph;
+        what is captured does not count as a step.
+
+        Raises:
+            RuntimeError: The weights do not hold a sample, or there are no kernels of a GPU for them.
+        """
+        self._engine.prepare_replay()
+
     @torch.no_grad()
     def posterior(self, model: nn.Module | None = None) -> DiagonalGaussian:
         """Return the current posterior, with copies of means and variances of the full tensors in float32 or wider.
