@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,14 @@ SOURCE = "Khan et al. 2018, Fig. 2c"
 
 TRAIN, SEEDS, SIZES = 341, 20, (1, 8, 16, 32, 64)
 VADAM_EPOCHS, VOGN_EPOCHS = 10_000, 2000
-STEPS = {"vadam-matlab": "Vadam, MATLAB step", "vadam": "Vadam"}
+STEPS = {
+    "vadam-matlab": "Vadam, MATLAB step",
+    "vadam": "Vadam",
+    "vadam-longer": "Vadam, step times the root of N",
+}
+"""Names of the Vadams. The last is the paper's with ``sqrt(N)`` times the step size, and shows whether the paper's has
+converged: the MATLAB step divides by ``sqrt(s / N)``, and is about as much longer.
+"""
 DATASET, METRIC = "breast_cancer_scale", "symmetric_kl"
 
 run = compare
@@ -33,9 +41,12 @@ def units() -> list[Unit]:
         "vogn-1": settings("vogn", 1, VOGN_EPOCHS * TRAIN, 0.0005, 0.0005),
     }
     for size in SIZES:
+        iterations = VADAM_EPOCHS * TRAIN // size
         for method in ("vadam", "vadam-matlab"):
-            iterations = VADAM_EPOCHS * TRAIN // size
             methods[f"{method}-{size}"] = settings(method, size, iterations, 0.01, 0.01, decay=0.55)
+        if size > 1:
+            lr = round(0.01 * math.sqrt(TRAIN), 6)
+            methods[f"vadam-longer-{size}"] = settings("vadam", size, iterations, lr, 0.01, decay=0.55)
     return units_of("libsvm/breast-cancer", 1.0, [0] * SEEDS, methods)
 
 

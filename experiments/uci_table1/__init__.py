@@ -40,7 +40,7 @@ DATASETS: dict[str, tuple[dict[str, int], dict[str, list[float]]]] = {
     "yacht": (SMALL, WIDE),
 }
 """Settings and search space of each data set."""
-TUNED_ON_JOINT = {"vadam": ("concrete", "energy", "kin8nm", "wine"), "bbvi": ("yacht",)}
+TUNED_ON_JOINT = {"vadam": tuple(DATASETS), "bbvi": ("yacht",)}
 """Data sets for which a method is also tuned on the joint log-likelihood, as in the paper, because tuning on the
 pointwise log-likelihood reduces the joint one.
 """
