@@ -20,7 +20,6 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--jobs", type=int, default=-1, help="units at a time; -1 (default): one for each core")
     only = "units whose key contains this, or begins with this if they are optional; repeatable"
     run.add_argument("--only", action="append", default=[], metavar="TEXT", help=only)
-    run.add_argument("--quick", action="append_const", dest="only", const="quick-", help="short for --only quick-")
     run.add_argument("--fresh", action="store_true", help="redo units that are finished or begun")
     report = commands.add_parser("report", help="write tables and figures from the committed results")
     for command in (run, report):

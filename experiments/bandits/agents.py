@@ -25,6 +25,10 @@ TRAIN_EVERY, STEPS, BATCH_SIZE, CLIP = 20, 50, 512, 1.0
 """Rounds between two trainings, minibatches per training, their size, and the largest norm of a gradient."""
 LEARNING_RATES = {"ivon": 0.1, "vogn": 0.05}
 """Learning rates by method; 0.001 for all others."""
+PUBLISHED = {"lr": 0.1, "decay": 0.5, "start": 0.3, "clip": 5.0}
+"""Kessler et al. 2018, appendix D.3: learning rate ``lr / (1 + decay * step)``, which in the library that they used never
+restarts; bound of the uniform initial weights; and largest norm of a gradient.
+"""
 SHAPE, RATE = 6.0, 6.0
 """Parameters of the inverse gamma prior of an unknown noise variance (Riquelme et al. 2018)."""
 CHOICES, WEIGHTS = 1, 2
@@ -43,7 +47,8 @@ def play(config: Mapping[str, Any], seed: int, progress: Callable[[int], None]) 
 
     Args:
         config: ``problem``, ``rounds``, ``belief``, ``options`` of the agent, ``policy`` (Thompson sampling if there is
-            none), and ``told`` if it learns the rewards of all actions in every round, as no bandit algorithm does.
+            none), ``told`` if it learns the rewards of all actions in every round, as no bandit algorithm does, and
+            ``published_settings`` if a network has those of :data:`PUBLISHED`.
         seed: Seed of the problem and of all random numbers of the agent.
         progress: Function that is called with the number of rounds so far.
     """
@@ -88,7 +93,10 @@ def make(config: Mapping[str, Any], num_features: int, num_actions: int, seed: i
     if config["belief"] == "linear":
         return Linear(num_features, num_actions, seed)
     last = config["options"]["method"] in ("last-layer", "neural-linear")
-    return (LastLayer if last else Network)(num_features, num_actions, seed, **config["options"])
+    agent = (LastLayer if last else Network)(num_features, num_actions, seed, **config["options"])
+    if config.get("published_settings"):
+        agent.publish()
+    return agent
 
 
 class Linear:
@@ -142,6 +150,7 @@ class Network:
                 layers.append(nn.Dropout(0.2))
         self.model = nn.Sequential(*layers, nn.Linear(100, num_actions))
         self.optimizer = self._optimizer()
+        self.lr, self.decay, self.clip, self.steps = LEARNING_RATES.get(method, 0.001), 0.0, CLIP, 0
         self.shift, self.scale = torch.tensor(0.0), torch.tensor(1.0)
         self.posterior: ba.posterior.NetworkDistribution = ba.DiagonalGaussian.point_mass(self.model)
         if method in OPTIMIZERS or method == "dropout":
@@ -164,6 +173,13 @@ class Network:
             seed=self.seed,
             **own.get(self.method, {}),
         )
+
+    def publish(self) -> None:
+        """Take the published settings, before the first training."""
+        self.decay, self.clip = PUBLISHED["decay"], PUBLISHED["clip"]
+        for parameter in self.model.parameters():
+            nn.init.uniform_(parameter, -PUBLISHED["start"], PUBLISHED["start"])
+        self.lr = PUBLISHED["lr"]
 
     def scores(self, context: Tensor, sample: int | None) -> Tensor:
         """Return standardised rewards of all actions, as for :class:`Linear`."""
@@ -205,10 +221,13 @@ class Network:
             chosen = self.model(contexts).gather(1, actions[:, None])[:, 0]
             loss: Tensor = 0.5 * (chosen - targets).square().mean()  # of a Gaussian with a standard deviation of 1
             torch.autograd.backward(loss)
-            nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
             return loss
 
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr / (1.0 + self.decay * self.steps)
         self.optimizer.step(closure)
+        self.steps += 1
 
     def _tell(self, num_data: float) -> None:
         """Tell the optimiser the size of the data, on which the width of the posterior depends."""

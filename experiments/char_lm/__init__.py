@@ -99,7 +99,7 @@ FULL = "full-"
 """Beginning of the keys of the optional units, which have the published length."""
 EPOCHS: Mapping[str, Mapping[str, float]] = {
     "": {"lstm": 2, "transformer": 2, "search": 0.5},
-    FULL: {"lstm": 200, "transformer": 60, "search": 5},
+    FULL: {"lstm": 200, "transformer": 60, "search": 20},
 }
 """Numbers of epochs of the final trainings, by network, and of those by which a setting is chosen."""
 RECORDS = {"": 2, FULL: 1}

@@ -13,13 +13,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.stats import ttest_rel
 
 from bayesadam import population
 from experiments.framework import Context, Report, Unit, finished
 from experiments.plots import panels
 from experiments.tables import Number, frame, grid, published
 from experiments.uci import Part, splits
-from experiments.uci_table1 import dropout
+from experiments.uci_table1 import dropout, probes
 from experiments.uci_table1.methods import Precisions, fit, folds, scores, tune
 
 TITLE = "Regression on eight UCI data sets"
@@ -114,6 +115,9 @@ def units() -> list[Unit]:
         gal = {"dataset": dataset, **common, **DROPOUT, "noise_precisions": noise}
         found.append(Unit(f"dropout-{dataset}", gal))
         found.append(Unit(f"4000-epochs-{dataset}", {**gal, "epochs": 4_000}, optional=True))
+    for name, own in probes.PROBES.items():
+        config = {**PROTOCOL, **DATASETS[own["dataset"]][0], "folds": 0, **own, "splits": probes.SPLITS}
+        found.append(Unit(f"probe-{name}", config))
     return found
 
 
@@ -122,6 +126,8 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
     config = dict(unit.config)
     if config["method"] == "mc-dropout":
         return dropout.run(config, context)
+    if unit.key.startswith("probe-"):
+        return probes.run(config, context)
     if config["method"] == "vprop":
         tuned = context.results[f"vadam-{config['dataset']}"]["splits"]
         return _final(
@@ -200,6 +206,8 @@ def report(results: Mapping[str, Any]) -> Report:
             tables[f"{title} joint one, as the paper"] = _log_likelihood(results, numbers, method, f"{method}-joint")
     for key, epochs in (("dropout", "400"), ("4000-epochs", "4,000")):
         tables[f"MC dropout, {epochs} epochs, pointwise log-likelihood"] = _dropout(results, numbers, key)
+    tables["Boldface of Table 1: is BBVI or Vadam better? Paired t-tests over the 20 splits"] = _tests(results)
+    tables[f"Probes over the first {probes.SPLITS} splits, without a search"] = probes.table(results)
     titles = {
         "rmse": "RMSE",
         "log_likelihood": "log-likelihood, pointwise",
@@ -244,6 +252,25 @@ def _log_likelihood(results: Mapping[str, Any], numbers: Numbers, method: str, k
             theirs = _printed(numbers[dataset, LABELS[method], "test_loglik"])
             rows.append([dataset, pointwise, joint, theirs, _difference(joint, theirs, 1)])
     return frame(["data", "ours, pointwise", "ours, joint", "paper, joint", "difference"], rows)
+
+
+def _tests(results: Mapping[str, Any]) -> pd.DataFrame:
+    """Test BBVI against Vadam as the paper does, at the level 0.01: RMSE, and joint log-likelihood tuned on itself."""
+    rows = []
+    for dataset in DATASETS:
+        row: list[Any] = [dataset]
+        for metric, sign in (("rmse", -1), ("joint_log_likelihood", 1)):
+            found = []
+            for method in ("vadam", "bbvi"):
+                key = f"{method}-joint-{dataset}" if sign > 0 else ""
+                result = results.get(key) or results[f"{method}-{dataset}"]
+                found.append([sign * split[metric] for split in result["splits"]])
+            better = "Vadam" if sum(found[0]) > sum(found[1]) else "BBVI"
+            p = float(ttest_rel(*found).pvalue)
+            row += [Number.less(*found, ddof=0), f"{p:.2g}", better if p < 0.01 else "both"]
+        rows.append(row)
+    names = ["Vadam better by", "p", "bold"]
+    return frame(["data", *(f"{metric}: {name}" for metric in ("RMSE", "joint") for name in names)], rows)
 
 
 def _dropout(results: Mapping[str, Any], numbers: Numbers, key: str) -> pd.DataFrame:
