@@ -102,15 +102,15 @@ Results = Mapping[str, Mapping[str, Any]]
 def units() -> list[Unit]:
     """Return one unit per problem and algorithm with all runs, and those of the wheel.
 
-    Optional are the published numbers of rounds for the algorithms that stop earlier, and the published algorithms with
-    the published settings.
+    Optional are census, whose data must be downloaded; the published numbers of rounds for the algorithms that stop
+    earlier; and the published algorithms with the published settings.
     """
     found = []
     for problem, length in LENGTHS.items():
         for name, own in ALGORITHMS.items():
             if problem in PROBLEMS.get(name, LENGTHS):
                 rounds = length if name in LONG else min(SHORT, length)
-                found.append(_unit(f"table-{problem}", problem, name, rounds, RUNS))
+                found.append(_unit(f"table-{problem}", problem, name, rounds, RUNS, optional=problem == "census"))
                 if rounds < length:
                     found.append(_unit(f"whole-{problem}", problem, name, length, RUNS, optional=True))
             if name in PUBLISHED and own["belief"] == "neural":
@@ -225,7 +225,7 @@ def _curves(results: Results) -> Figure:
     """Plot the cumulative reward, divided by that of the optimal policy, against the round."""
     figure, grid = panels(2, 3, 11, 6)
     axes = grid.ravel()
-    for axis, problem in zip(axes, LENGTHS, strict=True):
+    for axis, problem in zip(axes, LENGTHS, strict=False):  # census has no panel
         for name, color in COLORS.items():
             found = results.get(f"table-{problem}-{name}")
             if found is not None:

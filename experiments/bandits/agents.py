@@ -26,8 +26,8 @@ TRAIN_EVERY, STEPS, BATCH_SIZE, CLIP = 20, 50, 512, 1.0
 LEARNING_RATES = {"ivon": 0.1, "vogn": 0.05}
 """Learning rates by method; 0.001 for all others."""
 PUBLISHED = {"lr": 0.1, "decay": 0.5, "start": 0.3, "clip": 5.0}
-"""Kessler et al. 2018, appendix D.3: learning rate ``lr / (1 + decay * step)``, which in the library that they used never
-restarts; bound of the uniform initial weights; and largest norm of a gradient.
+"""Kessler et al. 2018, appendix D.3: learning rate ``lr / (1 + decay * step)``, which never restarts in the library of
+the authors; bound of the uniform initial weights; and largest norm of a gradient.
 """
 SHAPE, RATE = 6.0, 6.0
 """Parameters of the inverse gamma prior of an unknown noise variance (Riquelme et al. 2018)."""

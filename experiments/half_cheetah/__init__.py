@@ -57,8 +57,8 @@ RUNS = {"run1(HalfCheetah-v1": "paper, run 1", "run2(HalfCheetah-v1_2nd": "paper
 STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
 """97.5% quantiles of Student's t by the number of seeds."""
 LENGTHS = {"": (151, 3, ""), "500-": (501, 5, "500 episodes. "), "full-": (3000, 5, "Published length. ")}
-"""Numbers of episodes and of seeds, and beginning of the tables' titles, by the beginning of the keys. The longer ones, 500
-episodes as in Fig. 5 and the published 3,000 of Fig. 6, are optional.
+"""Numbers of episodes and of seeds, and beginning of the tables' titles, by the beginning of the keys. The longer
+trainings, 500 episodes as in Fig. 5 and the published 3,000 of Fig. 6, are optional.
 """
 
 Curves = dict[str, dict[int, npt.NDArray[np.float64]]]

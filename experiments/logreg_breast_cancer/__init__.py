@@ -55,8 +55,8 @@ def report(results: Mapping[str, Any]) -> Report:
     """Return box plots beside those of the paper."""
     middle, rows = [], []
     for size in SIZES:
-        found = [results.get(f"{method}-{size}") for method in STEPS]
-        ours = [result and Number(quantiles(values(result, METRIC))[1]) for result in found]
+        keys = [f"{method}-{size}" for method in STEPS]
+        ours = [Number(quantiles(values(results[k], METRIC))[1]) if k in results else None for k in keys]
         middle.append([size, Number(box(DATASET, f"Vadam M={size}", METRIC).get("med")), *ours])
     names = {"mf-exact": "MF-Exact", "von": "VON", "vogn-1": "VOGN-1"}
     names |= {f"{method}-{size}": f"{name}, M = {size}" for size in SIZES for method, name in STEPS.items()}

@@ -102,8 +102,8 @@ def units() -> list[Unit]:
         own = {} if searched else candidates[0]
         for seed in range(METHODS[name][2]):
             found.append(Unit(f"final-{name}-{seed}", {**PROTOCOL, "seed": seed, "part": "final", **own}, phase=1))
-    for name, (candidate, schedule, _) in REWEIGHTED.items():
-        config = {**PROTOCOL, "epochs": LONG_EPOCHS, "part": "final", **CANDIDATES[candidate][0], "kl": schedule}
+    for name, (setting, schedule, _) in REWEIGHTED.items():
+        config = {**PROTOCOL, "epochs": LONG_EPOCHS, "part": "final", **CANDIDATES[setting][0], "kl": schedule}
         found += [Unit(f"{LONG}{name}-{seed}", {**config, "seed": seed}, optional=True) for seed in range(LONG_SEEDS)]
     return found
 

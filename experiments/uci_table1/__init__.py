@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from matplotlib.figure import Figure
 from scipy.stats import ttest_rel
 
 from bayesadam import population
-from experiments.framework import Context, Report, Unit, finished
+from experiments.framework import Context, Report, Unit
 from experiments.plots import panels
 from experiments.tables import Number, frame, grid, published
 from experiments.uci import Part, splits
@@ -220,9 +219,6 @@ def report(results: Mapping[str, Any]) -> Report:
     for metric, title in titles.items():
         table = grid(DATASETS, LABELS, partial(cell, metric=metric))
         tables[f"All methods side by side: test {title}"] = table
-    lines = finished(sys.modules[__name__])
-    title = "Fits per second of processor time, tuning and test included (MC dropout: 400 epochs, others 40)"
-    tables[title] = grid(DATASETS, LABELS, lambda dataset, method: _speed(lines.get(f"{method}-{dataset}")))
     return Report(tables, {"learning-curves": _figure(results, numbers)})
 
 
@@ -286,17 +282,6 @@ def _dropout(results: Mapping[str, Any], numbers: Numbers, key: str) -> pd.DataF
             rows.append(row)
     columns = ["Gal, 4,000 epochs", "difference", "paper"]
     return frame(["data", "RMSE, ours", *columns, "log-likelihood, ours", *columns], rows)
-
-
-def _speed(line: Mapping[str, Any] | None) -> Number | None:
-    """Return the number of networks that are trained and scored per second of processor time."""
-    if line is None:
-        return None
-    config = line["config"]
-    fits = 1 + config.get("rounds", 0) * config.get("folds", 0) * (config["method"] != "vprop")
-    if config["method"] == "mc-dropout":
-        fits = 1 + len(config["rates"]) * len(config["noise_precisions"])
-    return Number(config["splits"] * fits / line["cpu_seconds"], None, 1)
 
 
 def _printed(number: Number) -> Number:

@@ -23,7 +23,6 @@ LSTM = {"epochs": 1, "batch_size": 4, "length": 5, "sizes": {"embedding": 3, "hi
 WINDOWS = {"width": 4, "heads": 2, "layers": 1, "length": 6}
 ENSEMBLE = {"members": 2, "hidden": 5, "steps": 8, "least_epochs": 1, "batch_size": 20, "lr": 0.01}
 CHEETAH = {"environment": "Pendulum-v1", "episodes": 3, "steps": 30, "every": 2, "tests": 2, "batch_size": 8}
-PENDULUM = {"steps": 60, "every": 30, "tests": 1, "hidden": [8], "learning_starts": 20}
 TINY = {
     "uci-table1": {
         "vadam-yacht": {**TUNED, "rounds": 3},
@@ -62,11 +61,10 @@ TINY = {
         f"{method}-seed0": {**CHEETAH, "hidden": [12, 8], "replay": 50}
         for method in ("vadam", "vadagrad", "adam-explore", "adam-plain", "sgd-explore", "sgd-plain")
     },
-    "sb3-pendulum": {"weights-wide-seed0": PENDULUM, "action-noise-seed0": PENDULUM},
     "char-lm": {
         "unit-data": LSTM,
         "lstm-sgd-0": LSTM,
-        "transformer-ivon-0": {**LSTM, "length": 6, "samples": [2], "passage": 9, "sizes": WINDOWS},
+        "transformer-ivon-0": {**LSTM, "length": 6, "samples": [2], "sizes": WINDOWS},
     },
     "bandits": {"wheel-0.5-vadam": {"rounds": 30, "runs": 2}, "wheel-0.5-linear": {"rounds": 30, "runs": 2}},
 }
@@ -74,7 +72,6 @@ TINY = {
 
 PACKAGES = {
     "half-cheetah": "gymnasium",
-    "sb3-pendulum": "stable_baselines3",
     "ngboost-yacht": "ngboost",
     "catboost-yacht": "catboost",
 }
