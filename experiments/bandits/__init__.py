@@ -114,15 +114,15 @@ def units() -> list[Unit]:
                 if rounds < length:
                     found.append(_unit(f"whole-{problem}", problem, name, length, RUNS, optional=True))
             if name in PUBLISHED and own["belief"] == "neural":
-                config = {"published_settings": True}
-                found.append(_unit(f"published-{problem}", problem, name, length, RUNS, optional=True, **config))
+                unit = _unit(f"published-{problem}", problem, name, length, RUNS, True, published_settings=True)
+                found.append(unit)
     for delta in DELTAS:
         found += [_unit(f"wheel-{delta}", f"wheel-{delta}", name, WHEEL_ROUNDS, WHEEL_RUNS) for name in WHEEL]
     return found
 
 
-def _unit(start: str, problem: str, name: str, rounds: int, runs: int, optional: bool = False, **config: Any) -> Unit:
-    config = {"problem": problem, "rounds": rounds, "runs": runs, **ALGORITHMS[name], **config}
+def _unit(start: str, problem: str, name: str, rounds: int, runs: int, optional: bool = False, **own: Any) -> Unit:
+    config = {"problem": problem, "rounds": rounds, "runs": runs, **ALGORITHMS[name], **own}
     return Unit(f"{start}-{name}", config, optional)
 
 
