@@ -93,10 +93,8 @@ def make(config: Mapping[str, Any], num_features: int, num_actions: int, seed: i
     if config["belief"] == "linear":
         return Linear(num_features, num_actions, seed)
     last = config["options"]["method"] in ("last-layer", "neural-linear")
-    agent = (LastLayer if last else Network)(num_features, num_actions, seed, **config["options"])
-    if config.get("published_settings"):
-        agent.publish()
-    return agent
+    options = {**config["options"], "published": config.get("published_settings", False)}
+    return (LastLayer if last else Network)(num_features, num_actions, seed, **options)
 
 
 class Linear:
@@ -129,6 +127,7 @@ class Network:
             posterior.
         data_weight: Number of times that every observation is counted.
         prior_precision: Precision of the weights' prior.
+        published: Whether learning rate, initial weights and clipping are those of :data:`PUBLISHED`.
     """
 
     def __init__(
@@ -139,6 +138,7 @@ class Network:
         method: str,
         data_weight: float = 512.0,
         prior_precision: float = 10.0,
+        published: bool = False,
     ) -> None:
         self.seed, self.method = seed, method
         self.data_weight, self.prior_precision = data_weight, prior_precision
@@ -149,37 +149,33 @@ class Network:
             if method == "dropout":
                 layers.append(nn.Dropout(0.2))
         self.model = nn.Sequential(*layers, nn.Linear(100, num_actions))
-        self.optimizer = self._optimizer()
         self.lr, self.decay, self.clip, self.steps = LEARNING_RATES.get(method, 0.001), 0.0, CLIP, 0
+        if published:
+            self.lr, self.decay, self.clip = PUBLISHED["lr"], PUBLISHED["decay"], PUBLISHED["clip"]
+            for parameter in self.model.parameters():
+                nn.init.uniform_(parameter, -PUBLISHED["start"], PUBLISHED["start"])
+        self.optimizer = self._optimizer()
         self.shift, self.scale = torch.tensor(0.0), torch.tensor(1.0)
         self.posterior: ba.posterior.NetworkDistribution = ba.DiagonalGaussian.point_mass(self.model)
         if method in OPTIMIZERS or method == "dropout":
             self._follow(data_weight)
 
     def _optimizer(self) -> Any:
-        lr = LEARNING_RATES.get(self.method, 0.001)
         if self.method not in OPTIMIZERS:
-            return torch.optim.Adam(self.model.parameters(), lr=lr)
+            return torch.optim.Adam(self.model.parameters(), lr=self.lr)
         own: dict[str, dict[str, Any]] = {
             "vadam": {"batch_size": BATCH_SIZE, "temperature": 1.0},
             "vogn": {"curvature": ba.PerExampleSquares(self.model)},
         }
         return OPTIMIZERS[self.method](
             self.model.named_parameters(),
-            lr=lr,
+            lr=self.lr,
             num_data=self.data_weight,
             prior_precision=self.prior_precision,
             initial_precision=self.prior_precision + self.data_weight,
             seed=self.seed,
             **own.get(self.method, {}),
         )
-
-    def publish(self) -> None:
-        """Take the published settings, before the first training."""
-        self.decay, self.clip = PUBLISHED["decay"], PUBLISHED["clip"]
-        for parameter in self.model.parameters():
-            nn.init.uniform_(parameter, -PUBLISHED["start"], PUBLISHED["start"])
-        self.lr = PUBLISHED["lr"]
 
     def scores(self, context: Tensor, sample: int | None) -> Tensor:
         """Return standardised rewards of all actions, as for :class:`Linear`."""
@@ -261,7 +257,7 @@ class LastLayer(Network):
     trained weights, with noise of standard deviation 1: the Laplace approximation of the last layer.
     """
 
-    def __init__(self, num_features: int, num_actions: int, seed: int, method: str, **options: float) -> None:
+    def __init__(self, num_features: int, num_actions: int, seed: int, method: str, **options: Any) -> None:
         super().__init__(num_features, num_actions, seed, method, **options)
         self.num_actions = num_actions
         self._forget()
