@@ -47,8 +47,10 @@ def _line(name: str) -> str:
     except ModuleNotFoundError as error:
         return f"{name:21} needs {error.name}, which is not installed"
     keys = [unit.key for unit in experiment.units() if not unit.optional]
-    done = len(finished(experiment).keys() & set(keys))
-    return f"{name:21} {done:3} of {len(keys):3} units finished. {experiment.TITLE} ({experiment.SOURCE})"
+    lines = finished(experiment)
+    done, hours = len(lines.keys() & set(keys)), sum(line["cpu_seconds"] for line in lines.values()) / 3600.0
+    shown = f"{done:3} of {len(keys):3} units finished, {hours:5.2f} h of processor time"
+    return f"{name:21} {shown}. {experiment.TITLE} ({experiment.SOURCE})"
 
 
 def _run(given: argparse.Namespace) -> int:

@@ -171,7 +171,7 @@ def test_the_command_line(toy, monkeypatch, capsys):
     assert main(["run", "toy", "--jobs", "1"]) == 1
     assert main(["run", "toy", "--only", "other"]) == 2
     assert main(["list"]) == 0
-    assert "1 of   2 units finished. A toy (Nobody 1999)" in capsys.readouterr().out
+    assert "1 of   2 units finished,  0.00 h of processor time. A toy (Nobody 1999)" in capsys.readouterr().out
     assert main(["report", "toy"]) == 0
     assert "154" in capsys.readouterr().out
     with pytest.raises(SystemExit):
