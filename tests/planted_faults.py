@@ -219,15 +219,15 @@ FAULTS = [
     Fault(
         "early stopping an epoch late",
         "population/record.py",
-        "late = epoch - self.best_epoch[index] >= self._patience",
-        "late = epoch - self.best_epoch[index] > self._patience",
+        "late = epoch - self._best_epoch[index] >= self._patience",
+        "late = epoch - self._best_epoch[index] > self._patience",
         "population/test_training.py",
     ),
     Fault(
         "a last, smaller minibatch averaged as a whole one",
         "population/batches.py",
-        "mask / here[:, None]",
-        "mask / batch_size",
+        "mask / sizes[:, None]",
+        "mask / width",
         "population/test_training.py population/test_members.py",
     ),
     Fault(
@@ -289,8 +289,8 @@ FAULTS = [
     Fault(
         "the next sample has the noise of this one",
         "core/update.py",
-        '"next_eps": weights.draw(0, ahead=1)',
-        '"next_eps": weights.draw(0)',
+        '"next_eps": self.weights.draw(0, ahead=1)',
+        '"next_eps": self.weights.draw(0)',
         "optim/test_contract_training.py",
     ),
     Fault(
@@ -303,7 +303,7 @@ FAULTS = [
     Fault(
         "kept curvature is not rescaled by what clipping did to the gradient",
         "core/collect.py",
-        "ratio**self.layout.rule.power",
+        "ratios.get(parameter, 1.0) ** self.layout.rule.power",
         "1.0",
         "optim/test_contract_gradients.py optim/test_contract_blocks.py",
     ),

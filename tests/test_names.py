@@ -15,9 +15,6 @@ from test_docs import PUBLIC, public
 KEYWORD, POSITIONAL = Parameter.KEYWORD_ONLY, (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 PASSED_ON = {"forward", "run"}
 """Methods that call a network, whose arguments they pass on."""
-OPTIONS = {"BayesByBackprop", "NGVI", "NaturalVON", "NaturalVadam", "VAN", "VadaGrad", "Vadam", "Vprop"}
-OPTIONS |= {"PerturbedOptimizer", "SecondOrderOptimizer"}
-"""Optimisers that pass further arguments to their base class, which refuses those that the rule does not declare."""
 DATA = {"groups", "inputs", "target", "covariance", "log_variances", "log_aleatoric", "lr", "name", "posterior"}
 DATA |= {"variance", "rows", "sample", "seeds"}
 """Optional arguments that may follow others by position: data, and the learning rate, as in PyTorch."""
@@ -51,7 +48,7 @@ def test_signatures_name_every_argument():
     for path, name, parameters in SIGNATURES:
         for parameter in parameters:
             if parameter.kind is Parameter.VAR_KEYWORD and not path.startswith(LOW_LEVEL):
-                assert name in PASSED_ON | OPTIONS, f"{path} takes **{parameter.name}"
+                assert name in PASSED_ON, f"{path} takes **{parameter.name}"
 
 
 RESULTS = {"PosteriorReport", "PruningCurve", "TensorReport", "TrainingStatus", "Dataset", "MinimizeResult"}

@@ -201,9 +201,7 @@ class Network:
         targets = (rewards - self.shift) / self.scale
         num_data = self.data_weight * len(rewards)
         self._tell(num_data)
-        rows = ba.population.order(
-            len(rewards), seed=self.seed, epoch=number, replacement=True, size=STEPS * BATCH_SIZE
-        )
+        rows = ba.population.order(len(rewards), seed=self.seed, epoch=number, size=STEPS * BATCH_SIZE)
         self.model.train()
         torch.manual_seed(self.seed + number)  # for dropout
         for batch in torch.split(torch.from_numpy(rows), BATCH_SIZE):

@@ -111,7 +111,6 @@ def losses(config: Mapping[str, Any], progress: Told) -> dict[str, Array]:
         likelihood=ba.Bernoulli(),
         epochs=epochs,
         steps_per_epoch=every,
-        replacement=True,
         seed=list(seeds),
         betas=tuple(config["betas"]),
         **pick(config, "method", "batch_size", "lr", "mc_samples", "prior_precision", "initial_precision"),

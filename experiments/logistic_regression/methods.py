@@ -151,14 +151,16 @@ def fit(
     decay: Callable[[int], float] | None = None
     if config["method"] == "von":
         epochs, momentum = config["iterations"], 0.0
-        own: dict[str, Any] = {"batch_size": max(len(x) for x, _ in data), "options": {"hessian": "exact"}}
+        own: dict[str, Any] = {"batch_size": max(len(x) for x, _ in data), "hessian": "exact"}
         decay = partial(harmonic, float(config["half_life"]))
     else:
         steps, momentum = min(STEPS, config["iterations"]), config["momentum"]
         epochs = math.ceil(config["iterations"] / steps)
-        own = {"steps_per_epoch": steps, "batch_size": config["batch_size"], "replacement": True}
+        own = {"steps_per_epoch": steps, "batch_size": config["batch_size"]}
         if config["decay"] is not None:
             decay = ba.optim.polynomial_decay(config["decay"])
+    total = epochs * own.get("steps_per_epoch", 1)
+    schedule = None if decay is None else lambda done: decay(round(done * total))
     begin = epochs - math.ceil(config.get("averaged", 0.0) * epochs)
     totals: dict[str, Any] = {"mean": 0.0, "precision": 0.0}
 
@@ -176,8 +178,8 @@ def fit(
         epochs=epochs,
         lr=config["lr"],
         betas=(momentum, 1.0 - config["rate"]),
-        lr_decay=decay,
-        beta_decay=decay,
+        lr_schedule=schedule,
+        beta_schedule=schedule,
         seed=list(seeds),
         chunk=len(problems),
         progress=False,

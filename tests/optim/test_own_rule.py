@@ -106,7 +106,7 @@ def test_a_population_trains_each_as_alone(own):
         lr=rates,
         mc_samples=2,
         seed=4,
-        options={"sharpness": sharpness},
+        sharpness=sharpness,
     )
     for member, model in enumerate(models):
         alone = copy.deepcopy(model)
@@ -132,10 +132,16 @@ def test_a_population_trains_each_as_alone(own):
 
 def test_options_are_checked(own):
     net = make_net()
-    with pytest.raises(
-        TypeError, match=r"softness must be an option of SoftSign, which declares \['sharpness'\], got 2\.0"
-    ):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'softness'"):
         own.SoftSign(net.parameters(), num_data=50, softness=2.0)
+
+    class Bare(ba.optim.PerturbedOptimizer):
+        rule = own.SoftSignRule()
+
+    with pytest.raises(
+        TypeError, match=r"softness must be an option of Bare, which declares \['sharpness'\], got 2\.0"
+    ):
+        Bare(net.parameters(), num_data=50, options={"softness": 2.0})
     with pytest.raises(ValueError, match=r"sharpness must be positive, got 0\.0"):
         own.SoftSign(net.parameters(), num_data=50, sharpness=0.0)
     with pytest.raises(ValueError, match="sharpness must be positive, got 'hard'"):

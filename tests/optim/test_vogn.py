@@ -168,7 +168,6 @@ def test_parameters_of_another_module_are_refused_and_change_nothing():
     with pytest.raises(ValueError, match="curvature must be made for the model of these parameters"):
         ba.VOGN(make_net().parameters(), num_data=5, curvature=ba.PerExampleSquares(make_net()))
     net, opt = made()
-    opt.train()
     extra = torch.nn.Parameter(torch.zeros(2))
     with pytest.raises(ValueError, match=r"does not have the parameter 'extra' of shape \(2,\)"):
         opt.add_param_group({"params": [("extra", extra)]})

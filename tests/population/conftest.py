@@ -1,7 +1,6 @@
 """The reference: a member trained alone by the library's own optimiser in an ordinary loop; and comparisons."""
 
 import copy
-import inspect
 import re
 
 import torch
@@ -40,9 +39,7 @@ class Alone:
         batch_size=BATCH,
         seed=0,
         lr_schedule=None,
-        lr_decay=None,
-        beta_decay=None,
-        replacement=False,
+        beta_schedule=None,
         steps_per_epoch=None,
         **options,
     ):
@@ -56,22 +53,20 @@ class Alone:
             make = {**OPTIMIZERS, "bbb": population.BayesByBackprop}.get(method, method)
             told = {"curvature": PerExampleSquares(self.model)} if method == "vogn" else {}
             if method == "bayesadam":
-                size = batch_size if replacement else min(batch_size, len(x))
+                size = batch_size if steps_per_epoch else min(batch_size, len(x))
                 told = {"batch_size": size, "total_steps": epochs * (steps_per_epoch or -(-len(x) // batch_size))}
             self.opt = make(groups, **{"num_data": len(x), "seed": seed, **told, **options})
-        rates = [group["lr"] for group in self.opt.param_groups]
-        schedulers = [] if lr_decay is None else [torch.optim.lr_scheduler.LambdaLR(self.opt, lr_decay)]
-        schedulers += [] if beta_decay is None else [ba.BetaScheduler(self.opt, beta_decay)]
         steps = steps_per_epoch or -(-len(x) // batch_size)
-        drawn = {"replacement": True, "size": steps * batch_size} if replacement else {}
+        schedulers = []
+        for make, schedule in ((torch.optim.lr_scheduler.LambdaLR, lr_schedule), (ba.BetaScheduler, beta_schedule)):
+            if schedule is not None:
+                schedulers.append(make(self.opt, lambda step, own=schedule: own(step / (epochs * steps))))
+        drawn = {"size": steps * batch_size} if steps_per_epoch else {}
         for epoch in range(epochs):
             order = torch.from_numpy(population.order(len(x), seed=seed, epoch=epoch, **drawn))
             batches, losses = order.split(batch_size), []
             assert len(batches) == steps
-            for i, rows in enumerate(batches):
-                if lr_schedule is not None:
-                    for group, rate in zip(self.opt.param_groups, rates, strict=True):
-                        group["initial_lr"], group["lr"] = rate, rate * lr_schedule((epoch + i / len(batches)) / epochs)
+            for rows in batches:
                 losses.append(self.opt.step(lambda rows=rows: self._loss(x[rows], y[rows])).item())
                 for scheduler in schedulers:
                     scheduler.step()
@@ -99,23 +94,9 @@ def all_alone(models, data, likelihood, *, method="vadam", seed=0, **options):
     return fits
 
 
-ARGUMENTS = inspect.signature(population.train).parameters
-
-
 def train(models, data, likelihood, *, method="vadam", batch_size=BATCH, lr=0.02, **options):
-    options = {**REQUIRED.get(method, {}), **options}
-    arguments = {name: options.pop(name) for name in list(options) if name in ARGUMENTS}
-    return population.train(
-        models,
-        data,
-        likelihood=likelihood,
-        method=method,
-        batch_size=batch_size,
-        lr=lr,
-        progress=False,
-        options=options,
-        **arguments,
-    )
+    options = {**REQUIRED.get(method, {}), "batch_size": batch_size, "lr": lr, **options}
+    return population.train(models, data, likelihood=likelihood, method=method, progress=False, **options)
 
 
 def assert_members_are(nets, fits, tolerance):

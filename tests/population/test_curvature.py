@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 import bayesadam as ba
+from bayesadam import population
 from bayesadam.population import curvature
 from bayesadam.population.batches import Batch
-from bayesadam.population.densities import Likelihoods
-from bayesadam.population.objective import Losses, NegativeLogLikelihood
+from bayesadam.population.losses import Losses
 from population.conftest import ROUNDING, TOLERANCE, all_alone, assert_members_are, exactly, train
 from population.problems import F32, F64, RAGGED, draw, mlp, models_of, noise_of, regression
 from population.test_members import LIKELIHOODS, NETWORKS, inputs_of
@@ -84,20 +84,25 @@ class TestMembersAreSingleFits:
         compare(models_of(make), data, likelihood, **METHODS[method] | {"lr": 0.01, "mc_samples": 2})
 
 
-class Sum(Losses):
-    """A loss that is no likelihood's: what another method may bring."""
-
-    perturbed = 4
+class Power(population.Objective):
+    """Fourth powers of the errors of a linear function, scaled by a buffer of each member's own."""
 
     def __init__(self, scale):
-        self.scale = scale
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(scale, dtype=F64))
 
-    def select(self, rows):
-        return Sum(self.scale[rows])
+    def losses(self, model, x, y):
+        return self.scale * (model(x)[:, 0] - y).pow(4)
 
-    def losses(self, theta, batch):
-        fits = (theta[:, :, None] * batch.x[:, None]).sum(-1)
-        return batch.mean(self.scale[: len(theta), None, None] * (fits - batch.y[:, None]).pow(4))
+
+class Linear(Power):
+    def losses(self, model, x, y):
+        return self.scale * model(x)[:, 0]
+
+
+def linear(scales, kind=Power):
+    """Losses of linear functions of four inputs."""
+    return Losses(models_of(lambda: nn.Linear(4, 1, bias=False).to(F64), len(scales)), [kind(s) for s in scales])
 
 
 class TestObjective:
@@ -106,9 +111,9 @@ class TestObjective:
     def test_of_any_loss(self, kind, numbers, weighted, monkeypatch):
         """Against loops over members, samples, data points and coordinates, however much is done at a time."""
         monkeypatch.setattr(curvature, "_NUMBERS", numbers)
-        theta, x, y, scale = draw(2, 3, 4), draw(2, 5, 4, seed=1), draw(2, 5, seed=2), torch.tensor([1.0, 3.0])
+        theta, x, y, scale = draw(2, 3, 4), draw(2, 5, 4, seed=1), draw(2, 5, seed=2), (1.0, 3.0)
         weight = torch.tensor([[0.2] * 5, [0.5, 0.5, 0.0, 0.0, 0.0]], dtype=F64) if weighted else None
-        found = Sum(scale.double()).gradients(theta, Batch(x, y, weight), kind)
+        found = linear(scale).gradients(theta, Batch(x, y, weight), kind)
         for member in range(2):
             sizes = slice(0, 2) if weighted and member == 1 else slice(0, 5)
             mine, its = x[member, sizes], y[member, sizes]
@@ -132,11 +137,11 @@ class TestObjective:
     @pytest.mark.parametrize("make", [MAKES["a layer"], mlp, lambda: NETWORKS["all activations"][0]().to(F64),
                                       lambda: NETWORKS["no biases"][0]().to(F64)])  # fmt: skip
     def test_closed_forms_are_the_general_ones(self, make, kind, learned):
-        objective = NegativeLogLikelihood(models_of(make, 3), [noise_of(2.0, 5.0, learned=learned)] * 3)
-        theta = 0.5 * draw(3, 4, objective.layout.numel)
+        losses = Losses(models_of(make, 3), [noise_of(2.0, 5.0, learned=learned)] * 3)
+        theta = 0.5 * draw(3, 4, losses.layout.numel)
         for weight in (None, torch.tensor([[0.25] * 4, [0.25] * 4, [1 / 3] * 3 + [0.0]], dtype=F64)):
             batch = Batch(draw(3, 4, 3, seed=1), draw(3, 4, 2, seed=2), weight)
-            fast, slow = objective.gradients(theta, batch, kind), Losses.gradients(objective, theta, batch, kind)
+            fast, slow = (losses.gradients(theta, batch, kind, closed=closed) for closed in (True, False))
             torch.testing.assert_close(tuple(fast), tuple(slow), rtol=1e-10, atol=1e-12)
             assert (fast.curvature is None) == (kind is None)
 
@@ -145,9 +150,9 @@ class TestObjective:
         make, kind = NETWORKS[name]
         (model,) = models_of(lambda: make().to(F64), 1)
         x, y, likelihood = inputs_of(kind, 5, seed=1), draw(5, 2, seed=2), noise_of(4.0)
-        objective = NegativeLogLikelihood([model], [likelihood])
-        theta = objective.layout.flatten({n: p.detach() for n, p in model.named_parameters()})[None, None]
-        found = objective.gradients(theta, Batch(x[None], y[None], None), "empirical_fisher")
+        losses = Losses([model], [likelihood])
+        theta = losses.layout.flatten({n: p.detach() for n, p in model.named_parameters()})[None, None]
+        found = losses.gradients(theta, Batch(x[None], y[None], None), "empirical_fisher")
         expected = torch.zeros_like(theta[0, 0])
         for one, its in zip(x.split(1), y.split(1), strict=True):
             grads = torch.autograd.grad(likelihood(model(one), its), list(model.parameters()))
@@ -168,17 +173,13 @@ class TestObjective:
             other = torch.exp(-nn.functional.softplus(logits[range(4), y] - logits[range(4), 1 - y]))
             expected = torch.stack([-other, -other], dim=1)
             expected[range(4), y] *= -1.0
-        slope = Likelihoods([likelihood]).slope(logits[None, None].to(dtype), y[None])
+        slope = likelihood.score(logits[None, None].to(dtype), y[None, None])
         tolerance = 1e-5 if dtype == F32 else 1e-12
         torch.testing.assert_close(slope[0, 0].double(), expected, rtol=tolerance, atol=0)
 
     def test_a_loss_that_is_linear_has_no_curvature(self):
-        class Linear(Sum):
-            def losses(self, theta, batch):
-                return batch.mean((theta[:, :, None] * batch.x[:, None]).sum(-1))
-
-        found = Linear(torch.ones(1)).gradients(draw(1, 2, 3), Batch(draw(1, 5, 3), draw(1, 5), None), "exact")
-        assert found.curvature.shape == (1, 2, 3)
+        found = linear([1.0], Linear).gradients(draw(1, 2, 4), Batch(draw(1, 5, 4), draw(1, 5), None), "exact")
+        assert found.curvature.shape == (1, 2, 4)
         assert not found.curvature.any()
 
 

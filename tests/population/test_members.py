@@ -287,6 +287,14 @@ class TestPriors:
         self.compare(method=method, prior=[earlier[0], None, None, earlier[3]])
 
 
+def test_priors_from_initial_values_beside_numbers():
+    models, data, likelihood = models_of(), regression(), noise_of(4.0)
+    priors, starts = ["init", 2.0, 0.5, "init"], [None, 30.0, None, 100.0]
+    options = {"method": "bayesadam", "epochs": 2, "prior_precision": priors, "initial_precision": starts, "lr": 0.02}
+    nets = train(models, data, likelihood, **options)
+    assert_members_are(nets, all_alone(models, data, likelihood, **options), TOLERANCE[F64])
+
+
 class TestPriorsOfAdam:
     """Adam finds the mode of the posterior: the loss has the negative log density of the prior in it."""
 

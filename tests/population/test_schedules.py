@@ -23,8 +23,13 @@ def compare(method, sizes, **options):
     return nets
 
 
-class TestDecays:
-    """By the number of steps that each member has made."""
+def falling(done):
+    """Changes fastest at the start, as rates by powers of the number of steps do."""
+    return (1.0 + 20.0 * done) ** -0.5
+
+
+class TestSchedules:
+    """By the share of its own training that each member has made."""
 
     @pytest.mark.parametrize(
         ("method", "sizes", "own"),
@@ -34,17 +39,16 @@ class TestDecays:
         ],
     )
     def test_are_those_of_the_schedulers(self, method, sizes, own):
-        decay = ba.optim.polynomial_decay()
-        compare(method, sizes, lr_decay=decay, beta_decay=decay, **(OWN if own else {}))
+        compare(method, sizes, lr_schedule=falling, beta_schedule=falling, **(OWN if own else {}))
 
     @pytest.mark.parametrize(
         ("method", "options"),
         [
-            ("vadam", {"lr_decay": ba.optim.polynomial_decay(0.3)}),
-            ("vadam", {"beta_decay": ba.optim.polynomial_decay(0.3)}),
-            ("vadam", {"lr_schedule": lambda done: 1.0 - done, "beta_decay": ba.optim.polynomial_decay()}),
-            ("bayesadam", {"total_steps": 6, "beta_decay": ba.optim.polynomial_decay()}),
-            ("adam", {"lr_decay": ba.optim.polynomial_decay()}),
+            ("vadam", {"lr_schedule": falling}),
+            ("vadam", {"beta_schedule": falling}),
+            ("vadam", {"lr_schedule": lambda done: 1.0 - done, "beta_schedule": falling}),
+            ("bayesadam", {"total_steps": 6, "beta_schedule": falling}),
+            ("adam", {"lr_schedule": falling}),
         ],
     )
     def test_each_alone_and_beside_others(self, method, options):
@@ -52,59 +56,61 @@ class TestDecays:
 
     @pytest.mark.parametrize("sizes", [EVEN, RAGGED])
     def test_a_beta_out_of_range(self, sizes):
-        for decay, message in ((lambda t: float(t != 4), "1.0 at step 4"), (lambda t: 10.0, ".* at step 0")):
-            with pytest.raises(ValueError, match=rf"^beta_decay must keep betas\[1\] in \[0, 1\), got {message}$"):
-                train(models_of(), regression(sizes), noise_of(4.0), epochs=3, betas=(0.9, 0.5), beta_decay=decay)
+        for schedule, word in ((lambda done: float(done < 0.4), "1.0"), (lambda done: 10.0, "-4.0")):
+            with pytest.raises(ValueError, match=r"^beta_schedule must keep betas\[1\] in \[0, 1\), got .*" + word):
+                train(models_of(), regression(sizes), noise_of(4.0), epochs=3, betas=(0.9, 0.5), beta_schedule=schedule)
 
 
 class TestTotalSteps:
     """The option that lets the learning rate of BayesAdam fall; by default it is the length of the training."""
 
     @pytest.mark.parametrize("sizes", [EVEN, RAGGED])
-    @pytest.mark.parametrize("total_steps", [5, [4, 7, 30, 2]])
+    @pytest.mark.parametrize("total_steps", [5, [4, 7, 30, 2], [5, None, 8, None]])
     def test_equal_the_single_fit(self, sizes, total_steps):
         nets = compare("bayesadam", sizes, total_steps=total_steps)
         plain = compare("bayesadam", sizes)
         assert not torch.equal(nets.mean["0.weight"], plain.mean["0.weight"])
 
-    @pytest.mark.parametrize("name", ["lr_schedule", "lr_decay"])
-    def test_make_way_for_another_schedule(self, name):
-        def schedule(place):
-            return 0.5 ** (place + 1)
-
-        options = {"method": "bayesadam", "epochs": 2, name: schedule}
+    def test_make_way_for_another_schedule(self):
+        options = {"method": "bayesadam", "epochs": 2, "lr_schedule": falling}
         nets = train(models_of(), regression(), noise_of(4.0), total_steps=3, **options)
         assert_same(nets, train(models_of(), regression(), noise_of(4.0), **options))
+
+    def test_a_rule_of_a_user_may_schedule_its_numbers(self):
+        class Warm(vadam.VadamRule):
+            def numbers(self, group):
+                return {"lr": group["lr"] * min(1.0, 0.1 * (1 + group["noise_step"]))}
+
+        class WarmVadam(ba.Vadam):
+            rule = Warm()
+
+        warm = compare(WarmVadam, RAGGED, lr=OWN["lr"])
+        assert not torch.equal(warm.mean["0.weight"], compare("vadam", RAGGED, lr=OWN["lr"]).mean["0.weight"])
 
 
 class TestReplacement:
     @pytest.mark.parametrize(
         ("method", "batch_size", "steps_per_epoch"),
-        [("vadam", 1, 4), ("ivon", 5, None), ("vogn", 12, 1), ("bbb", 30, 4), ("vprop", 5, 3)],
+        [("vadam", 1, 4), ("ivon", 5, 2), ("vogn", 12, 1), ("bbb", 30, 4), ("vprop", 5, 3), ("bayesadam", 15, 3)],
     )
     def test_equals_the_single_fit(self, method, batch_size, steps_per_epoch):
         options = {"mc_samples": 2, "antithetic": True, "steps_per_epoch": steps_per_epoch}
-        compare(method, RAGGED, replacement=True, batch_size=batch_size, **options)
+        compare(method, RAGGED, batch_size=batch_size, **options)
 
     def test_long_epochs_are_gathered_in_pieces(self, monkeypatch):
-        whole = compare("vadam", RAGGED, replacement=True, steps_per_epoch=9)
+        whole = compare("vadam", RAGGED, steps_per_epoch=9)
         monkeypatch.setattr("bayesadam.population.batches._GATHERED", 1500)
-        assert_same(compare("vadam", RAGGED, replacement=True, steps_per_epoch=9), whole)
+        assert_same(compare("vadam", RAGGED, steps_per_epoch=9), whole)
 
     def test_order(self):
-        drawn = [
-            population.order(20, seed=seed, epoch=epoch, replacement=True, size=400)
-            for seed in (0, 1)
-            for epoch in (0, 1)
-        ]
+        drawn = [population.order(20, seed=seed, epoch=epoch, size=400) for seed in (0, 1) for epoch in (0, 1)]
         assert len({tuple(order) for order in drawn}) == 4
         for order in drawn:
             assert set(order) == set(range(20))
             counts = [(order == i).sum() for i in range(20)]
             assert sum((count - 20) ** 2 / 20 for count in counts) < 43.8  # chi-squared, 19 degrees: p = 0.001
-        again = population.order(20, seed=1, epoch=1, replacement=True, size=400)
+        again = population.order(20, seed=1, epoch=1, size=400)
         assert again.tolist() == drawn[3].tolist()
-        assert len(population.order(20, seed=1, epoch=1, replacement=True)) == 20
 
 
 class TestFullBatch:

@@ -38,7 +38,7 @@ def trajectory():
         models, nets = run(epochs)
         parts = zip(models, nets.posteriors, nets.likelihoods, held_out(), strict=True)
         values.append(
-            [-ba.predict(m, q, x, likelihood=p, mc_samples=5).log_prob(y).mean() for m, q, p, (x, y) in parts]
+            [-ba.predict(m, q, x, likelihood=p, mc_samples=16).log_prob(y).mean() for m, q, p, (x, y) in parts]
         )
         steps.append(nets)
     return steps, torch.tensor(values, dtype=F64).T
@@ -59,7 +59,7 @@ class TestEarlyStop:
     @pytest.mark.parametrize(("patience", "chunk"), [(1, None), (2, 3), (4, 1)])
     def test_is_the_best_epoch_of_the_whole_trajectory(self, trajectory, patience, chunk):
         steps, values = trajectory
-        _, nets = run(validation=held_out(), validation_samples=5, patience=patience, chunk=chunk)
+        _, nets = run(validation=held_out(), patience=patience, chunk=chunk)
         found = [stop(own, patience) for own in values]
         assert nets.epochs.tolist() == [epochs for epochs, _ in found]
         assert len({epochs for epochs, _ in found}) > 1
@@ -74,7 +74,7 @@ class TestEarlyStop:
 
     def test_without_patience_it_only_watches(self, trajectory):
         steps, values = trajectory
-        _, nets = run(validation=held_out(), validation_samples=5)
+        _, nets = run(validation=held_out())
         torch.testing.assert_close(nets.history.pop("validation"), values, **ROUNDING)
         assert_same(nets, steps[-1], ROUNDING)
 

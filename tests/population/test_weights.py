@@ -58,7 +58,7 @@ def test_a_weight_of_two_is_two_rows(method, learned):
 def test_only_ratios_count_and_shared_data_are_weighted_too():
     pair, models = regression((20,))[0], models_of()
     weight = draw(20, seed=9).exp()
-    options = {**OPTIONS, "likelihood": noise_of(2.0), "batch_size": BATCH, "replacement": True}
+    options = {**OPTIONS, "likelihood": noise_of(2.0), "batch_size": BATCH, "steps_per_epoch": 4}
     first, second = (population.train(models, pair, sample_weight=w, **options) for w in (weight, 7.0 * weight))
     apart = population.train(models, [pair] * 4, sample_weight=[weight] * 4, **options)
     even = population.train(models, pair, **options)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bayesadam.core import launch
 from bayesadam.core.flat import Flat, Member, numbers_of
-from bayesadam.core.sampling import Weights, pass_of
-from bayesadam.core.sources import CurvatureSource, MatrixSource
+from bayesadam.core.sampling import Weights, run
+from bayesadam.core.sources import HessianSource, Source
+from bayesadam.curvature import PerExampleSquares
 from bayesadam.sharding import average, like, local, rank_and_size
 
 Hidden: TypeAlias = list[tuple[Tensor, Tensor | None]]
@@ -38,7 +38,7 @@ class Collection:
         factor: Factor of ``p.grad`` that makes it the gradient of the mean loss.
     """
 
-    def __init__(self, weights: Weights, source: CurvatureSource | None) -> None:
+    def __init__(self, weights: Weights, source: Source | None) -> None:
         self.weights, self.layout, self.source = weights, weights.layout, source
         self.samples = 0
         self.kept: dict[Tensor, Tensor] = {}
@@ -50,14 +50,14 @@ class Collection:
         """Whether curvature is collected with every sample, and not computed at the step."""
         first = self.layout.first
         several = first["mc_samples"] > 1 or first["rank_samples"]
-        several = several or self.weights.dense is not None
-        return self.source is not None or several or first.get("correction", "elementwise") != "elementwise"
+        elsewhere = self.source is not None or self.layout.dense is not None
+        return several or elsewhere or first.get("correction", "elementwise") != "elementwise"
 
     def discard(self) -> None:
         """Forget the samples collected so far."""
         self.samples, self.kept, self._norms, self.factor = 0, {}, {}, 1.0
-        if self.weights.dense is not None:
-            self.weights.dense.discard()
+        if self.layout.dense is not None:
+            self.layout.dense.discard()
 
     def present(self) -> Hidden:
         """All parameters with their gradients."""
@@ -90,7 +90,7 @@ class Collection:
         """Finish the sample of a block: ``p.grad`` becomes the mean over the samples so far, as does the curvature."""
         if self.keeps_curvature:
             trained = self.trained()
-            factor = 1.0 if self.source is None else self.source.gradient_factor()
+            factor = self._gradient_factor()
             if factor != 1.0:
                 torch._foreach_mul_([self.gradient(member.parameter) for member in trained], factor)
             share = 1.0 / (self.samples + 1)
@@ -98,7 +98,7 @@ class Collection:
             self._average(hidden if self.samples else [(parameter, None) for parameter, _ in hidden], share)
             if self.samples + 1 == self.layout.first["mc_samples"]:
                 self._average_over_ranks()
-            self._remember_norms()
+            self.remember_norms()
         self.samples += 1
 
     def _average(self, hidden: Hidden, share: float) -> None:
@@ -132,18 +132,28 @@ class Collection:
             if parameter.requires_grad:  # one that this rank has no gradient of counts as zero
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         average([self.gradient(member.parameter) for member in self.trained()])
-        if self.source is None and self.weights.dense is None:
+        if self.source is None and self.layout.dense is None:
             for flat in self._measured():
                 self._keep_zeros(flat, [i for i, parameter in enumerate(flat.parameters) if parameter.requires_grad])
         average([self.kept[m.parameter] for m in self.layout.members() if m.parameter in self.kept])
 
-    @torch.no_grad()
-    def after_backward(self) -> None:
-        """Record the scale of the gradients in drop-in training, since it may be changed before the step."""
-        self._remember_norms()
+    def _gradient_factor(self) -> float:
+        """Factor that makes the gradients of a sum over examples those of their mean.
 
-    def _remember_norms(self) -> None:
-        parameters = [member.parameter for member in self.trained()]
+        Raises:
+            RuntimeError: The loss is a sum in several processes, which may have different numbers of examples.
+        """
+        squares = self.source
+        if not isinstance(squares, PerExampleSquares) or squares.reduction == "mean":
+            return 1.0
+        if squares.is_parallel:
+            raise RuntimeError("reduction must be 'mean' when several processes train together, got 'sum'")
+        return 1.0 / max(1, squares.num_examples)
+
+    @torch.no_grad()
+    def remember_norms(self, among: Sequence[Tensor] | None = None) -> None:
+        """Record the scale of gradients, since it may be changed before the step."""
+        parameters = [member.parameter for member in self.trained()] if among is None else among
         self._norms.update(zip(parameters, self._norms_of(parameters), strict=True))
 
     def collect_drop_in(self) -> None:
@@ -151,31 +161,30 @@ class Collection:
         if not self.keeps_curvature:
             return
         self.kept = {}  # remains of a step that was refused
-        self.factor = 1.0 if self.source is None else self.source.gradient_factor()
+        self.factor = self._gradient_factor()
         trained = self.trained()
         unknown = [m.parameter for m in trained if self.source is None or m.parameter not in self._norms]
-        self._norms.update(zip(unknown, self._norms_of(unknown), strict=True))
+        self.remember_norms(unknown)
         self._keep(trained, 1.0)
         if self.layout.first["rank_samples"]:
             self._average_over_ranks()
-            self._remember_norms()
+            self.remember_norms()
 
     def _keep(self, trained: Sequence[Member], share: float) -> None:
         """Average a sample's curvature into the one that is kept."""
-        if self.weights.dense is not None:
-            matrix = self.source.matrix if isinstance(self.source, MatrixSource) else None
-            self.weights.dense.measure(self.gradients(), matrix, share)
-            return
-        if self.source is not None:
+        if self.layout.dense is not None:
+            matrix = self.source.matrix if isinstance(self.source, HessianSource) else None
+            self.layout.dense.measure(self.gradients(), matrix, share)
+        elif self.source is not None:
             for member in trained:
-                self._keep_from_source(member, share)
-            return
-        for flat in self._measured():
-            self._keep_from_rule(flat, share)
+                self._keep_from_source(self.source, member, share)
+        else:
+            for flat in self._measured():
+                self._keep_from_rule(flat, share)
 
     def _measured(self) -> list[Flat]:
         """Flats whose curvature the rule computes."""
-        flats = self.layout.known()
+        flats = self.layout.built
         return [flat for flat in flats if flat in self.weights.flats] if self.layout.rule.needs_noise else flats
 
     def _keep_zeros(self, flat: Flat, numbers: Sequence[int]) -> None:
@@ -188,32 +197,28 @@ class Collection:
         chosen = [number for number, parameter in enumerate(flat.parameters) if parameter.grad is not None]
         parameters = [flat.parameters[number] for number in chosen]
         self._keep_zeros(flat, chosen)
-        rule, held = self.layout.rule, flat in self.weights.flats
+        held = flat in self.weights.flats
         mean = ("state" if flat.stored else "sample") if held else "weights"
-        deviation = (flat.deviation(held=True) if held else None) if rule.needs_noise else None
-        work = pass_of(self.layout, flat, "collect", mean=mean, deviation=deviation, curvature="rule")
+        deviation = flat.deviation(held=True) if held and self.layout.rule.needs_noise else None
         lists = {
-            "weights": [local(parameter) for parameter in parameters],
             "grad": [local(self.gradient(parameter)) for parameter in parameters],
             "kept": [self.kept[parameter] for parameter in parameters],
         }
-        numbers = numbers_of(rule, flat, share=share).numbers
-        draws, compile = {"eps": self.weights.drawn}, self.layout.first["compile"]
-        launch.run(work, flat, np.array(chosen, dtype=np.int64), numbers, lists, draws, compile=compile)
+        numbers, draws = numbers_of(self.layout.rule, flat, share=share), {"eps": self.weights.drawn}
+        entries = {"mean": mean, "deviation": deviation, "curvature": "rule"}
+        run(self.layout, flat, "collect", np.array(chosen, dtype=np.int64), numbers, lists, draws, **entries)
 
-    def _keep_from_source(self, member: Member, share: float) -> None:
-        assert self.source is not None
+    def _keep_from_source(self, source: Source, member: Member, share: float) -> None:
         parameter, group, _ = member
-        if not group["perturb"] and not self.source.covers(parameter):
+        if not group["perturb"] and not source.covers(parameter):
             return  # for example a learned noise level
-        whole = self.source.curvature(parameter)
+        whole = source.mean_squares(parameter) if isinstance(source, PerExampleSquares) else source.diagonal(parameter)
         if whole is None:
             raise RuntimeError(
                 f"the curvature of parameter {self.layout.name_of(parameter)} must come with its gradient, got a "
-                f"gradient alone: {self.source.hint}"
+                "gradient alone: use optimizer.backward(loss), and no other backward pass"
             )
-        dtype = torch.promote_types(parameter.dtype, torch.float32)
-        value = local(like(parameter, whole)).to(dtype)
+        value = local(like(parameter, whole)).to(torch.promote_types(parameter.dtype, torch.float32))
         if group["maximize"] and self.layout.rule.power % 2:
             value = -value
         if group["mc_samples"] == 1:  # not copied: the source's own until its next start
@@ -240,10 +245,6 @@ class Collection:
         common = math.hypot(*now) / total if total > 0 else 1.0
         return {p: n / b if b > 0 else common for p, b, n in zip(known, before, now, strict=True)}
 
-    def kept_scales(self, parameters: Sequence[Tensor]) -> Mapping[Tensor, float]:
-        """Factors by which kept curvatures must be multiplied to match the present ``p.grad``."""
-        return {parameter: ratio**self.layout.rule.power for parameter, ratio in self.ratios(parameters).items()}
-
     def _norms_of(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Norms of the local gradients, in float32 or wider, since they easily overflow in float16."""
         grads = [local(self.gradient(parameter)) for parameter in parameters]
@@ -252,8 +253,10 @@ class Collection:
             return list(torch._foreach_norm(grads, 2, dtype=wide.pop()))
         return [torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in grads]
 
-    def scale_array(self, flat: Flat) -> Any:
-        """The factors of kept curvatures of a flat's members: one number, or an array."""
-        found = self.kept_scales([p for p in flat.parameters if p in self.kept and p.grad is not None])
-        values = [found.get(parameter, 1.0) for parameter in flat.parameters]
+    def kept_scales(self, flat: Flat) -> Any:
+        """Factors by which a flat's kept curvatures must be multiplied to match the present ``p.grad``: one number, or
+        an array.
+        """
+        ratios = self.ratios([p for p in flat.parameters if p in self.kept and p.grad is not None])
+        values = [ratios.get(parameter, 1.0) ** self.layout.rule.power for parameter in flat.parameters]
         return values[0] if values.count(values[0]) == len(values) else np.array(values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ContextDecorator
 from types import TracebackType
 from typing import Any, TypeVar
@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from bayesadam.core.collect import Collection, Hidden
-from bayesadam.core.dense import Dense
 from bayesadam.core.interrupts import postponed_interrupt
-from bayesadam.core.layout import Layout
 from bayesadam.core.sampling import BLOCK, MEAN, TRAIN, Weights
-from bayesadam.core.sources import CurvatureSource
+from bayesadam.core.sources import HessianSource, Source
 from bayesadam.core.update import Updates
+from bayesadam.curvature import PerExampleSquares
 from bayesadam.sharding import local
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -52,19 +51,16 @@ class Engine:
     """Transient state of an optimiser, rebuilt in a copy and after loading from groups and state.
 
     Args:
-        layout: The flats.
+        weights: Samples and means in the weights.
         source: Source of curvature that the rule does not compute itself.
-        dense: The joint posterior of all weights, if its covariance is full.
     """
 
-    def __init__(self, layout: Layout, source: CurvatureSource | None = None, dense: Dense | None = None) -> None:
-        self.layout, self.source, self.dense = layout, source, dense
-        self.weights = Weights(layout, dense)
+    def __init__(self, weights: Weights, source: Source | None = None) -> None:
+        self.weights, self.layout, self.source = weights, weights.layout, source
         self.collection = Collection(self.weights, source)
-        self.updates = Updates(self.weights, self.collection)
+        self.updates = Updates(self.collection)
         self.opened: int | None = None  # the identity of the open block
         self._before: Hidden = []
-        self._cleared = False
 
     @property
     def open(self) -> bool:
@@ -100,7 +96,7 @@ class Engine:
             done = False
             try:
                 if completed:
-                    if self.source is not None:
+                    if isinstance(self.source, HessianSource):
                         self.source.check_gradients()
                     self.collection.collect(self._before)
                     done = True
@@ -123,9 +119,7 @@ class Engine:
             raise RuntimeError(
                 "sampled_params() must not be used after train(), which has drawn a sample: call eval() first"
             )
-        if self.weights.held == BLOCK:  # of a copy or a checkpoint that was made inside a block
-            self.weights.resume()
-            self.weights.restore()
+        self.weights.finish_block()
         if self.collection.samples == count and not self._was_skipped():
             raise RuntimeError(
                 f"exactly mc_samples={count} blocks must be run before step(), got one more "
@@ -157,24 +151,27 @@ class Engine:
     def train(self) -> None:
         """Put a sample into the weights, for drop-in training."""
         self.check_drop_in()
+        if isinstance(self.source, HessianSource):
+            raise RuntimeError(
+                f"hessian must be 'reparameterized' to use train(), got {self.layout.first['hessian']!r}: it needs the "
+                "loss, from step(closure) or from backward(loss) inside sampled_params()"
+            )
         if self.open or self.collection.samples:
             raise RuntimeError("train() must be called before sampled_params() or after its step(), got a call between")
         if self.weights.held == TRAIN:
             self.weights.check_same()
-            self.weights.reconcile(allow_mean=True)
+            self.weights.reconcile("mean")
             if self.source is not None and not self.source.started:
-                self.source.start(self.collection.after_backward)
+                self.source.start(self.collection.remember_norms)
             return
-        if self.weights.held == BLOCK:
-            self.weights.resume()
-            self.weights.restore()
+        self.weights.finish_block()
         try:
             with postponed_interrupt():
                 self.weights.perturb(0, TRAIN)
                 if self.source is not None:  # its data belong to gradients that no step has used
                     pending = any(member.parameter.grad is not None for member in self.layout.members())
                     begin = self.source.resume if pending else self.source.start
-                    begin(self.collection.after_backward)
+                    begin(self.collection.remember_norms)
         except BaseException:
             self.weights.restore()
             raise
@@ -186,17 +183,15 @@ class Engine:
         self.refuse_inside("eval()")
         others: list[Tensor] = []
         with postponed_interrupt():
-            if self.weights.held == BLOCK:
-                self.weights.resume()
+            self.weights.finish_block()
             if self.weights.held != MEAN:
                 others = self.weights.release()
-            if self.source is not None:
-                self.source.pause()
+            if isinstance(self.source, PerExampleSquares):
+                self.source.pause()  # what was collected is kept, since the gradients may be
         return others
 
     def cleared(self) -> None:
         """Handle cleared gradients: outside a block this also discards the samples collected for the next step."""
-        self._cleared = True
         if self.source is not None:
             self.source.discard()
         if not self.open:
@@ -219,7 +214,7 @@ class Engine:
                 f"step(closure) draws its own samples and must not follow blocks, got {self.collection.samples}"
             )
         try:
-            loss = self._run(closure)
+            loss = self._call(closure) if self.weights.held == TRAIN else self._run(closure)
             self.step()
         except BaseException:
             self.collection.discard()
@@ -227,28 +222,23 @@ class Engine:
         return loss
 
     def _run(self, closure: Callable[[], Any]) -> Any:
-        """Call a closure once for every sample, and collect its gradients."""
-        if self.weights.held == TRAIN:
-            return self._call(closure)
+        """Call a closure once for every sample, and collect its gradients.
+
+        If it does not clear gradients, every sample starts from those of earlier micro-batches. Where curvature comes
+        from elsewhere these are hidden, as in a block, since they have none.
+        """
         count = self.layout.first["mc_samples"]
-        differentiates = self.source is not None and self.source.differentiates  # it then computes all gradients itself
-        present = [] if differentiates else self.collection.present()
-        earlier = [(parameter, grad) for parameter, grad in present if grad is not None]
+        present = self.collection.present()
+        earlier = [(p, grad) for p, grad in present if grad is not None and self.source is None]
         losses = []
         try:
             for number in range(count):
-                # If the closure does not clear gradients, every sample starts from those of earlier micro-batches.
                 last = number == count - 1
-                shown: Hidden = [(parameter, grad if last else grad.clone()) for parameter, grad in earlier]
-                self._cleared = False
-                versions = [None if grad is None else grad._version for _, grad in shown]
-                with Block(self, shown):
+                with Block(self, [(parameter, grad if last else grad.clone()) for parameter, grad in earlier]):
                     losses.append(self._call(closure))
-                    self._check_cleared(shown, versions)
         except BaseException:
-            before = {parameter: grad for parameter, grad in earlier}
-            for member in [] if differentiates else self.layout.members():
-                member.parameter.grad = before.get(member.parameter)
+            for parameter, grad in present:
+                parameter.grad = grad
             raise
         if len(losses) == 1 or losses[0] is None:
             return losses[0]
@@ -259,26 +249,16 @@ class Engine:
     def _call(self, closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():
             loss = closure()
-            return loss if self.source is None else self.source.after_closure(loss)
-
-    def _check_cleared(self, shown: Hidden, versions: Sequence[int | None]) -> None:
-        """Refuse gradients from before the closure where curvature is that of its own backward pass."""
-        if self.source is None or self._cleared:
-            return
-        for (parameter, grad), version in zip(shown, versions, strict=True):
-            if grad is not None and version is not None and parameter.grad is grad and grad._version == version + 1:
-                raise RuntimeError(
-                    "the closure must clear the gradients (optimizer.zero_grad()) for a method that collects curvature "
-                    "with them, got gradients from before step(closure): accumulate over micro-batches inside the "
-                    "closure, or in sampled_params()"
-                )
+            if isinstance(self.source, HessianSource):
+                return self.source.after_closure(loss)
+            if self.source is not None and isinstance(loss, Tensor):
+                self.source.check(loss)
+            return loss
 
     def step(self) -> None:
         """Update from the collected gradients, if they are complete."""
         weights, collection = self.weights, self.collection
-        if weights.held == BLOCK:
-            weights.resume()
-            weights.restore()
+        weights.finish_block()
         drop_in = weights.held == TRAIN
         if not drop_in and collection.samples == 0 and self._creates_state_only():
             return
@@ -289,12 +269,12 @@ class Engine:
                 "`with opt.sampled_params():`, pass a closure, or call train() first (the weights hold the mean)"
             )
         try:
-            if drop_in and self.layout.has_initialized():  # their first gradients count as taken at their first sample
-                self.eval()
-                self.train()
             if drop_in:
+                if self.layout.has_initialized():  # their first gradients count as taken at their first sample
+                    self.eval()
+                    self.train()
                 weights.check_same()
-                weights.reconcile()
+                weights.reconcile("sample")
                 collection.collect_drop_in()
             ready = self.updates.ready()
         except BaseException:
@@ -303,6 +283,8 @@ class Engine:
             raise
         with postponed_interrupt():
             self.updates.make(drop_in, ready)
+            if drop_in and self.source is not None:
+                self.source.discard()
 
     def _creates_state_only(self) -> bool:
         """Whether this is the ``step()`` with rate 0 and zero gradients by which distributed checkpoints create the
@@ -310,8 +292,7 @@ class Engine:
         """
         if any(float(group["lr"]) != 0 for group in self.layout.owner.param_groups):
             return False
-        grads = [self.collection.gradient(member.parameter) for member in self.collection.trained()]
-        if any(local(grad).count_nonzero() for grad in grads):
+        if any(local(grad).count_nonzero() for grad in self.collection.gradients().values()):
             return False
         self.layout.flats()
         return True

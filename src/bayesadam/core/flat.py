@@ -70,8 +70,6 @@ def kind_of(member: Member, rule: Rule, *, per_weight: bool) -> Kind:
     """The kind of a member; only members of one kind are in one flat."""
     parameter, group, _ = member
     dtype = torch.float32 if parameter.dtype in _LOW else parameter.dtype
-    full_shape, offset = place(parameter)
-    is_run = not is_sharded(parameter) or noise.contiguous_start(local(parameter).shape, offset, full_shape) is not None
     return Kind(
         dtype,
         parameter.dtype,
@@ -80,7 +78,7 @@ def kind_of(member: Member, rule: Rule, *, per_weight: bool) -> Kind:
         static_options(rule, group),
         per_weight,
         group["initial_precision"] is None,
-        is_run,
+        not is_sharded(parameter) or noise_place(parameter)[0] is not None,
     )
 
 
@@ -115,7 +113,7 @@ class Flat:
         self.numbers = torch.tensor([[*INITIAL_COUNTERS, math.nan]] * len(members), dtype=torch.float64)
         table: NDArray[np.float64] = self.numbers.numpy()
         self.counters, self.priors = table[:, : len(COUNTERS)], table[:, len(COUNTERS)]
-        self.whole = [noise_place(parameter) for parameter in self.parameters]
+        self.whole = [(first or 0, whole) for first, whole in map(noise_place, self.parameters)]
         self.tables: dict[Any, NDArray[np.int64]] = {}
 
     @property
@@ -137,9 +135,9 @@ class Flat:
         """A new vector of zeros."""
         return torch.zeros(self.numel, dtype=self.kind.dtype, device=self.kind.device)
 
-    def part(self, vector: Tensor, number: int) -> Tensor:
+    def part(self, name: str, number: int) -> Tensor:
         """The part of a vector that belongs to a member, in its local shape."""
-        return vector[self.starts[number] : self.ends[number]].view(self.shapes[number])
+        return self.tensors[name][self.starts[number] : self.ends[number]].view(self.shapes[number])
 
     def parts(self, vector: Tensor) -> list[Tensor]:
         """The parts of a vector of all members."""
@@ -162,33 +160,38 @@ class Flat:
         """The state of a member: views of the vectors and of the counters."""
         row = self.numbers[number]
         state: dict[str, Any] = {name: row[i] for i, name in enumerate(COUNTERS)}
-        state.update({name: self.as_state(self.part(v, number), number) for name, v in self.tensors.items()})
+        state.update({name: self.as_state(self.part(name, number), number) for name in self.tensors})
         if not self.kind.per_weight and not math.isnan(self.priors[number]):
             state["prior_precision"] = row[len(COUNTERS)]
         return state
 
-    def advance(self, chosen: NDArray[np.int64], after: tuple[Any, ...]) -> None:
-        """Set the counters of some members to those after a step."""
-        for column, value in enumerate(after):
+    def advance(self, chosen: NDArray[np.int64], numbers: Mapping[str, Any]) -> None:
+        """Set the counters of some members to those after a step with these numbers."""
+        for column, name in enumerate(COUNTERS):
+            value = numbers[f"new_{name}"]
             self.counters[chosen, column] = value[chosen] if isinstance(value, np.ndarray) else value
 
-    def hyper(self, rule: Rule, number: int) -> Hyper:
-        """Hyper-parameters of one member, in numbers and in tensors of its local shape."""
-        group = self.members[number].group
-        hp = Hyper(**group_numbers(rule, group), prior_mean=0.0, **dict(self.kind.statics))
-        for name, value in zip(COUNTERS, self.counters[number].tolist(), strict=True):
-            setattr(hp, name, value)
-        if not math.isnan(self.priors[number]):
-            hp.prior_precision = float(self.priors[number])
-        for name in PER_WEIGHT if self.kind.per_weight else ():
-            setattr(hp, name, self.part(self.tensors[name], number))
-        if group["initial_precision"] is None:
-            hp.initial_precision = rule.default_start(hp)
+    def hyper(self, rule: Rule, number: int, numbers: Mapping[str, Any] | None = None) -> Hyper:
+        """Hyper-parameters of one member, in numbers and in tensors of its local shape.
+
+        Args:
+            rule: The rule.
+            number: The member.
+            numbers: The numbers of the flat's next step, if they are known.
+        """
+        numbers = numbers_of(rule, self) if numbers is None else numbers
+        own = {name: float(v[number]) if isinstance(v, np.ndarray) else v for name, v in numbers.items()}
+        hp = Hyper(**own, prior_mean=0.0, **dict(self.kind.statics))
+        if self.kind.per_weight:
+            for name in PER_WEIGHT:
+                setattr(hp, name, self.part(name, number))
+            if self.kind.default_start:
+                hp.initial_precision = rule.default_start(hp)
         return hp
 
     def variance(self, rule: Rule, number: int) -> Tensor:
         """Posterior variance of a member, in its local shape; 0 without noise."""
-        state = {name: self.part(self.tensors[name], number) for name in rule.state}
+        state = {name: self.part(name, number) for name in rule.state}
         precision = rule.precision(state, self.hyper(rule, number))
         return precision.reciprocal() if self.kind.perturb else torch.zeros_like(precision)
 
@@ -242,18 +245,6 @@ class Flat:
         return rows
 
 
-class Counted(NamedTuple):
-    """The numbers of a step of a flat.
-
-    Attributes:
-        numbers: Numbers by name, each a float or an array with one for every member.
-        after: Counters after the step, each a float or an array.
-    """
-
-    numbers: dict[str, Any]
-    after: tuple[Any, ...]
-
-
 def numbers_of(
     rule: Rule,
     flat: Flat,
@@ -262,8 +253,8 @@ def numbers_of(
     kept_scale: Any = 1.0,
     share: float = 1.0,
     groups: Sequence[Mapping[str, Any]] | None = None,
-) -> Counted:
-    """The numbers of the next step of a flat.
+) -> dict[str, Any]:
+    """The numbers of the next step of a flat by name, each a float or an array with one for every member.
 
     Args:
         rule: The rule.
@@ -275,36 +266,36 @@ def numbers_of(
     """
     groups = flat.groups if groups is None else groups
     several = [{**group_numbers(rule, group), "scale": -scale if group["maximize"] else scale} for group in groups]
-    found: dict[str, Any] = several[0]
+    numbers: dict[str, Any] = several[0]
     if len(several) > 1:
-        for name, value in found.items():
-            values = [own[name] for own in several]
-            found[name] = value if values.count(value) == len(values) else np.array(values)[flat.group_of]
+        for name, value in numbers.items():
+            values = [each[name] for each in several]
+            numbers[name] = value if values.count(value) == len(values) else np.array(values)[flat.group_of]
     if flat.has_priors:
-        found["prior_precision"] = np.where(np.isnan(flat.priors), found["prior_precision"], flat.priors)
+        numbers["prior_precision"] = np.where(np.isnan(flat.priors), numbers["prior_precision"], flat.priors)
     rows = flat.counters
     before: Any = rows[0].tolist() if (rows == rows[0]).all() else list(rows.T)
-    found.update(zip(COUNTERS, before, strict=True))
-    hp = Hyper(**found)
+    numbers.update(zip(COUNTERS, before, strict=True))
+    hp = Hyper(**numbers)
     if flat.kind.default_start:
-        found["initial_precision"] = hp.initial_precision = 0.0 if flat.kind.per_weight else rule.default_start(hp)
-    hp.step = found["step"] + 1.0
+        numbers["initial_precision"] = hp.initial_precision = 0.0 if flat.kind.per_weight else rule.default_start(hp)
+    hp.step = numbers["step"] + 1.0
     after = (
         hp.step,
-        found["beta1_product"] * found["beta1"],
-        found["beta2_product"] * found["beta2"],
-        found["initial_weight"] * (1.0 - rule.forgetting(hp)),
+        numbers["beta1_product"] * numbers["beta1"],
+        numbers["beta2_product"] * numbers["beta2"],
+        numbers["initial_weight"] * (1.0 - rule.forgetting(hp)),
     )
-    found.update(zip((f"new_{name}" for name in COUNTERS), after, strict=True))
-    found["kept_scale"], found["share"] = kept_scale, share
-    return Counted(found, after)
+    numbers.update(zip((f"new_{name}" for name in COUNTERS), after, strict=True))
+    return {**numbers, "kept_scale": kept_scale, "share": share}
 
 
-def noise_place(parameter: Tensor) -> tuple[int, int]:
-    """Element of the whole parameter with which its local part begins, and the number of elements of the whole."""
+def noise_place(parameter: Tensor) -> tuple[int | None, int]:
+    """Element of the whole parameter with which its local part begins, ``None`` if that is not one run of elements,
+    and the number of elements of the whole.
+    """
     full_shape, offset = place(parameter)
-    first = noise.contiguous_start(local(parameter).shape, offset, full_shape)
-    return first or 0, math.prod(full_shape)
+    return noise.contiguous_start(local(parameter).shape, offset, full_shape), math.prod(full_shape)
 
 
 def group_numbers(rule: Rule, group: Mapping[str, Any]) -> dict[str, float]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from bayesadam.core.dense import Dense
-from bayesadam.core.flat import Flat, Kind, Member, kind_of
+from bayesadam.core.flat import Flat, Kind, Member, kind_of, numbers_of
 from bayesadam.core.passes import PER_WEIGHT
 from bayesadam.core.rule import COUNTERS, Rule
 from bayesadam.sharding import full, like, local
@@ -19,37 +20,34 @@ INIT = "init"
 """Value of ``prior_precision`` that stands for a separate prior of each parameter, from its initial values."""
 
 
-class Owner(Protocol):
-    """The part of an optimiser that is used here; groups and state may be replaced at any time, as by loading."""
-
-    param_groups: list[dict[str, Any]]
-    state: Any
-
-
 class Layout:
     """The flats of an optimiser.
 
     Args:
-        owner: The optimiser.
+        owner: The optimiser, whose groups and state may be replaced at any time, as by loading.
         rule: Rule of its method.
-
-    Attributes:
         dense: The matrix of the state, if the covariance is full.
         priors: Mean and variance of a posterior that weights continue from, by parameter name.
+
+    Attributes:
+        built: The flats as they were built last.
+        attached_names: Names of the parameters in the attached model.
     """
 
-    def __init__(self, owner: Owner, rule: Rule) -> None:
-        self.owner, self.rule = owner, rule
-        self.dense: Dense | None = None
-        self.priors: Mapping[str, tuple[Tensor, Tensor]] = {}
-        self._flats: list[Flat] = []
+    def __init__(
+        self, owner: Optimizer, rule: Rule, dense: Dense | None, priors: Mapping[str, tuple[Tensor, Tensor]]
+    ) -> None:
+        self.owner, self.rule, self.dense, self.priors = owner, rule, dense, priors
+        self.built: list[Flat] = []
+        self.attached_names: Mapping[Tensor, str] = {}
         self._lazy: list[Tensor] = []
         self._key: list[Any] | None = None
 
     @property
     def first(self) -> dict[str, Any]:
         """The first group, whose entries include all those that are the same in all groups."""
-        return self.owner.param_groups[0]
+        group: dict[str, Any] = self.owner.param_groups[0]
+        return group
 
     def set_all(self, name: str, value: Any) -> None:
         """Set an entry of every group."""
@@ -68,21 +66,13 @@ class Layout:
         """Whether lazy parameters have been initialised, by their module's first call, since the flats were built."""
         return any(not nn.parameter.is_lazy(parameter) for parameter in self._lazy)
 
-    def forget(self) -> None:
-        """Build the flats anew before they are used next, from the state as it is then."""
-        self._key = None
-
-    def known(self) -> list[Flat]:
-        """The flats as they were built last."""
-        return self._flats
-
     def flats(self) -> list[Flat]:
         """The flats of all trainable parameters, built anew if parameters, groups or static options have changed."""
         key = self._key_now()
         if key != self._key:
             self._build()
             self._key = key
-        return self._flats
+        return self.built
 
     def _key_now(self) -> list[Any]:
         key: list[Any] = []
@@ -111,14 +101,14 @@ class Layout:
                 continue
             self.check(member)
             alike.setdefault(kind_of(member, self.rule, per_weight=self._has_prior(member)), []).append(member)
-        self._flats = flats = [self._flat(kind, members) for kind, members in alike.items()]
+        self.built = flats = [self._flat(kind, members) for kind, members in alike.items()]
         if self.dense is not None:
             self.dense.build(flats)
         for flat in flats:
             for number, parameter in enumerate(flat.parameters):
                 self.owner.state[parameter] = flat.state_of(number)
                 if self.dense is not None:
-                    self.owner.state[parameter]["hessian"] = self.dense.rows(parameter)
+                    self.owner.state[parameter]["hessian"] = self.dense.matrix[self.dense.spans[parameter]]
 
     def check(self, member: Member) -> None:
         """Raise an error for a parameter that cannot be trained, or whose shape is no longer that of its state."""
@@ -134,63 +124,54 @@ class Layout:
                 )
 
     def _flat(self, kind: Kind, members: list[Member]) -> Flat:
+        """A flat with the state of its members: what is known of it, otherwise the initial one."""
         stored = not self.first["low_memory"] or kind.dtype != kind.weights
         names = ["mean"] if stored else []
         names += self.rule.state if self.dense is None else ()
         flat = Flat(kind, members, [*names, *(PER_WEIGHT if kind.per_weight else ())])
-        for number, member in enumerate(members):
-            state = self.owner.state.get(member.parameter) or {}
+        states = [self.owner.state.get(member.parameter) or {} for member in members]
+        for number, state in enumerate(states):
             self._fill(flat, number, state)
+        numbers = numbers_of(self.rule, flat) if self.dense is None else {}
+        for number, state in enumerate(states if self.dense is None else ()):
+            if "step" in state:
+                entries = {name: local(state[name]) for name in self.rule.state}
+            else:
+                mean = flat.part("mean", number) if stored else local(flat.parameters[number]).detach()
+                entries = self.rule.init(mean, flat.hyper(self.rule, number, numbers))
+            for name, value in entries.items():
+                flat.part(name, number).copy_(value)
         return flat
 
     def _fill(self, flat: Flat, number: int, state: Mapping[str, Any]) -> None:
-        """Set the state of a member: what is known of it, otherwise the initial one."""
+        """Set counters, prior and mean of a member."""
         parameter, group, _ = flat.members[number]
-        weights = local(parameter).detach()
-        known = "step" in state
-        if known:
+        if "step" in state:
             flat.counters[number] = [float(state[name]) for name in COUNTERS]
-            own = state.get("prior_precision")
-            if own is not None and "prior_mean" not in state:
-                flat.priors[number] = float(own)
+            if "prior_precision" in state and "prior_mean" not in state:
+                flat.priors[number] = float(state["prior_precision"])
         elif group.get("prior_precision") == INIT:
             flat.priors[number] = NARROWER * initial_prior(parameter)
-        if flat.stored:
-            mean = local(state["mean"]) if "mean" in state else weights
-            flat.part(flat.tensors["mean"], number).copy_(mean)
+        values = {"mean": local(state.get("mean", parameter)).detach()}
         if flat.kind.per_weight:
-            self._fill_prior(flat, number, state)
-        if self.dense is not None:
-            return
-        if known:
-            entries = {name: local(state[name]) for name in self.rule.state}
-        else:
-            mean = flat.part(flat.tensors["mean"], number) if flat.stored else weights
-            entries = self.rule.init(mean, flat.hyper(self.rule, number))
-        for name, value in entries.items():
-            flat.part(flat.tensors[name], number).copy_(value)
+            if "prior_mean" in state:
+                values |= {name: local(state[name]) for name in PER_WEIGHT}
+            else:
+                mean, variance = (local(like(parameter, value)) for value in self.priors[self.names()[parameter]])
+                values |= {"prior_mean": mean, "prior_precision": variance.reciprocal()}
+                values["mean"] = values["mean"] if "step" in state else mean  # in its own precision
+        for name in values.keys() & flat.tensors.keys():
+            flat.part(name, number).copy_(values[name])
 
     def _has_prior(self, member: Member) -> bool:
         """Whether the weights of a member have priors of their own."""
         if "prior_mean" in (self.owner.state.get(member.parameter) or {}):
             return True
-        return self.names().get(member.parameter) in self.priors and bool(member.group["perturb"])
-
-    def _fill_prior(self, flat: Flat, number: int, state: Mapping[str, Any]) -> None:
-        parameter = flat.parameters[number]
-        if "prior_mean" in state:
-            values = [local(state[name]) for name in PER_WEIGHT]
-        else:
-            mean, variance = self.priors[self.names()[parameter]]
-            values = [local(like(parameter, value)) for value in (mean, variance.reciprocal())]
-            if flat.stored and "step" not in state:  # in its own precision
-                flat.part(flat.tensors["mean"], number).copy_(values[0])
-        for name, value in zip(PER_WEIGHT, values, strict=True):
-            flat.part(flat.tensors[name], number).copy_(value)
+        return bool(self.priors and member.group["perturb"]) and self.names().get(member.parameter) in self.priors
 
     def places(self) -> dict[Tensor, tuple[Flat, int]]:
         """Flat and number in it of every parameter with state; a frozen one is in a flat of its own."""
-        flats = list(self._flats if self.first["weights"] != "mean" else self.flats())
+        flats = list(self.built if self.first["weights"] != "mean" else self.flats())
         known = {parameter for flat in flats for parameter in flat.parameters}
         for member in self.members():
             if member.parameter not in known and self.owner.state.get(member.parameter):
@@ -199,9 +180,10 @@ class Layout:
         return {parameter: (flat, number) for flat in flats for number, parameter in enumerate(flat.parameters)}
 
     def names(self) -> dict[Tensor, str]:
-        """Names of the parameters in groups that have names."""
+        """Names of the parameters: those in the attached model, and those in groups that have names."""
         named = (group for group in self.owner.param_groups if "param_names" in group)
-        return {p: n for group in named for p, n in zip(group["params"], group["param_names"], strict=True)}
+        names = {p: n for group in named for p, n in zip(group["params"], group["param_names"], strict=True)}
+        return {**names, **self.attached_names}
 
     def name_of(self, parameter: Tensor) -> str:
         """The name of a parameter in messages: its own name, or its position if names are not known."""

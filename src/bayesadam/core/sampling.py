@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from bayesadam.core import launch
-from bayesadam.core.dense import Dense
 from bayesadam.core.draws import Draw
 from bayesadam.core.flat import Flat, numbers_of
 from bayesadam.core.layout import Layout
@@ -24,19 +23,40 @@ WIDTHS = ("num_data", "temperature", "prior_precision", "initial_precision", "pe
 """Entries of every group on which the width of a sample depends; a rule's options may be further ones."""
 
 
-def pass_of(layout: Layout, flat: Flat, kind: str, **entries: Any) -> Pass:
-    """A pass over the members of a flat."""
-    first = flat.groups[0]
-    return Pass(
+def run(
+    layout: Layout,
+    flat: Flat,
+    kind: str,
+    chosen: Any,
+    numbers: Mapping[str, Any],
+    lists: Mapping[str, Sequence[Tensor]],
+    draws: Mapping[str, Draw],
+    **entries: Any,
+) -> None:
+    """Run a pass over some members of a flat.
+
+    Args:
+        layout: The flats.
+        flat: The flat.
+        kind: Kind of the :class:`~bayesadam.core.passes.Pass`.
+        chosen: Numbers of the members, in order.
+        numbers: Numbers of the pass by name.
+        lists: Tensors of the chosen members that are not in the flat, except for their weights.
+        draws: Noise by name.
+        **entries: Further entries of the pass.
+    """
+    work = Pass(
         layout.rule,
         kind,
         flat.kind.statics,
         stored=flat.stored,
         per_weight=flat.kind.per_weight,
-        has_prior="prior_precision" in first,
+        has_prior="prior_precision" in flat.groups[0],
         default_start=flat.kind.default_start,
         **entries,
     )
+    lists = {"weights": launch.weights_of(flat, chosen), **lists}
+    launch.run(work, flat, chosen, numbers, lists, draws, compile=layout.first["compile"])
 
 
 class Weights:
@@ -44,15 +64,14 @@ class Weights:
 
     Args:
         layout: The flats of the optimiser.
-        dense: The joint posterior of all weights, if its covariance is full.
     """
 
-    def __init__(self, layout: Layout, dense: Dense | None = None) -> None:
-        self.layout, self.dense = layout, dense
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
         self.flats: list[Flat] = []
         self.drawn = Draw(0, 0, 0, False)
         self._versions: list[list[tuple[int, int]]] = []  # of members, after the sample was written
-        self._groups: list[Any] = []
+        self._members: list[Any] = []
         self._widths: dict[int, dict[str, Any]] = {}
 
     @property
@@ -73,20 +92,29 @@ class Weights:
             sample = sample * size + rank
         return Draw(first["seed"], first["noise_step"] + ahead, sample, first["antithetic"])
 
+    def perturbed(self) -> list[Flat]:
+        """The flats whose members get noise."""
+        return [flat for flat in self.layout.flats() if flat.kind.perturb]
+
     def resume(self) -> None:
         """Find out which parameters hold a sample, in a copy or after loading."""
         self.flats = []
         if self.held != MEAN:
-            self.drawn = self.draw(0)
-            self.settle([flat for flat in self.layout.flats() if flat.kind.perturb], self.drawn)
+            self.settle(self.perturbed(), self.draw(0))
+
+    def finish_block(self) -> None:
+        """Put the mean back where a copy or a checkpoint was made inside a block."""
+        if self.held == BLOCK:
+            self.resume()
+            self.restore()
 
     @torch.inference_mode(False)  # tensors that are made here must be usable in training
     @torch.no_grad()
     def perturb(self, sample: int, then: str) -> None:
         """Put a sample into the weights of all perturbed parameters, which hold their mean, and set ``then``."""
-        flats, draw = [flat for flat in self.layout.flats() if flat.kind.perturb], self.draw(sample)
-        if self.dense is not None:
-            self.dense.prepare(flats, draw)  # which may fail
+        flats, draw = self.perturbed(), self.draw(sample)
+        if self.layout.dense is not None:
+            self.layout.dense.prepare(draw)  # which may fail
         for flat in flats:
             self.write(flat, np.arange(len(flat.members)), draw, mean="weights")
         self.layout.set_all("weights", then)
@@ -101,47 +129,45 @@ class Weights:
             draw: Noise of the sample.
             mean: Where their mean is, as in :class:`~bayesadam.core.passes.Pass`.
         """
-        if self.dense is not None:
-            self.dense.write(flat, follow=mean == "weights")
+        if self.layout.dense is not None:
+            self.layout.dense.write(flat, follow=mean == "weights")
             return
-        work = pass_of(self.layout, flat, "sample", mean=mean)
-        numbers = numbers_of(self.layout.rule, flat).numbers
-        lists = {"weights": launch.weights_of(flat, chosen)}
-        draws = {"next_eps": draw, "eps": self.drawn}
-        launch.run(work, flat, chosen, numbers, lists, draws, compile=self.layout.first["compile"])
+        numbers = numbers_of(self.layout.rule, flat)
+        run(self.layout, flat, "sample", chosen, numbers, {}, {"next_eps": draw, "eps": self.drawn}, mean=mean)
 
     def settle(self, flats: Sequence[Flat], draw: Draw) -> None:
         """Record that the members of these flats hold a sample."""
         self.flats, self.drawn = list(flats), draw
         self._versions = [[_version_of(p) for p in flat.parameters] for flat in self.flats]
-        if not self._groups:
-            self._groups = self._groups_now()
-            self._widths = {id(group): self._widths_of(group) for group in self.layout.owner.param_groups}
+        if not self._members:
+            self._members, self._widths = self._members_now(), self._widths_now()
         torch.clear_autocast_cache()
 
-    def _groups_now(self) -> list[Any]:
+    def _members_now(self) -> list[Any]:
         groups = self.layout.owner.param_groups
         return [
             each for g in groups for each in (id(g), *map(id, g["params"]), *[p.requires_grad for p in g["params"]])
         ]
 
-    def _widths_of(self, group: dict[str, Any]) -> dict[str, Any]:
+    def _widths_now(self) -> dict[int, dict[str, Any]]:
+        """What decides the width, by the identity of the group."""
         names = [*WIDTHS, *(option.name for option in self.layout.rule.options if option.width)]
-        return {name: group[name] for name in names if name in group}
+        groups = self.layout.owner.param_groups
+        return {id(group): {name: group[name] for name in names if name in group} for group in groups}
 
     def check_same(self) -> None:
         """Raise an error if groups, parameters or what decides the width have changed since the sample was drawn."""
-        if self._groups_now() != self._groups:
+        if self._members_now() != self._members:
             raise RuntimeError(
                 "parameters and requires_grad must not change while the weights hold a sample, got other ones: call "
                 "eval() before changing them, and train() afterwards"
             )
-        for group in self.layout.owner.param_groups:
-            for name, value in self._widths[id(group)].items():
-                if group[name] != value:
+        for key, widths in self._widths_now().items():
+            for name, value in widths.items():
+                if value != self._widths[key][name]:
                     raise RuntimeError(
-                        f"{name} must not change while the weights hold a sample, got {group[name]!r} in place of "
-                        f"{value!r}: call eval() before changing it, and train() afterwards"
+                        f"{name} must not change while the weights hold a sample, got {value!r} in place of "
+                        f"{self._widths[key][name]!r}: call eval() before changing it, and train() afterwards"
                     )
 
     @torch.no_grad()
@@ -150,101 +176,87 @@ class Weights:
         for flat in self.flats:
             chosen = np.arange(len(flat.members))
             self._recover(flat, chosen, launch.weights_of(flat, chosen))
-        self.flats, self._versions, self._groups = [], [], []
+        self.flats, self._versions, self._members = [], [], []
         self.layout.set_all("weights", MEAN)
         torch.clear_autocast_cache()
 
     def _recover(self, flat: Flat, chosen: Any, weights: Sequence[Tensor]) -> None:
         """Replace samples of some members by the means; where these are not stored, at the width of the sample."""
-        work = pass_of(self.layout, flat, "restore", mean="state" if flat.stored else "sample")
         numbers: dict[str, Any] = {}
         if not flat.stored:
             groups = [{**group, **self._widths.get(id(group), {})} for group in flat.groups]
-            numbers = numbers_of(self.layout.rule, flat, groups=groups).numbers
-        lists, compile = {"weights": weights}, self.layout.first["compile"]
-        launch.run(work, flat, chosen, numbers, lists, {"eps": self.drawn}, compile=compile)
+            numbers = numbers_of(self.layout.rule, flat, groups=groups)
+        mean = "state" if flat.stored else "sample"
+        run(self.layout, flat, "restore", chosen, numbers, {"weights": weights}, {"eps": self.drawn}, mean=mean)
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def mean_of(self, parameter: Tensor) -> Tensor:
-        """The mean of a parameter that holds a sample, local and not to be changed."""
-        for flat in self.flats:
-            for number, member in enumerate(flat.parameters):
-                if member is parameter:
-                    if flat.stored:
-                        return flat.part(flat.tensors["mean"], number)
-                    mean = local(parameter).detach().clone()
-                    self._recover(flat, np.array([number]), [mean])
-                    return mean
-        raise KeyError("the parameter holds no sample")
-
-    def changed(self, among: Iterable[Tensor] | None = None) -> list[tuple[Flat, list[int]]]:
-        """Members that were written to since the sample was put into them, by flat."""
-        chosen = None if among is None else set(among)
-        found = []
-        for flat, versions in zip(self.flats, self._versions, strict=True):
-            now = [_version_of(parameter) for parameter in flat.parameters]
-            changed = [] if now == versions else [n for n, version in enumerate(now) if version != versions[n]]
-            numbers = [n for n in changed if chosen is None or flat.parameters[n] in chosen]
-            if numbers:
-                found.append((flat, numbers))
-        return found
+        """The mean of a parameter, sharded like it and not to be changed, whatever the weights hold."""
+        places = ((flat, n) for flat in self.flats for n, member in enumerate(flat.parameters) if member is parameter)
+        flat, number = next(places, (None, 0))
+        if flat is None or self.held == MEAN:
+            return parameter.detach()
+        if flat.stored:
+            return flat.as_state(flat.part("mean", number), number)
+        mean = local(parameter).detach().clone()
+        self._recover(flat, np.array([number]), [mean])
+        return flat.as_state(mean, number)
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def reconcile(
-        self, *, allow_mean: bool = False, adopt: bool = False, among: Iterable[Tensor] | None = None
-    ) -> None:
+    def reconcile(self, accept: str, among: Iterable[Tensor] | None = None, *, leaving: bool = False) -> list[Tensor]:
         """Handle parameters that were modified externally while they held a posterior sample, as by loading a
         checkpoint.
 
-        The same sample is accepted. If ``allow_mean``, the mean is replaced by the sample; if ``adopt``, any other
-        value becomes the new mean. Otherwise an error is raised, since the step would use a gradient at other weights.
+        A sample that was written again is always accepted. A mean that is not stored is taken from the present values:
+        as that of the sample if ``accept`` is ``"sample"`` or the sample is ``leaving``, otherwise as these values.
+
+        Args:
+            accept: What else is accepted: nothing (``"sample"``), since the step would use a gradient at other weights;
+                the ``"mean"``, which is replaced by the sample; or ``"any"`` values, which become the mean.
+            among: Parameters to look at; by default all.
+            leaving: Whether the mean is put into all weights next.
+
+        Returns:
+            The parameters whose values became the mean.
+
+        Raises:
+            RuntimeError: Other values are not accepted; they are left in the weights.
         """
-        for flat, numbers in self.changed(among):
-            chosen, found = self._rewritten(flat, numbers)
-            if not flat.stored:
-                if allow_mean or adopt:  # its mean is known no more
-                    self.write(flat, chosen, self.drawn, mean="weights")
-                self._remember(flat, numbers)
+        others: list[Tensor] = []
+        among = None if among is None else set(among)
+        for flat, versions in zip(self.flats, self._versions, strict=True):
+            now = [_version_of(parameter) for parameter in flat.parameters]
+            changed = [] if now == versions else [n for n, version in enumerate(now) if version != versions[n]]
+            changed = [n for n in changed if among is None or flat.parameters[n] in among]
+            if not changed:
                 continue
-            for number, value, mean in self._foreign(flat, numbers, found, allow_mean=allow_mean):
-                if not adopt:
-                    local(flat.parameters[number]).copy_(value)
+            values = [local(flat.parameters[n]).detach().clone() for n in changed]
+            if flat.stored:
+                self.write(flat, np.array(changed), self.drawn, mean="state")
+            elif accept != "sample" and not leaving:
+                self.write(flat, np.array(changed), self.drawn, mean="weights")
+            for number, value in zip(changed, values, strict=True) if flat.stored else ():
+                parameter, mean = flat.parameters[number], flat.part("mean", number)
+                is_mean = accept != "sample" and torch.equal(value, mean.to(value.dtype))
+                if is_mean or torch.equal(local(parameter), value):
+                    continue
+                if accept != "any":
+                    local(parameter).copy_(value)
                     raise RuntimeError(
-                        f"parameter {self.layout.name_of(flat.parameters[number])} must hold the sample that train() "
-                        "drew, got other values: call train() after loading a checkpoint, and eval() before changing "
-                        "weights (a call of eval() now takes the changed values as the mean)"
+                        f"parameter {self.layout.name_of(parameter)} must hold the sample that train() drew, got other "
+                        "values: call train() after loading a checkpoint, and eval() before changing weights (a call "
+                        "of eval() now takes the changed values as the mean)"
                     )
                 mean.copy_(value)
-            self.write(flat, chosen, self.drawn, mean="state")
-            self._remember(flat, numbers)
+                others.append(parameter)
+            if others and not leaving:
+                self.write(flat, np.array(changed), self.drawn, mean="state")
+            for number in changed:
+                versions[number] = _version_of(flat.parameters[number])
+        return others
 
-    def _rewritten(self, flat: Flat, numbers: list[int]) -> tuple[Any, list[Tensor]]:
-        """Put the sample into members again, and return their numbers and their values before."""
-        chosen = np.array(numbers)
-        found = [local(flat.parameters[number]).detach().clone() for number in numbers]
-        if flat.stored:
-            self.write(flat, chosen, self.drawn, mean="state")
-        return chosen, found
-
-    def _foreign(
-        self, flat: Flat, numbers: list[int], found: list[Tensor], *, allow_mean: bool
-    ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Number, value and mean of those members whose value was not their sample, nor, if allowed, their mean."""
-        for number, value in zip(numbers, found, strict=True):
-            mean = flat.part(flat.tensors["mean"], number)
-            is_mean = allow_mean and torch.equal(value, mean.to(value.dtype))
-            if not is_mean and not torch.equal(local(flat.parameters[number]), value):
-                yield number, value, mean
-
-    def _remember(self, flat: Flat, numbers: Iterable[int]) -> None:
-        versions = self._versions[self.flats.index(flat)]
-        for number in numbers:
-            versions[number] = _version_of(flat.parameters[number])
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
     def release(self) -> list[Tensor]:
         """End drop-in training: put the mean back, except where weights were modified externally; these values become
         the mean.
@@ -252,14 +264,7 @@ class Weights:
         Returns:
             The parameters that were modified externally.
         """
-        others: list[Tensor] = []
-        for flat, numbers in self.changed() if self.held == TRAIN else []:
-            if not flat.stored:
-                continue
-            _, found = self._rewritten(flat, numbers)
-            for number, value, mean in self._foreign(flat, numbers, found, allow_mean=True):
-                mean.copy_(value)
-                others.append(flat.parameters[number])
+        others = self.reconcile("any", leaving=True) if self.held == TRAIN else []
         self.restore()
         return others
 

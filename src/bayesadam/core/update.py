@@ -10,31 +10,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesadam.core import launch, limits
 from bayesadam.core.collect import Collection
+from bayesadam.core.dense import NotPositive
 from bayesadam.core.draws import Draw
 from bayesadam.core.finite import first_bad
 from bayesadam.core.flat import Flat, numbers_of
-from bayesadam.core.sampling import Weights, pass_of
+from bayesadam.core.sampling import run
+from bayesadam.core.sources import HessianSource
 from bayesadam.sharding import local
+
+BACKTRACK = 0.5
+"""Fraction of the largest admissible rate that back-tracking uses, so that no precision more than halves."""
 
 
 class Updates:
     """Turns what was collected into steps of the rule.
 
     Args:
-        weights: Samples and means in the weights.
         collection: What was collected for the step.
     """
 
-    def __init__(self, weights: Weights, collection: Collection) -> None:
-        self.weights, self.collection = weights, collection
-        self.layout, self.dense, self.source = weights.layout, weights.dense, collection.source
-        self._limit = math.inf
+    def __init__(self, collection: Collection) -> None:
+        self.collection, self.weights, self.layout = collection, collection.weights, collection.layout
+        self._largest_rate = math.inf
 
     def first_bad(self) -> Tensor | None:
         """The first parameter whose gradient is not finite, if there is one."""
-        trained = [p for flat in self.layout.known() for p in flat.parameters if p.grad is not None]
+        trained = [p for flat in self.layout.built for p in flat.parameters if p.grad is not None]
         grads = [parameter.grad for parameter in trained]
         if any(grad.is_sparse for grad in grads):  # type: ignore[union-attr]
             grads = [self.collection.gradient(parameter) for parameter in trained]  # which names it
@@ -43,26 +45,25 @@ class Updates:
 
     def ready(self) -> bool:
         """Whether to step; raises an error if ``nonfinite="raise"`` and the step cannot be made."""
-        self._check_measured()
+        layout, collection = self.layout, self.collection
+        if collection.keeps_curvature and collection.source is None and layout.dense is None:
+            self._check_measured()
         try:
             self._check_finite()
-            if self.dense is not None:
-                self.dense.plan(self.collection.gradients(), self.collection.ratios(list(self.collection.gradients())))
-            elif self.layout.first.get("correction", "elementwise") != "elementwise":
-                kept = self.collection.kept
-                trained = [m.parameter for m in self.collection.trained() if m.parameter in kept]
-                self._limit = limits.largest_rate(self.layout, kept, self.collection.kept_scales(trained))
+            if layout.dense is not None:
+                grads = collection.gradients()
+                layout.dense.plan(grads, collection.ratios(list(grads)))
+            elif layout.first.get("correction", "elementwise") != "elementwise":
+                self._largest_rate = self._limit()
         except FloatingPointError:
-            if self.layout.first["nonfinite"] == "skip":
+            if layout.first["nonfinite"] == "skip":
                 return False
             raise
         return True
 
     def _check_measured(self) -> None:
         """Refuse gradients without the curvature that the rule collects with every sample."""
-        if not self.collection.keeps_curvature or self.source is not None or self.dense is not None:
-            return
-        for flat in self.layout.known():
+        for flat in self.layout.built:
             if flat.kind.perturb or not self.layout.rule.needs_noise:
                 for parameter in flat.parameters:
                     if parameter.grad is not None and parameter not in self.collection.kept:
@@ -80,53 +81,79 @@ class Updates:
                 f"changed (if the training diverges, use a smaller lr than {largest:g}, or less noise at the start by "
                 "a larger initial_precision)"
             )
-        if self.source is not None and self.source.differentiates:  # they may be infinite where the gradient is finite
+        if isinstance(self.collection.source, HessianSource):  # infinite where the gradient is finite
             for parameter, kept in self.collection.kept.items():
                 if not kept.isfinite().all():
-                    name = self.layout.name_of(parameter)
-                    raise FloatingPointError(
-                        f"the curvature of parameter {name} must be finite, got inf or nan; nothing was changed"
-                    )
+                    self._refuse_curvature(parameter)
+
+    def _refuse_curvature(self, parameter: Tensor) -> None:
+        name = self.layout.name_of(parameter)
+        raise FloatingPointError(
+            f"the curvature of parameter {name} must be finite, got inf or nan; nothing was changed"
+        )
+
+    def _limit(self) -> float:
+        """The largest rate at which the precisions of all weights stay positive in the next step, where curvature is
+        negative and the rule itself does not keep them so (Khan et al. 2018, eq. 63).
+
+        With ``correction="backtracking"`` it is half of the largest one; with ``None`` it is infinite.
+
+        Raises:
+            NotPositive: The correction is ``None``, and a precision would become negative at the rule's own rate.
+            FloatingPointError: A curvature is not a number.
+        """
+        rule: Any = self.layout.rule
+        correction, smallest = self.layout.first["correction"], math.inf
+        for flat in self.layout.built:
+            scales = np.broadcast_to(self.collection.kept_scales(flat), len(flat.members))
+            for number, parameter in enumerate(flat.parameters):
+                kept = self.collection.kept.get(parameter)
+                if kept is None or parameter.grad is None or not kept.numel():
+                    continue
+                state, hp = {name: flat.part(name, number) for name in rule.state}, flat.hyper(rule, number)
+                limit = float(rule.largest_rate(state, kept * float(scales[number]), hp))
+                if math.isnan(limit):
+                    self._refuse_curvature(parameter)
+                if correction is None and not limit > rule.rate(hp):
+                    raise NotPositive
+                smallest = min(smallest, limit)
+        return BACKTRACK * smallest if correction == "backtracking" else math.inf
 
     def make(self, drop_in: bool, ready: bool) -> None:
         """Make the step, if it is ``ready``, and advance; in drop-in training the weights get their next sample."""
-        weights, first = self.weights, self.layout.first
-        flats = self.layout.known() if drop_in else self.layout.flats()
-        draws = {"eps": weights.draw(0), "next_eps": weights.draw(0, ahead=1)}
-        if self.dense is not None and ready:
-            self.dense.step(flats, self.collection.gradients(), factor=self.collection.factor, follow=not drop_in)
-            for flat in flats:
-                flat.advance(np.arange(len(flat.members)), numbers_of(self.layout.rule, flat).after)
-        if drop_in and self.dense is not None:
-            self.dense.prepare([flat for flat in flats if flat.kind.perturb], draws["next_eps"])
+        layout, dense = self.layout, self.layout.dense
+        flats = layout.built if drop_in else layout.flats()
+        draws = {"eps": self.weights.draw(0), "next_eps": self.weights.draw(0, ahead=1)}
+        if dense is not None and ready:
+            dense.step(self.collection.gradients(), factor=self.collection.factor, follow=not drop_in)
+        if dense is not None and drop_in:
+            dense.prepare(draws["next_eps"])
         for flat in flats:
-            self._update_flat(flat, draws, drop_in=drop_in and flat.kind.perturb, ready=ready)
-        self.layout.set_all("noise_step", first["noise_step"] + 1)
+            self._update_flat(flat, draws, drop_in=drop_in and flat.kind.perturb, ready=ready and dense is None)
+        layout.set_all("noise_step", layout.first["noise_step"] + 1)
         if not ready:
-            self.layout.set_all("skipped_steps", first["skipped_steps"] + 1)
+            layout.set_all("skipped_steps", layout.first["skipped_steps"] + 1)
         self.collection.discard()
         if drop_in:
-            weights.settle(weights.flats, draws["next_eps"])
-            if self.source is not None:
-                self.source.discard()
+            self.weights.settle(self.weights.flats, draws["next_eps"])
         else:
             torch.clear_autocast_cache()
 
     def _update_flat(self, flat: Flat, draws: Mapping[str, Draw], *, drop_in: bool, ready: bool) -> None:
+        """Make the rule's step on the members with a gradient; in drop-in training all get their next sample."""
         grads = [parameter.grad for parameter in flat.parameters]
-        steps = ready and self.dense is None
-        chosen = np.array([i for i, grad in enumerate(grads) if steps and grad is not None], dtype=np.int64)
+        chosen = np.array([i for i, grad in enumerate(grads) if ready and grad is not None], dtype=np.int64)
         if self.collection.keeps_curvature:
             has = np.array([flat.parameters[number] in self.collection.kept for number in chosen], dtype=bool)
-            self._launch(flat, chosen[has], grads, draws, drop_in=drop_in, curvature="kept")
-            self._launch(flat, chosen[~has], grads, draws, drop_in=drop_in, curvature=None)
+            self._step(flat, chosen[has], grads, draws, drop_in=drop_in, curvature="kept")
+            self._step(flat, chosen[~has], grads, draws, drop_in=drop_in, curvature=None)
         else:
-            self._launch(flat, chosen, grads, draws, drop_in=drop_in, curvature="rule")
-        if drop_in and len(chosen) < len(grads):
-            rest = np.setdiff1d(np.arange(len(grads)), chosen)
+            self._step(flat, chosen, grads, draws, drop_in=drop_in, curvature="rule")
+        if drop_in and len(chosen) < len(flat.members):
+            rest = np.setdiff1d(np.arange(len(flat.members)), chosen)
             self.weights.write(flat, rest, draws["next_eps"], mean="state" if flat.stored else "sample")
 
-    def _launch(
+    def _step(
         self,
         flat: Flat,
         chosen: Any,
@@ -136,32 +163,25 @@ class Updates:
         drop_in: bool,
         curvature: str | None,
     ) -> None:
-        """Make the rule's step on some members of a flat."""
         if not len(chosen):
             return
-        rule = self.layout.rule
-        deviation = None
-        if curvature == "rule" and rule.needs_noise and flat.kind.perturb:
-            deviation = flat.deviation(held=drop_in)
-        mean = ("state" if flat.stored else "sample") if drop_in else "weights"
-        then = "sample" if drop_in else "mean"
-        work = pass_of(self.layout, flat, "update", mean=mean, deviation=deviation, curvature=curvature, then=then)
-        lists: dict[str, list[Tensor]] = {"weights": launch.weights_of(flat, chosen)}
-        own = list(grads) if len(chosen) == len(grads) else [grads[number] for number in chosen.tolist()]
-        lists["grad"] = [local(grad) for grad in own] if flat.is_sharded else own
+        rule, collection = self.layout.rule, self.collection
+        grads = grads if len(chosen) == len(grads) else [grads[i] for i in chosen]
+        lists = {"grad": list(map(local, grads)) if flat.is_sharded else grads}
         kept_scale: Any = 1.0
         if curvature == "kept":
-            lists["kept"] = [self.collection.kept[flat.parameters[number]] for number in chosen]
-            kept_scale = self.collection.scale_array(flat)
-        counted = numbers_of(
-            rule, flat, scale=self.collection.factor, kept_scale=kept_scale, groups=self._limited(flat)
-        )
-        launch.run(work, flat, chosen, counted.numbers, lists, draws, compile=self.layout.first["compile"])
-        flat.advance(chosen, counted.after)
-
-    def _limited(self, flat: Flat) -> list[Mapping[str, Any]]:
-        """The groups of a flat, with a smaller rate if back-tracking asks for it."""
-        if self.layout.first.get("correction") != "backtracking":
-            return list(flat.groups)
-        rule: Any = self.layout.rule
-        return [rule.with_largest_rate(group, self._limit) for group in flat.groups]
+            lists["kept"] = [collection.kept[flat.parameters[i]] for i in chosen]
+            kept_scale = collection.kept_scales(flat)
+        groups: list[Mapping[str, Any]] = list(flat.groups)
+        if self._largest_rate < math.inf:
+            groups = [rule.slowed(group, self._largest_rate) for group in groups]  # type: ignore[attr-defined]
+        numbers = numbers_of(rule, flat, scale=collection.factor, kept_scale=kept_scale, groups=groups)
+        noisy = curvature == "rule" and rule.needs_noise and flat.kind.perturb
+        entries = {
+            "mean": ("state" if flat.stored else "sample") if drop_in else "weights",
+            "deviation": flat.deviation(held=drop_in) if noisy else None,
+            "curvature": curvature,
+            "then": "sample" if drop_in else "mean",
+        }
+        run(self.layout, flat, "update", chosen, numbers, lists, draws, **entries)
+        flat.advance(chosen, numbers)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,20 +13,6 @@ from bayesadam.core.layout import Layout
 from bayesadam.posterior.sharded import spread
 from bayesadam.posterior.training_inputs import TrainingInputs
 from bayesadam.posterior.wrappers import unwrapping
-
-_ATTACHED: weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
-"""The optimisers that are attached to each innermost model."""
-
-
-class Attached(Protocol):
-    """The interface of an optimiser for the hooks."""
-
-    param_groups: list[dict[str, Any]]
-    state: Any
-
-    def holds_sample(self, parameter: Tensor) -> bool: ...  # noqa: D102
-    def mean_of(self, parameter: Tensor) -> Tensor: ...  # noqa: D102
-    def take_loaded_weights(self, module: nn.Module) -> None: ...  # noqa: D102
 
 
 def names_in(model: nn.Module) -> dict[Tensor, str]:
@@ -37,9 +22,9 @@ def names_in(model: nn.Module) -> dict[Tensor, str]:
 
 
 def names_of(layout: Layout, model: nn.Module) -> dict[Tensor, str]:
-    """Look up the name of each of the optimiser's parameters in the model, as in :func:`names_in`.
+    """The names of a model's parameters, as in :func:`names_in`.
 
-    Parameters without noise may belong to another module, such as a likelihood; they are left out.
+    The optimiser's parameters without noise may belong to another module, such as a likelihood.
 
     Raises:
         ValueError: A perturbed parameter does not belong to the model.
@@ -53,56 +38,41 @@ def names_of(layout: Layout, model: nn.Module) -> dict[Tensor, str]:
                 f"model must have all perturbed parameters of the optimiser, got a model without number {index} "
                 f"of shape {tuple(parameter.shape)}"
             )
-    return {member.parameter: names[member.parameter] for member in layout.members() if member.parameter in names}
+    return names
 
 
-def name_group(group: dict[str, Any], names: Mapping[Tensor, str]) -> None:
-    """Give a group's parameters the names that they have in a model, if they all belong to it."""
-    if names.keys() >= set(group["params"]):
-        group["param_names"] = [names[parameter] for parameter in group["params"]]
+def named_alike(group: dict[str, Any], groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, str]) -> Any:
+    """A new group with or without names as the others are, since torch refuses others; those of the model are known."""
+    params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+    parameters = [param[1] if isinstance(param, tuple) else param for param in params]
+    if "param_names" not in groups[0]:
+        return {**group, "params": parameters}
+    if names.keys() >= set(parameters):
+        return {**group, "params": [(names[parameter], parameter) for parameter in parameters]}
+    return {**group, "params": params}
 
 
-def split_names(group: Mapping[str, Any]) -> tuple[dict[str, Any], list[str] | None]:
-    """Split a group that may have pairs of name and parameter into one without names, and the names."""
-    params = group["params"]
-    members = [params] if isinstance(params, Tensor) else list(params)
-    bare = {name: value for name, value in group.items() if name != "param_names"}
-    if not members or not all(isinstance(member, tuple) for member in members):
-        return {**bare, "params": members}, group.get("param_names")
-    names, parameters = zip(*members, strict=True)
-    return {**bare, "params": list(parameters)}, list(names)
+def attached(module: nn.Module) -> list[Any]:
+    """The optimisers that give the mean to a module's state dicts."""
+    hooks = module._state_dict_hooks.values()
+    return [hook.optimizer() for hook in hooks if isinstance(hook, _GiveMean) and hook.optimizer() is not None]
 
 
-@contextmanager
-def names_aside(groups: Iterable[dict[str, Any]]) -> Iterator[None]:
-    """Context in which groups have no names, since torch refuses new groups that differ from the others in this."""
-    named = [(group, group.pop("param_names")) for group in groups if "param_names" in group]
-    try:
-        yield
-    finally:
-        for group, names in named:
-            group["param_names"] = names
-
-
-def add_hooks(optimizer: Attached, model: nn.Module) -> None:
+def add_hooks(optimizer: Any, model: nn.Module) -> None:
     """Make state dicts of the model, its parts and its wrappers save and load the mean while weights hold a sample."""
     own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     for module in model.modules():
-        hooks = module._state_dict_hooks.values()
-        known = any(isinstance(hook, _GiveMean) and hook.optimizer() is optimizer for hook in hooks)
-        if not known and not own.isdisjoint(module.parameters()):
+        if optimizer not in attached(module) and not own.isdisjoint(module.parameters()):
             module.register_state_dict_post_hook(_GiveMean(optimizer))  # type: ignore[no-untyped-call]
             module.register_load_state_dict_post_hook(_TakeMean(optimizer))  # type: ignore[no-untyped-call]
 
 
-def join(optimizer: Attached, model: nn.Module) -> None:
-    """Add the hooks, note that the optimiser is attached, and warn if another one trains further parameters of the
-    model with the same noise.
-    """
+def join(optimizer: Any, model: nn.Module) -> None:
+    """Add the hooks, and warn if another optimiser trains further parameters of the model with the same noise."""
+    *_, inner = unwrapping(model)
+    others = attached(inner)
     add_hooks(optimizer, model)
     TrainingInputs(weakref.ref(optimizer)).watch(model)
-    *_, inner = unwrapping(model)
-    others = _ATTACHED.setdefault(inner, weakref.WeakSet())
     if optimizer not in others and any(share_noise(optimizer, other) for other in others):
         warnings.warn(
             f"another optimiser of this model has the same seed={optimizer.param_groups[0]['seed']}, so the noise of "
@@ -111,10 +81,9 @@ def join(optimizer: Attached, model: nn.Module) -> None:
             UserWarning,
             stacklevel=3,
         )
-    others.add(optimizer)
 
 
-def share_noise(first: Attached, second: Attached) -> bool:
+def share_noise(first: Any, second: Any) -> bool:
     """Whether two optimisers perturb different parameters by the same noise."""
     seeds = {optimizer.param_groups[0]["seed"] for optimizer in (first, second)}
     own, others = (
@@ -147,8 +116,8 @@ def warn_of_sample() -> None:
 class _Hook:
     """A hook with a weak reference to the optimiser; in a copy or a pickle of the model it does nothing."""
 
-    def __init__(self, optimizer: Attached | None = None) -> None:
-        self.optimizer: Callable[[], Attached | None] = (lambda: None) if optimizer is None else weakref.ref(optimizer)
+    def __init__(self, optimizer: Any = None) -> None:
+        self.optimizer: Callable[[], Any] = (lambda: None) if optimizer is None else weakref.ref(optimizer)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()
@@ -157,15 +126,14 @@ class _Hook:
 class _GiveMean(_Hook):
     def __call__(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
         optimizer = self.optimizer()
-        if optimizer is None:
-            return
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            if prefix + name in state_dict and optimizer.holds_sample(parameter):
-                state_dict[prefix + name] = optimizer.mean_of(parameter).to(parameter.dtype, copy=True)
+        for name, parameter in [] if optimizer is None else module.named_parameters(remove_duplicate=False):
+            weights = optimizer._engine.weights
+            if prefix + name in state_dict and weights.holds_sample(parameter):
+                state_dict[prefix + name] = weights.mean_of(parameter).to(parameter.dtype, copy=True)
 
 
 class _TakeMean(_Hook):
     def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
         optimizer = self.optimizer()
-        if optimizer is not None:
-            optimizer.take_loaded_weights(module)
+        if optimizer is not None:  # loaded values are the mean
+            optimizer._engine.weights.reconcile("any", list(module.parameters()))

@@ -6,7 +6,7 @@ copy or a checkpoint is in ``param_groups`` or ``state``; the engine holds the d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -80,7 +80,7 @@ class PerturbedOptimizer(Checkpointed):
         compile: Whether to sample and update all parameters on a CPU in one compiled kernel, which is several times
             faster, equal up to rounding, and compiled once per machine in about a second. ``None``, the default, does
             so if there is a C++ compiler; ``True`` does the same and warns if there is none; ``False`` never compiles.
-        **options: Options that the rule declares.
+        options: Options that the rule of a subclass declares, by name; a constructor of its own may pass them on.
 
     Raises:
         ValueError: A hyper-parameter is out of its range, a trainable parameter is complex, or the parameters are a
@@ -107,22 +107,29 @@ class PerturbedOptimizer(Checkpointed):
         maximize: bool = False,
         nonfinite: str = "raise",
         compile: bool | None = None,
-        **options: Any,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
-        given: dict[str, Any] = {"lr": lr, "num_data": num_data, "betas": betas, "prior_precision": prior_precision}
-        given |= {"initial_precision": initial_precision, "temperature": temperature, "mc_samples": mc_samples}
-        given |= {"antithetic": antithetic, "rank_samples": rank_samples, "low_memory": low_memory, "seed": seed}
-        given |= {"maximize": maximize, "nonfinite": nonfinite, "compile": compile, "method": type(self).__name__}
-        if not self.has_prior:
-            del given["prior_precision"]
-        groups.check_options(type(self).__name__, self.rule, options)
+        self._set_up(locals())
+
+    def _set_up(self, arguments: Mapping[str, Any]) -> None:
+        """Initialise from a constructor's arguments by name, among which are options that the rule declares."""
         declared = {option.name: option.default for option in self.rule.options}
-        self.defaults = groups.settled({**groups.BOOKKEEPING, **given, **declared, **options})
-        self._prior = priors.checked(prior)
+        others = ("self", "params", "prior", "curvature", "options", *(() if self.has_prior else ("prior_precision",)))
+        given = {name: value for name, value in arguments.items() if name not in others}
+        for name, value in (arguments.get("options") or {}).items():
+            if name not in declared:
+                raise TypeError(
+                    f"{name} must be an option of {type(self).__name__}, which declares {list(declared)}, got {value!r}"
+                )
+            given[name] = value
+        given["method"] = type(self).__name__
+        self.defaults = groups.settled({**groups.BOOKKEEPING, **declared, **given})
+        groups.check_ordered(arguments["params"])
+        gaussians = priors.checked(arguments.get("prior"))
         self._reset()
-        super().__init__(groups.listed(params), self.defaults)
-        if self._prior is not None:
-            self._prior.start(self.param_groups)
+        super().__init__(arguments["params"], self.defaults)
+        priors.start(gaussians, self.param_groups, complete=True)
+        self._prior = self._engine.layout.priors = gaussians
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Check the hyper-parameters of a new group; subclasses add checks of their own."""
@@ -132,6 +139,10 @@ class PerturbedOptimizer(Checkpointed):
         for option in self.rule.options:
             option.check(group[option.name])
 
+    def check_added(self, group: dict[str, Any]) -> None:
+        """Check the parameters of a group that was added; subclasses add checks of their own."""
+        groups.check_parameters(group, self._source)
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, at any time at which the weights hold the mean.
 
@@ -139,7 +150,8 @@ class PerturbedOptimizer(Checkpointed):
 
         Raises:
             ValueError: A hyper-parameter is out of its range or differs from the other groups though it must not, a
-                trainable parameter is complex, or the parameters are a set, which has no order.
+                trainable parameter is complex, a perturbed one does not belong to the model that ``curvature`` was made
+                for, or the parameters are a set, which has no order.
             RuntimeError: The weights hold a sample.
         """
         self._engine.refuse_inside("add_param_group")
@@ -154,10 +166,9 @@ class PerturbedOptimizer(Checkpointed):
         super().add_param_group(param_group)
         added = self.param_groups[-1]
         try:
-            groups.check_parameters(added)
-            if self._prior is not None:
-                self._prior.take_group(added, complete=False)
-        except ValueError:
+            self.check_added(added)
+            priors.start(self._prior, [added], complete=False)
+        except (ValueError, RuntimeError):
             self.param_groups.pop()
             raise
         *others, _ = self.param_groups
@@ -242,7 +253,8 @@ class PerturbedOptimizer(Checkpointed):
             closure: Function that clears the gradients, computes the mean loss, calls ``backward`` and returns the
                 loss. It is called once for each of ``mc_samples`` samples (after :meth:`train`, once at the current
                 sample). For methods that take second derivatives it must not call ``backward``. If it does not clear
-                the gradients, new gradients are added to the old ones.
+                the gradients, new gradients are added to the old ones, except where the curvature comes from the
+                backward passes of a sample: earlier gradients are then hidden, as in a block.
 
         Returns:
             The loss that the closure returned, averaged over the samples, or ``None`` without a closure.
@@ -279,12 +291,12 @@ class PerturbedOptimizer(Checkpointed):
         """
         covered = self._covered(model)
         means = {name: self._mean_of(flat, number) for name, flat, number in covered}
-        variances, told = {}, {}
+        variances, origins = {}, {}
         for name, flat, number in covered:
             variances[name] = full(flat.as_state(flat.variance(self.rule, number), number))
             if flat.kind.perturb:
-                told[name] = self._origin(flat, number, variances[name])
-        return DiagonalGaussian(means, variances, hyperparameters={**self._reported(), PER_TENSOR: told})
+                origins[name] = self._origin(flat, number, variances[name])
+        return DiagonalGaussian(means, variances, hyperparameters={**self._reported(), PER_TENSOR: origins})
 
     def report(self, model: nn.Module | None = None) -> PosteriorReport:
         """Report what the posterior has learned, for each tensor: the widths, and the share of the start in them.
@@ -322,12 +334,9 @@ class PerturbedOptimizer(Checkpointed):
     def _mean_of(self, flat: Flat, number: int) -> Tensor:
         """A copy of the mean of a member, whole if it is sharded."""
         weights, parameter = self._engine.weights, flat.parameters[number]
-        if weights.holds_sample(parameter):
-            mean = weights.mean_of(parameter)
-        elif flat.stored:
-            mean = followed(flat.part(flat.tensors["mean"], number), local(parameter).detach())
-        else:
-            mean = local(parameter).detach()
+        if not flat.stored or weights.holds_sample(parameter):
+            return full(weights.mean_of(parameter).clone())
+        mean = followed(flat.part("mean", number), local(parameter).detach())
         return full(flat.as_state(mean.clone(), number))
 
     def _origin(self, flat: Flat, number: int, variance: Tensor) -> dict[str, Any]:

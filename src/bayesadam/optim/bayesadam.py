@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,11 +10,10 @@ from torch import Tensor
 from bayesadam.checks import check, check_temperature
 from bayesadam.core.layout import INIT
 from bayesadam.core.rule import Hyper, Number, Option, State, average, maximum, with_prior
-from bayesadam.core.sources import ExampleSource
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.optim.base import PerturbedOptimizer, Prior
-from bayesadam.optim.groups import is_positive
-from bayesadam.optim.squares import covered, source_of
+from bayesadam.optim.groups import checked_squares, is_positive
+from bayesadam.optim.schedules import half_cosine
 from bayesadam.optim.vadam import VadamRule
 
 INITIAL_STEPS = 30.0
@@ -93,7 +91,7 @@ class BayesAdamRule(VadamRule):
 
 def annealed(done: float) -> float:
     """Factor of the learning rate after a fraction of the planned steps: half a cosine from 1 to ``FINAL``."""
-    return FINAL + (1.0 - FINAL) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+    return FINAL + (1.0 - FINAL) * half_cosine(min(1.0, done))
 
 
 def default_temperature(num_data: float, batch_size: float, total_steps: float | None) -> float:
@@ -102,6 +100,8 @@ def default_temperature(num_data: float, batch_size: float, total_steps: float |
     It is ``COLDEST`` for trainings of up to 30 epochs or of unknown length, and grows with the square of the number of
     epochs up to ``HOTTEST``: long trainings fit the noise of small data sets otherwise.
     """
+    check("num_data", num_data, "a positive, finite number", is_positive)
+    check("batch_size", batch_size, "a positive, finite number", is_positive)
     epochs = 0.0 if total_steps is None else total_steps * batch_size / num_data
     return min(HOTTEST, COLDEST * max(1.0, epochs / EPOCHS) ** 2)
 
@@ -149,7 +149,6 @@ class BayesAdam(PerturbedOptimizer):
     """
 
     rule = BayesAdamRule()
-    _source: ExampleSource | None
 
     def __init__(
         self,
@@ -174,46 +173,13 @@ class BayesAdam(PerturbedOptimizer):
         nonfinite: str = "raise",
         compile: bool | None = None,
     ) -> None:
-        self._source = None if curvature is None else source_of(curvature)
+        self._source = None if curvature is None else checked_squares(curvature)
         if temperature is None:
-            for name, value in (("num_data", num_data), ("batch_size", batch_size)):
-                check(name, value, "a positive, finite number", is_positive)
             temperature = default_temperature(num_data, batch_size, total_steps)
-        super().__init__(
-            params,
-            lr,
-            num_data=num_data,
-            betas=betas,
-            prior_precision=prior_precision,
-            prior=prior,
-            initial_precision=initial_precision,
-            temperature=temperature,
-            batch_size=batch_size,
-            total_steps=total_steps,
-            per_example=curvature is not None,
-            mc_samples=mc_samples,
-            antithetic=antithetic,
-            rank_samples=rank_samples,
-            low_memory=low_memory,
-            seed=seed,
-            maximize=maximize,
-            nonfinite=nonfinite,
-            compile=compile,
-        )
+        self._set_up({**locals(), "per_example": curvature is not None})
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Check the hyper-parameters of a new group; the prior may be that of the initial values."""
         check_temperature(group["temperature"], zero=False)
         number = 1e-30 if group["prior_precision"] == INIT else group["prior_precision"]
         super().check_group({**group, "prior_precision": number})
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, as in the base class.
-
-        Raises:
-            ValueError: As in the base class; or a perturbed parameter does not belong to the model that ``curvature``
-                was made for.
-        """
-        if self._source is not None:
-            param_group = covered(self._source, param_group, perturb=True)
-        super().add_param_group(param_group)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from bayesadam.core.rule import Hyper, Option, Rule, State, with_prior
 from bayesadam.functional.reparameterized import inverse_softplus
 from bayesadam.optim.adam import adam
-from bayesadam.optim.base import PerturbedOptimizer
+from bayesadam.optim.base import PerturbedOptimizer, Prior
 
 
 class BayesByBackpropRule(Rule):
@@ -86,6 +86,24 @@ class BayesByBackprop(PerturbedOptimizer):
     tracks_start = False  # widths are trained like the means
 
     def __init__(
-        self, params: Any, lr: float | Tensor = 1e-3, *, num_data: float, eps: float = 1e-8, **options: Any
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        *,
+        num_data: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        prior_precision: float = 1.0,
+        prior: Prior | None = None,
+        initial_precision: float | None = None,
+        temperature: float = 1.0,
+        eps: float = 1e-8,
+        mc_samples: int = 1,
+        antithetic: bool = False,
+        rank_samples: bool = False,
+        low_memory: bool = False,
+        seed: int = 0,
+        maximize: bool = False,
+        nonfinite: str = "raise",
+        compile: bool | None = None,
     ) -> None:
-        super().__init__(params, lr, num_data=num_data, eps=eps, **options)
+        self._set_up(locals())

@@ -14,11 +14,12 @@ from bayesadam.core.dense import Dense
 from bayesadam.core.engine import Engine
 from bayesadam.core.layout import Layout
 from bayesadam.core.rule import COUNTERS, Rule
-from bayesadam.core.sampling import MEAN, TRAIN
-from bayesadam.core.sources import CurvatureSource, HessianSource, MatrixSource
+from bayesadam.core.sampling import BLOCK, MEAN, TRAIN, Weights
+from bayesadam.core.sources import HessianSource, Source
+from bayesadam.curvature import PerExampleSquares
 from bayesadam.optim import attach
 from bayesadam.optim.groups import SHARED
-from bayesadam.optim.priors import StartingPoint
+from bayesadam.optim.priors import Gaussians
 from bayesadam.posterior import modes
 from bayesadam.sharding import local
 
@@ -41,24 +42,28 @@ class Checkpointed(Optimizer):
     shared: ClassVar[tuple[str, ...]] = SHARED
     _engine: Engine
     _model: weakref.ref[nn.Module] | None = None  # the attached one
-    _source: CurvatureSource | None = None  # given by the user
-    _prior: StartingPoint | None = None
+    _source: PerExampleSquares | None = None  # given by the user
+    _prior: Gaussians = {}  # noqa: RUF012 - replaced, never changed
     _loaded: Mapping[str, Any] | None = None  # a state dict, while it is being loaded
 
     def _reset(self) -> None:
         """Make a new engine; the data of an unfinished step are discarded."""
-        layout = Layout(self, self.rule)
-        if self._prior is not None:
-            layout.priors = self._prior.gaussians
-        source, hessian = self._source, self.defaults.get("hessian")
-        if self.defaults.get("covariance") == "full":
-            layout.dense = Dense(self, self.rule)
-        if hessian in ("exact", "hutchinson"):
-            kind = HessianSource if layout.dense is None else MatrixSource
-            source = kind(layout, lambda: engine.collection.samples)
+        dense = Dense(self, self.rule) if self.defaults.get("covariance") == "full" else None
+        weights = Weights(Layout(self, self.rule, dense, self._prior))
+        source: Source | None = self._source
+        if self.defaults.get("hessian") in ("exact", "hutchinson"):
+            source = HessianSource(weights)
         if source is not None:
             source.stop()
-        engine = self._engine = Engine(layout, source, layout.dense)
+        self._engine = Engine(weights, source)
+        self._take_names()
+
+    def _take_names(self) -> nn.Module | None:
+        """Let the attached model's names count; return that model."""
+        model = None if self._model is None else self._model()
+        if model is not None:
+            self._engine.layout.attached_names = attach.names_in(model)
+        return model
 
     def attach(self, model: nn.Module) -> None:
         """Make ``model.state_dict()`` always return the mean, and take the parameters' names from the model.
@@ -78,24 +83,18 @@ class Checkpointed(Optimizer):
             UserWarning: Another optimiser is attached to the model and perturbs other parameters of it with the same
                 ``seed``, and so by the same noise.
         """
-        names = attach.names_of(self._engine.layout, model)
-        for group in self.param_groups:
-            attach.name_group(group, names)
+        attach.names_of(self._engine.layout, model)
         attach.join(self, model)
         self._model = weakref.ref(model)
+        self._take_names()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; after :meth:`attach` its parameters need no names, and get those of the model."""
-        model = None if self._model is None else self._model()
+        model = self._take_names()
         if model is None:
             super().add_param_group(param_group)
             return
-        bare, names = attach.split_names(param_group)
-        with attach.names_aside(self.param_groups):
-            super().add_param_group(bare)
-        if names is not None:
-            self.param_groups[-1]["param_names"] = names
-        attach.name_group(self.param_groups[-1], attach.names_in(model))
+        super().add_param_group(attach.named_alike(param_group, self.param_groups, attach.names_in(model)))
         attach.add_hooks(self, model)
 
     def follow(self, model: nn.Module) -> None:
@@ -128,15 +127,6 @@ class Checkpointed(Optimizer):
         """Whether a parameter holds a posterior sample at this moment."""
         return self._engine.weights.holds_sample(parameter)
 
-    def mean_of(self, parameter: Tensor) -> Tensor:
-        """The mean of a parameter that holds a sample; of a sharded one, this rank's part as a shard."""
-        flat, number = self._engine.layout.places()[parameter]
-        return flat.as_state(self._engine.weights.mean_of(parameter), number)
-
-    def take_loaded_weights(self, module: nn.Module) -> None:
-        """Take weights that a part of an attached model has loaded from a state dict as the mean."""
-        self._engine.weights.reconcile(allow_mean=True, adopt=True, among=list(module.parameters()))
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state as a dict, as in ``torch.optim``; it holds the mean whether or not weights hold a sample.
 
@@ -149,12 +139,8 @@ class Checkpointed(Optimizer):
         found = super().state_dict()
         for identity, parameter in self._pairs(found):
             if parameter in self.state and "mean" not in self.state[parameter]:
-                found["state"][identity] = {**found["state"][identity], "mean": self._present_mean(parameter)}
+                found["state"][identity] = {**found["state"][identity], "mean": self._engine.weights.mean_of(parameter)}
         return found
-
-    def _present_mean(self, parameter: Tensor) -> Tensor:
-        """The mean of a parameter, whatever its weights hold."""
-        return self.mean_of(parameter) if self.holds_sample(parameter) else parameter.detach()
 
     @torch.inference_mode(False)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -201,7 +187,8 @@ class Checkpointed(Optimizer):
                 local(parameter).copy_(value)
             self._reset()
             self._engine.weights.resume()
-            self._start_source()
+            if self._engine.weights.held == TRAIN:
+                self._engine.train()  # which lets the source of curvature collect
 
         return put_back
 
@@ -215,40 +202,33 @@ class Checkpointed(Optimizer):
                 if isinstance(value, Tensor):  # once more, since torch casts it to the parameter's dtype
                     device = torch.device("cpu") if name in COUNTERS else parameter.device
                     self.state[parameter][name] = value.detach().to(device, copy=True)
-        self._reset()
-        held = self._engine.weights.held
-        if held != MEAN:
-            self._put_means()
-        if self.state:  # otherwise the parameters may still be replaced, as by Accelerate with FSDP2
-            self._engine.layout.flats()
-        if held == TRAIN:
-            self._engine.weights.perturb(0, TRAIN)
-        elif held != MEAN and not low_memory:  # inside a block: the model may be loaded later, with its sample
-            self._engine.layout.set_all("weights", held)
-            self._engine.weights.resume()
-        self._start_source()
+        self._rebuild()
 
     @torch.no_grad()
-    def _put_means(self) -> None:
-        """Put the means of the state into the weights."""
-        for parameter, state in self.state.items():
-            if "mean" in state:
-                local(parameter).copy_(local(state["mean"]))
-        self._engine.layout.set_all("weights", MEAN)
-
-    def _start_source(self) -> None:
-        """Start collecting curvature, if the weights hold a sample."""
-        if self._engine.weights.held == TRAIN and self._engine.source is not None:
-            self._engine.source.start(self._engine.collection.after_backward)
+    def _rebuild(self, *, copied: bool = False) -> None:
+        """Make the engine anew around groups and state; the sample of ``train()`` is put into the weights again."""
+        self._reset()
+        layout, weights = self._engine.layout, self._engine.weights
+        held = weights.held
+        in_block = held == BLOCK and not layout.first["low_memory"]  # the model may be loaded later, with its sample
+        if held != MEAN and not (in_block and copied):
+            for parameter, state in self.state.items():
+                if "mean" in state:
+                    local(parameter).copy_(local(state["mean"]))
+        layout.set_all("weights", BLOCK if in_block else MEAN)
+        if self.state:  # otherwise the parameters may still be replaced, as by Accelerate with FSDP2
+            layout.flats()
+        if held == TRAIN:
+            self._engine.train()
+        weights.resume()
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for copies and pickles, with the attached model, so that copies of both are attached, too."""
         model = None if self._model is None else self._model()
-        kept = {"_source": self._source, "_prior": self._prior, "_attached": model}
-        states = {
-            p: state if "mean" in state else {**state, "mean": self._present_mean(p)} for p, state in self.state.items()
-        }
-        return {**super().__getstate__(), "state": states, **{k: v for k, v in kept.items() if v is not None}}
+        others = {"_source": self._source, "_prior": self._prior or None, "_attached": model}
+        mean_of = self._engine.weights.mean_of
+        states = {p: s if "mean" in s else {**s, "mean": mean_of(p)} for p, s in self.state.items()}
+        return {**super().__getstate__(), "state": states, **{k: v for k, v in others.items() if v is not None}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy or a pickle, and rebuild the engine, which is not part of it; or take what was loaded."""
@@ -257,15 +237,7 @@ class Checkpointed(Optimizer):
         if self._loaded is not None:
             self._take_loaded(self._loaded)
             return
-        self._reset()
-        held = self._engine.weights.held
-        if held != MEAN and self.param_groups[0]["low_memory"]:
-            self._put_means()
-            if held == TRAIN:
-                self._engine.weights.perturb(0, TRAIN)
-        else:
-            self._engine.weights.resume()
-        self._start_source()
+        self._rebuild(copied=True)
         if model is not None:
             self.attach(model)
 

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from bayesadam.checks import check, check_nonfinite, check_temperature, is_whole, plain
-from bayesadam.core.rule import Rule
 from bayesadam.core.sampling import MEAN
+from bayesadam.curvature import PerExampleSquares
 from bayesadam.sharding import is_sharded
 
 BOOKKEEPING = {"perturb": True, "noise_step": 0, "skipped_steps": 0, "weights": MEAN}
@@ -30,22 +30,6 @@ def check_ordered(params: Any) -> None:
     """Refuse a set of parameters, since their order decides which noise each one gets and a set has no fixed order."""
     if isinstance(params, set | frozenset):
         raise ValueError(f"params must be a list or another ordered collection, got a {type(params).__name__}")
-
-
-def listed(params: Any) -> Any:
-    """Copy what the constructor was given to lists, since iterators can be walked only once; sets are refused."""
-    check_ordered(params)
-    if isinstance(params, Tensor):
-        return params
-    return [{**e, "params": listed(e["params"])} if isinstance(e, Mapping) and "params" in e else e for e in params]
-
-
-def check_options(called: str, rule: Rule, given: Mapping[str, Any]) -> None:
-    """Refuse options that the rule does not declare."""
-    declared = [option.name for option in rule.options]
-    for name, value in given.items():
-        if name not in declared:
-            raise TypeError(f"{name} must be an option of {called}, which declares {declared}, got {value!r}")
 
 
 def check_common(group: Mapping[str, Any]) -> None:
@@ -74,20 +58,41 @@ def check_prior(group: Mapping[str, Any], *, start_wider: bool = False) -> None:
         check("initial_precision", start, f"at least prior_precision={prior!r}", lambda v: v >= prior)
 
 
-def check_shared(group: Mapping[str, Any], others: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+def check_shared(
+    group: Mapping[str, Any], others: Sequence[Mapping[str, Any]], names: Sequence[str], when: str = ""
+) -> None:
     """Refuse a group that differs from the others in a hyper-parameter that must be the same in all groups."""
     for name in names:
-        if others and group[name] != others[0][name]:
-            raise ValueError(f"{name} must be the same in all groups, got {group[name]!r}")
+        if others and group.get(name) != others[0].get(name):
+            raise ValueError(f"{name} must be the same in all groups{when}, got {group[name]!r}")
 
 
-def check_parameters(group: Mapping[str, Any]) -> None:
-    """Refuse trainable parameters that are complex, and sharded ones where every rank draws a sample of its own."""
+def check_parameters(group: Mapping[str, Any], source: PerExampleSquares | None) -> None:
+    """Refuse trainable parameters that are complex, sharded ones where every rank draws a sample of its own, and
+    perturbed ones that do not belong to the model of a source of curvature.
+    """
     for position, parameter in enumerate(group["params"]):
         if parameter.is_complex() and parameter.requires_grad:
             raise ValueError(f"parameter {position} of the group must be real, got dtype {parameter.dtype}")
         if group["rank_samples"] and is_sharded(parameter):
             raise ValueError(f"rank_samples must be False for sharded parameters, got one, number {position}")
+        if source is not None and group["perturb"] and not source.covers(parameter):
+            name = f"the parameter {group['param_names'][position]!r}" if "param_names" in group else "a parameter"
+            raise ValueError(
+                "curvature must be made for the model of these parameters, got one for a model that does "
+                f"not have {name} of shape {tuple(parameter.shape)}"
+            )
+
+
+def checked_squares(curvature: Any) -> PerExampleSquares:
+    """The argument ``curvature``.
+
+    Raises:
+        ValueError: It is not a :class:`PerExampleSquares`.
+    """
+    check("curvature", curvature, "a PerExampleSquares of the model", lambda v: isinstance(v, PerExampleSquares))
+    squares: PerExampleSquares = curvature
+    return squares
 
 
 def is_positive(value: Any) -> bool:

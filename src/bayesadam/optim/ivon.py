@@ -95,26 +95,7 @@ class IVON(PerturbedOptimizer):
         if prior_precision is None:
             check("num_data", num_data, "a positive, finite number", is_positive)
             prior_precision = 1e-4 * num_data
-        super().__init__(
-            params,
-            lr,
-            num_data=num_data,
-            betas=betas,
-            prior_precision=prior_precision,
-            prior=prior,
-            initial_precision=initial_precision,
-            temperature=temperature,
-            rescale_lr=rescale_lr,
-            clip_radius=clip_radius,
-            mc_samples=mc_samples,
-            antithetic=antithetic,
-            rank_samples=rank_samples,
-            low_memory=low_memory,
-            seed=seed,
-            maximize=maximize,
-            nonfinite=nonfinite,
-            compile=compile,
-        )
+        self._set_up(locals())
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Also check that the initial Hessian is positive, since it scales the learning rate."""

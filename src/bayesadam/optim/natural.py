@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from bayesadam.core.rule import Hyper, Rule, State, active_prior, tempered_average, with_prior
-from bayesadam.optim.base import PerturbedOptimizer
-from bayesadam.optim.newton import HESSIAN_OPTIONS, damped, followed
-from bayesadam.optim.second_order import SecondOrderOptimizer, default_correction
-from bayesadam.optim.von import COVARIANCE, VONRule
+from bayesadam.core.rule import Hyper, State, tempered_average, with_prior
+from bayesadam.optim.base import PerturbedOptimizer, Prior
+from bayesadam.optim.newton import HESSIAN_OPTIONS, HessianRule, damped, followed
+from bayesadam.optim.second_order import SecondOrderOptimizer
+from bayesadam.optim.von import VONRule
 
 
 class NaturalVONRule(VONRule):
@@ -26,7 +25,7 @@ class NaturalVONRule(VONRule):
     """
 
     state = ("displacement", "hessian")
-    options = (*HESSIAN_OPTIONS, COVARIANCE)
+    options = HESSIAN_OPTIONS
 
     def update(
         self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
@@ -39,7 +38,7 @@ class NaturalVONRule(VONRule):
         return mean + step, {"displacement": step, "hessian": after}
 
 
-class NaturalVadamRule(Rule):
+class NaturalVadamRule(HessianRule):
     """Vadam with natural momentum, from which Khan et al. 2018 derive Vadam (eqs. 86-87), ``c = b1``::
 
         s' = (1 - tau (1 - b2)) s + (1 - b2) g^2
@@ -51,15 +50,9 @@ class NaturalVadamRule(Rule):
     """
 
     state = ("displacement", "exp_avg_sq")
-
-    def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
-        """No displacement, ``s0 = (initial_precision - lambda) / N``."""
-        start = (hp.initial_precision - active_prior(hp)) / hp.num_data
-        return {"displacement": torch.zeros_like(mean), "exp_avg_sq": torch.zeros_like(mean) + start}
-
-    def precision(self, state: State, hp: Hyper) -> Tensor:
-        """``N (s + lt)``."""
-        return hp.num_data * state["exp_avg_sq"] + active_prior(hp)
+    power = 2
+    needs_noise = False
+    running = "exp_avg_sq"
 
     def curvature(self, grad: Tensor, deviation: Tensor | None, state: State, hp: Hyper) -> Tensor:
         """The squared gradient ``g^2``."""
@@ -95,15 +88,24 @@ class NaturalVON(SecondOrderOptimizer):
         lr: float | Tensor = 1e-3,
         *,
         num_data: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        prior_precision: float = 1.0,
+        prior: Prior | None = None,
+        initial_precision: float | None = None,
+        temperature: float = 1.0,
         hessian: str = "reparameterized",
         probes: int = 1,
         correction: str | None = "default",
-        **options: Any,
+        mc_samples: int = 1,
+        antithetic: bool = False,
+        rank_samples: bool = False,
+        low_memory: bool = False,
+        seed: int = 0,
+        maximize: bool = False,
+        nonfinite: str = "raise",
+        compile: bool | None = None,
     ) -> None:
-        correction = default_correction(hessian, correction)
-        super().__init__(
-            params, lr, num_data=num_data, hessian=hessian, probes=probes, correction=correction, **options
-        )
+        self._set_up(locals())
 
 
 class NaturalVadam(PerturbedOptimizer):

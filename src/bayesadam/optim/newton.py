@@ -7,13 +7,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from bayesadam.checks import is_whole
-from bayesadam.core.rule import Hyper, Option, Rule, State, active_prior
+from bayesadam.core.rule import Hyper, Number, Option, Rule, State, active_prior
 
 HESSIANS = ("reparameterized", "exact", "hutchinson")
 CORRECTIONS = ("elementwise", "backtracking", None)
@@ -31,23 +32,47 @@ the precision is finite.
 
 
 class HessianRule(Rule):
-    """Base of the rules with a running Hessian."""
+    """Base of the rules with a running Hessian.
+
+    Attributes:
+        running: Name of its tensor.
+    """
 
     power = 1
     needs_noise = True
+    running: ClassVar[str] = "hessian"
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """Zeros, and the Hessian ``s0 = (initial_precision - lambda) / N`` at every weight."""
         start = (hp.initial_precision - active_prior(hp)) / hp.num_data
-        return {**super().init(mean, hp), "hessian": torch.zeros_like(mean) + start}
+        return {**super().init(mean, hp), self.running: torch.zeros_like(mean) + start}
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
         """``N (s + d)``."""
-        return hp.num_data * state["hessian"] + active_prior(hp)
+        return hp.num_data * state[self.running] + active_prior(hp)
 
     def curvature(self, grad: Tensor, deviation: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
         """``g (theta - mu) / sigma^2``, with the Hessian diagonal of the mean loss as expectation (Price's theorem)."""
         return None if deviation is None else grad * deviation * self.precision(state, hp)
+
+    def rate(self, hp: Hyper) -> Number:
+        """Return the fraction of the distance to its target by which one step moves the precision."""
+        return 1.0 - hp.beta2
+
+    def slowed(self, group: Mapping[str, Any], rate: float) -> dict[str, Any]:
+        """The entries of a group, with a rate of at most this one."""
+        return {**group, "betas": (group["betas"][0], max(group["betas"][1], 1.0 - rate))}
+
+    def largest_rate(self, state: State, curvature: Tensor, hp: Hyper) -> Tensor:
+        """The largest ``r`` for which ``s - r (tau s - h) + d`` is not negative at any weight, as a 0-d tensor.
+
+        It is the minimum of ``(s + d) / (tau s - h)`` over the weights with ``h < tau s`` (Khan et al. 2018, eq. 63,
+        for this update), infinite if there are none, and NaN if any ``h`` is.
+        """
+        shifted = self.precision(state, hp) / hp.num_data
+        hessian = shifted - active_prior(hp) / hp.num_data
+        error = hp.temperature * hessian - curvature
+        return torch.where(error <= 0, torch.inf, shifted / error).min()
 
 
 def followed(hessian: Tensor, curvature: Tensor, hp: Hyper, *, corrected: bool) -> Tensor:
@@ -69,19 +94,3 @@ def followed(hessian: Tensor, curvature: Tensor, hp: Hyper, *, corrected: bool) 
 def damped(hessian: Tensor, hp: Hyper) -> Tensor:
     """``s + lt``, the denominator of a Newton step; the prior contributes to it even at ``tau = 0``."""
     return hessian + hp.prior_precision / hp.num_data
-
-
-def largest_rate(hessian: Tensor, curvature: Tensor, hp: Hyper) -> Tensor:
-    """The largest ``r`` for which ``s - r (tau s - h) + d`` is not negative at any weight, as a 0-d tensor.
-
-    It is the minimum of ``(s + d) / (tau s - h)`` over the weights with ``h < tau s`` (Khan et al. 2018, eq. 63, for
-    this update), infinite if there are none, and NaN if any ``h`` is.
-    """
-    error = hp.temperature * hessian - curvature
-    shifted = hessian + active_prior(hp) / hp.num_data
-    return torch.where(error <= 0, torch.inf, shifted / error).min()
-
-
-def with_rate(group: Any, rate: float) -> dict[str, Any]:
-    """The entries of a group, with ``1 - betas[1]`` at most a rate."""
-    return {**group, "betas": (group["betas"][0], max(group["betas"][1], 1.0 - rate))}

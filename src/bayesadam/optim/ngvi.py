@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from bayesadam.checks import check
-from bayesadam.core.rule import Hyper, Number, State, active_prior, with_prior
-from bayesadam.optim.newton import HESSIAN_OPTIONS, HessianRule, largest_rate
-from bayesadam.optim.second_order import SecondOrderOptimizer, default_correction
-from bayesadam.optim.von import COVARIANCE
+from bayesadam.core.rule import Hyper, Number, State, with_prior
+from bayesadam.optim.base import Prior
+from bayesadam.optim.newton import HESSIAN_OPTIONS, HessianRule
+from bayesadam.optim.second_order import SecondOrderOptimizer
 
 
 class NGVIRule(HessianRule):
@@ -29,7 +29,7 @@ class NGVIRule(HessianRule):
     """
 
     state = ("precision",)
-    options = (*HESSIAN_OPTIONS, COVARIANCE)
+    options = HESSIAN_OPTIONS
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """``Lambda = initial_precision``."""
@@ -55,13 +55,9 @@ class NGVIRule(HessianRule):
         """Return the fraction of the distance to its target by which one step moves the precision."""
         return hp.lr
 
-    def with_largest_rate(self, group: Mapping[str, Any], rate: float) -> dict[str, Any]:
+    def slowed(self, group: Mapping[str, Any], rate: float) -> dict[str, Any]:
         """The entries of a group, with a rate of at most this one."""
         return {**group, "lr": min(float(group["lr"]), rate)}
-
-    def largest_rate(self, state: State, curvature: Tensor, hp: Hyper) -> Tensor:
-        """The smallest rate at which a precision would become 0, as a 0-d tensor; infinite if there is none."""
-        return largest_rate((state["precision"] - active_prior(hp)) / hp.num_data, curvature, hp)
 
 
 class NGVI(SecondOrderOptimizer):
@@ -85,12 +81,21 @@ class NGVI(SecondOrderOptimizer):
         lr: float | Tensor = 1e-2,
         *,
         num_data: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        prior_precision: float = 1.0,
+        prior: Prior | None = None,
+        initial_precision: float | None = None,
+        temperature: float = 1.0,
         hessian: str = "reparameterized",
         probes: int = 1,
         correction: str | None = "default",
-        **options: Any,
+        mc_samples: int = 1,
+        antithetic: bool = False,
+        rank_samples: bool = False,
+        low_memory: bool = False,
+        seed: int = 0,
+        maximize: bool = False,
+        nonfinite: str = "raise",
+        compile: bool | None = None,
     ) -> None:
-        correction = default_correction(hessian, correction)
-        super().__init__(
-            params, lr, num_data=num_data, hessian=hessian, probes=probes, correction=correction, **options
-        )
+        self._set_up(locals())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,94 +12,66 @@ from bayesadam.checks import check
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.sharding import like
 
+Gaussians: TypeAlias = Mapping[str, tuple[Tensor, Tensor]]
+"""Mean and variance of the parameters by name, in whose place they become the prior. Parameters without noise
+(``perturb=False``, or frozen) start at the mean if they are covered, and keep the prior of their group."""
 
-def checked(prior: Any) -> StartingPoint | None:
-    """The posterior to continue from.
+
+def checked(prior: Any) -> Gaussians:
+    """Mean and variance of the posterior to continue from; none without one.
 
     Raises:
         ValueError: It is something else.
     """
     if prior is None:
-        return None
+        return {}
     check("prior", prior, "a DiagonalGaussian (a marginal() is one)", lambda v: isinstance(v, DiagonalGaussian))
-    return StartingPoint(prior)
+    return {name: (mean, prior.variance[name]) for name, mean in prior.mean.items()}
 
 
-class StartingPoint:
-    """A posterior that becomes the prior of the parameters, matched by name.
+@torch.no_grad()
+def start(gaussians: Gaussians, groups: Sequence[Mapping[str, Any]], *, complete: bool) -> None:
+    """Set the weights of groups to the mean, as far as it is known; everything is checked first.
 
-    Parameters without noise (``perturb=False``, or frozen) start at its mean if it covers them, and keep the prior of
-    their group.
+    Args:
+        gaussians: The prior; without one nothing is done.
+        groups: Parameter groups.
+        complete: Whether every perturbed parameter must have a prior.
 
-    Attributes:
-        gaussians: Mean and variance by name.
+    Raises:
+        ValueError: A parameter has the name of another one, or another shape; or one that is perturbed has no name, no
+            prior, a variance of 0 there, or an initial precision below it.
     """
-
-    def __init__(self, prior: DiagonalGaussian) -> None:
-        self.gaussians = {name: (mean, prior.variance[name]) for name, mean in prior.mean.items()}
-
-    def start(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Set the weights to the mean; everything is checked first.
-
-        Raises:
-            ValueError: A perturbed parameter has no name or the name of another one, is missing in the posterior, or
-                has another shape or a variance of 0 there; or the initial precision is below the posterior's.
-        """
-        seen: set[str] = set()
-        for group in groups:
-            self._check(group, complete=True)
-            for name, _ in _named(group):
-                if name in self.gaussians and name in seen:
-                    raise ValueError(
-                        f"prior must be matched by different names, got {name!r} twice: take the names of all "
-                        "parameters from one module that contains them"
-                    )
-                seen.add(name)
-        for group in groups:
-            self._set_weights(group)
-
-    def take_group(self, group: dict[str, Any], *, complete: bool) -> None:
-        """Set the weights of a new group to the mean, as far as the posterior covers them.
-
-        Raises:
-            ValueError: As for :meth:`start`; nothing has changed.
-        """
-        self._check(group, complete=complete)
-        self._set_weights(group)
-
-    @torch.no_grad()
-    def _set_weights(self, group: dict[str, Any]) -> None:
-        for name, parameter in _named(group):
-            if name in self.gaussians:
-                parameter.copy_(like(parameter, self.gaussians[name][0]))
-
-    def _check(self, group: dict[str, Any], *, complete: bool) -> None:
-        """Check a group; if it must be completely covered, that every perturbed parameter has a name and a prior."""
-        for name, parameter in _named(group):
+    covered: dict[str, Tensor] = {}
+    for group in groups if gaussians else ():
+        for name, parameter in zip(
+            group.get("param_names", [None] * len(group["params"])), group["params"], strict=True
+        ):
             noisy = group["perturb"] and parameter.requires_grad
-            if name is None and noisy and complete:
+            if name in covered:
+                raise ValueError(
+                    f"prior must be matched by different names, got {name!r} twice: take the names of all parameters "
+                    "from one module that contains them"
+                )
+            if name in gaussians:
+                _check_parameter(gaussians[name], group, name, parameter, noisy=noisy)
+                covered[name] = parameter
+            elif noisy and complete and name is None:
                 raise ValueError("prior must be matched by name: construct the optimiser from model.named_parameters()")
-            if name in self.gaussians:
-                self._check_parameter(group, name, parameter, noisy=noisy)
             elif noisy and complete:
                 raise ValueError(f"prior must have the parameter {name!r}, got none of that name")
-
-    def _check_parameter(self, group: dict[str, Any], name: str, parameter: Tensor, *, noisy: bool) -> None:
-        mean, variance = self.gaussians[name]
-        if mean.shape != parameter.shape:
-            raise ValueError(f"prior of {name!r} must be of shape {tuple(parameter.shape)}, got {tuple(mean.shape)}")
-        if not noisy:
-            return
-        if not (variance > 0).all():
-            raise ValueError(f"prior of {name!r} must have positive variances, got 0 (pruned or not random)")
-        start = group["initial_precision"]
-        if start is not None and (variance.reciprocal() > start).any():
-            raise ValueError(
-                f"initial_precision must be at least the prior's at every weight of {name!r}, got {start!r}"
-            )
+    for name, parameter in covered.items():
+        parameter.copy_(like(parameter, gaussians[name][0]))
 
 
-def _named(group: dict[str, Any]) -> Iterator[tuple[Any, Tensor]]:
-    """Pairs of name and parameter; the names are None if they are not known."""
-    names = group.get("param_names", [None] * len(group["params"]))
-    return zip(names, group["params"], strict=True)
+def _check_parameter(
+    gaussian: tuple[Tensor, Tensor], group: Mapping[str, Any], name: str, parameter: Tensor, *, noisy: bool
+) -> None:
+    mean, variance = gaussian
+    if mean.shape != parameter.shape:
+        raise ValueError(f"prior of {name!r} must be of shape {tuple(parameter.shape)}, got {tuple(mean.shape)}")
+    if noisy and not (variance > 0).all():
+        raise ValueError(f"prior of {name!r} must have positive variances, got 0 (pruned or not random)")
+    start = group["initial_precision"]
+    if noisy and start is not None and (variance.reciprocal() > start).any():
+        raise ValueError(f"initial_precision must be at least the prior's at every weight of {name!r}, got {start!r}")

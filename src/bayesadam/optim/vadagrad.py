@@ -71,13 +71,16 @@ class VadaGrad(PerturbedOptimizer):
         num_data: float = 1.0,
         initial_precision: float,
         betas: tuple[float, float] = (0.9, 0.999),
-        **options: Any,
+        mc_samples: int = 1,
+        antithetic: bool = False,
+        rank_samples: bool = False,
+        low_memory: bool = False,
+        seed: int = 0,
+        maximize: bool = False,
+        nonfinite: str = "raise",
+        compile: bool | None = None,
     ) -> None:
-        for name in ("prior_precision", "prior", "temperature"):
-            if name in options:
-                raise TypeError(f"VadaGrad has no prior, so {name} must not be given, got {options[name]!r}")
-        options |= {"initial_precision": initial_precision, "betas": betas, "temperature": 0.0}
-        super().__init__(params, lr, num_data=num_data, **options)
+        self._set_up({**locals(), "temperature": 0.0})
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Also check that there is an initial precision."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor
 
+from bayesadam.optim.base import Prior
 from bayesadam.optim.von import VON
 
 
@@ -22,6 +24,28 @@ class VAN(VON):
     """
 
     def __init__(
-        self, params: Any, lr: float | Tensor = 1e-2, *, num_data: float, temperature: float = 0.0, **options: Any
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,
+        *,
+        num_data: float,
+        betas: tuple[float, float] = (0.0, 0.999),
+        prior_precision: float = 1.0,
+        prior: Prior | None = None,
+        initial_precision: float | None = None,
+        temperature: float = 0.0,
+        hessian: str = "reparameterized",
+        probes: int = 1,
+        correction: str | None = "default",
+        covariance: str = "diagonal",
+        clip_radius: float = math.inf,
+        mc_samples: int = 1,
+        antithetic: bool = False,
+        rank_samples: bool = False,
+        low_memory: bool = False,
+        seed: int = 0,
+        maximize: bool = False,
+        nonfinite: str = "raise",
+        compile: bool | None = None,
     ) -> None:
-        super().__init__(params, lr, num_data=num_data, temperature=temperature, **options)
+        self._set_up(locals())

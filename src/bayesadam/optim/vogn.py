@@ -7,11 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from bayesadam.core.rule import Hyper, Option, State, average, tempered_average, with_prior
-from bayesadam.core.sources import ExampleSource
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.optim.base import PerturbedOptimizer, Prior
+from bayesadam.optim.groups import checked_squares
 from bayesadam.optim.newton import HessianRule, damped
-from bayesadam.optim.squares import covered, source_of
 
 
 class VOGNRule(HessianRule):
@@ -77,7 +76,6 @@ class VOGN(PerturbedOptimizer):
     """
 
     rule = VOGNRule()
-    _source: ExampleSource
 
     def __init__(
         self,
@@ -100,31 +98,5 @@ class VOGN(PerturbedOptimizer):
         nonfinite: str = "raise",
         compile: bool | None = None,
     ) -> None:
-        self._source = source_of(curvature)
-        super().__init__(
-            params,
-            lr,
-            num_data=num_data,
-            betas=betas,
-            prior_precision=prior_precision,
-            prior=prior,
-            initial_precision=initial_precision,
-            temperature=temperature,
-            mc_samples=mc_samples,
-            antithetic=antithetic,
-            rank_samples=rank_samples,
-            low_memory=low_memory,
-            seed=seed,
-            maximize=maximize,
-            nonfinite=nonfinite,
-            compile=compile,
-        )
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters of the model, as in the base class.
-
-        Raises:
-            ValueError: As in the base class; or a perturbed parameter does not belong to the model that ``curvature``
-                was made for.
-        """
-        super().add_param_group(covered(self._source, param_group, perturb=True))
+        self._source = checked_squares(curvature)
+        self._set_up(locals())

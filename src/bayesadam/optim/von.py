@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from bayesadam.core.rule import Hyper, Number, Option, State, with_prior
+from bayesadam.core.rule import Hyper, Option, State, with_prior
 from bayesadam.optim.base import Prior
-from bayesadam.optim.newton import (
-    CLIP_RADIUS,
-    HESSIAN_OPTIONS,
-    HessianRule,
-    damped,
-    followed,
-    largest_rate,
-    with_rate,
-)
-from bayesadam.optim.second_order import SecondOrderOptimizer, default_correction
+from bayesadam.optim.newton import CLIP_RADIUS, HESSIAN_OPTIONS, HessianRule, damped, followed
+from bayesadam.optim.second_order import SecondOrderOptimizer
 
 COVARIANCE = Option(
     "covariance", "diagonal", "one of ('diagonal', 'full')", lambda v: v in ("diagonal", "full"), static=True
@@ -51,18 +42,6 @@ class VONRule(HessianRule):
             hessian = followed(hessian, curvature, hp, corrected=hp.correction == "elementwise")
         step = with_prior(grad, mean, hp) / damped(hessian, hp)
         return mean - hp.lr * step.clamp(-hp.clip_radius, hp.clip_radius), {"hessian": hessian}
-
-    def rate(self, hp: Hyper) -> Number:
-        """Return the fraction of the distance to its target by which one step moves the precision."""
-        return 1.0 - hp.beta2
-
-    def with_largest_rate(self, group: Mapping[str, Any], rate: float) -> dict[str, Any]:
-        """The entries of a group, with a rate of at most this one."""
-        return with_rate(group, rate)
-
-    def largest_rate(self, state: State, curvature: Tensor, hp: Hyper) -> Tensor:
-        """The smallest rate at which a precision would become 0, as a 0-d tensor; infinite if there is none."""
-        return largest_rate(state["hessian"], curvature, hp)
 
 
 class VON(SecondOrderOptimizer):
@@ -107,7 +86,6 @@ class VON(SecondOrderOptimizer):
     """
 
     rule = VONRule()
-    covariances = ("diagonal", "full")
 
     def __init__(
         self,
@@ -134,26 +112,4 @@ class VON(SecondOrderOptimizer):
         nonfinite: str = "raise",
         compile: bool | None = None,
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            num_data=num_data,
-            betas=betas,
-            prior_precision=prior_precision,
-            prior=prior,
-            initial_precision=initial_precision,
-            temperature=temperature,
-            hessian=hessian,
-            probes=probes,
-            correction=default_correction(hessian, correction),
-            covariance=covariance,
-            clip_radius=clip_radius,
-            mc_samples=mc_samples,
-            antithetic=antithetic,
-            rank_samples=rank_samples,
-            low_memory=low_memory,
-            seed=seed,
-            maximize=maximize,
-            nonfinite=nonfinite,
-            compile=compile,
-        )
+        self._set_up(locals())

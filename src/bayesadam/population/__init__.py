@@ -10,8 +10,8 @@ A list has one value per member.
 
 from bayesadam.optim.bbb import BayesByBackprop as BayesByBackprop
 from bayesadam.population.batches import order as order
-from bayesadam.population.networks import initialize as initialize
+from bayesadam.population.members import METHODS as METHODS
+from bayesadam.population.modules import initialize as initialize
 from bayesadam.population.objective import Objective as Objective
 from bayesadam.population.population import Population as Population
-from bayesadam.population.train import METHODS as METHODS
 from bayesadam.population.train import train as train

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +19,7 @@ _GATHERED = 2**20
 """Approximate memory in bytes of the data that are gathered at a time, for as many steps as fit."""
 
 
-def order(
-    num_data: int, *, seed: int, epoch: int, replacement: bool = False, size: int | None = None
-) -> NDArray[np.int64]:
+def order(num_data: int, *, seed: int, epoch: int, size: int | None = None) -> NDArray[np.int64]:
     """The order in which a member with this seed sees its data in an epoch, counted from 0.
 
     ``order(...)[i : i + batch_size]`` for ``i = 0, batch_size, ...`` are the minibatches; the last one may be smaller.
@@ -32,21 +31,13 @@ def order(
         num_data: Size of the data set.
         seed: Seed of the member.
         epoch: Number of the epoch, from 0.
-        replacement: Whether to draw ``size`` data points with replacement; otherwise the order is a permutation.
-        size: Number of draws with replacement, ``steps_per_epoch * batch_size``; default ``num_data``.
+        size: Number of draws with replacement, ``steps_per_epoch * batch_size``; otherwise the order is a permutation.
 
     Returns:
         Numbers of data points, ``(num_data,)``, or with replacement ``(size,)``.
-
-    Raises:
-        ValueError: A size is given without replacement.
     """
-    if size is not None and not replacement:
-        raise ValueError(f"size must be given with replacement=True only, got {size!r}")
     generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, epoch]))
-    if replacement:
-        return generator.integers(num_data, size=num_data if size is None else size)
-    return generator.permutation(num_data)
+    return generator.permutation(num_data) if size is None else generator.integers(num_data, size=size)
 
 
 @dataclass(frozen=True)
@@ -54,7 +45,7 @@ class Batch:
     """One minibatch of each of the first ``k`` members.
 
     Attributes:
-        x: Inputs, ``(k, M, ...)``. They may be a view of the user's data and must not be written to.
+        x: Inputs, ``(k, M, ...)``, which must not be written to.
         y: Targets, ``(k, M, ...)``, which must not be written to.
         weight: Weights, ``(k, M)``: 1 over the size of the member's minibatch, times the data point's own weight, and 0
             for rows of padding; ``None`` if all have the same size and weight.
@@ -76,23 +67,20 @@ class Batch:
         return values * self.weight[:, None, :, None].to(values.dtype)
 
 
-def per_epoch(size: int, batch_size: int, steps_per_epoch: int | None = None) -> int:
-    """Number of minibatches per epoch of ``size`` data points."""
-    return steps_per_epoch or -(-size // batch_size)
-
-
 class Pool:
     """The data sets of all members in one tensor; data that members share are stored once.
 
     Args:
         data: Pair ``(x, y)`` of every member; the same tensors for members that share them.
         batch_size: Number of data points per minibatch.
-        replacement: Whether to draw minibatches with replacement, each of ``batch_size`` points.
-        steps_per_epoch: Number of minibatches per epoch with replacement; default as many as without.
+        steps_per_epoch: Number of minibatches per epoch, each of ``batch_size`` points drawn with replacement; with
+            ``None``, every data point is in one minibatch of an epoch.
         weights: Weights of the data points of every member, ``(n,)``, with a mean of 1; ``None`` for equal weights.
 
     Attributes:
+        sizes: Size of every member's data.
         batches: Number of minibatches per epoch of every member.
+        widths: Size of the largest minibatch of every member.
     """
 
     def __init__(
@@ -100,93 +88,69 @@ class Pool:
         data: Sequence[Pair],
         batch_size: int,
         *,
-        replacement: bool = False,
         steps_per_epoch: int | None = None,
         weights: Sequence[Tensor] | None = None,
     ) -> None:
-        distinct: dict[tuple[int, int], tuple[int, Pair]] = {}
-        total, own = 0, []
-        for member, (x, y) in enumerate(data):
-            if (id(x), id(y)) not in distinct:
-                distinct[id(x), id(y)] = total, (x, y)
-                total += len(x)
-                own.append(member)
-        pairs = [pair for _, pair in distinct.values()]
-        self.x, self.y = (torch.cat(part) if len(part) > 1 else part[0] for part in zip(*pairs, strict=True))
-        self.weight = None if weights is None else torch.cat([weights[member] for member in own])
-        self.starts = [distinct[id(x), id(y)][0] for x, y in data]
+        keys = [(id(x), id(y)) for x, y in data]
+        owners = {key: member for member, key in reversed(list(enumerate(keys)))}
+        distinct = sorted(owners.values())
         self.sizes = [len(x) for x, _ in data]
-        self.batch_size, self.replacement = batch_size, replacement
-        self.batches = [per_epoch(size, batch_size, steps_per_epoch) for size in self.sizes]
-        self._whole: tuple[tuple[int, ...], Batch | None] = (), None
+        ends = np.cumsum([self.sizes[member] for member in distinct])
+        first = dict(zip(distinct, [0, *ends[:-1].tolist()], strict=True))
+        self._starts = [first[owners[key]] for key in keys]
+        parts = zip(*(data[member] for member in distinct), strict=True)
+        self._x, self._y = (torch.cat(part) if len(part) > 1 else part[0] for part in parts)
+        self._weight = None if weights is None else torch.cat([weights[member] for member in distinct])
+        self._batch_size, self._replacement = batch_size, steps_per_epoch is not None
+        self.batches = [steps_per_epoch or -(-size // batch_size) for size in self.sizes]
+        self.widths = [batch_size if self._replacement else min(batch_size, size) for size in self.sizes]
+        self._whole: tuple[Any, ...] = (), None
 
     def epoch(self, members: Sequence[int], seeds: Sequence[int], epoch: int) -> Iterator[Batch]:
         """Yield the minibatches of an epoch, for members sorted by falling number of minibatches.
 
         The ``i``-th minibatch has the members that still have one, which are the first ones.
         """
-        if not self.replacement and max(self.sizes[member] for member in members) <= self.batch_size:
+        if not self._replacement and max(self.sizes[member] for member in members) <= self._batch_size:
             yield self._all(tuple(members))
             return
-        batch_size = self.batch_size
+        batch_size = self._batch_size
+        counts = np.array([self.batches[m] * batch_size if self._replacement else self.sizes[m] for m in members])
         rows = np.empty((len(members), max(self.batches[member] for member in members) * batch_size), dtype=np.int64)
-        drawn = []
-        for row, member, seed in zip(rows, members, seeds, strict=True):
-            size, start = self.sizes[member], self.starts[member]
-            count = self.batches[member] * batch_size if self.replacement else size
-            drawn_size = count if self.replacement else None
-            row[:count] = order(size, seed=seed, epoch=epoch, replacement=self.replacement, size=drawn_size)
-            row[:count] += start
-            row[count:] = start
-            drawn.append(count)
-        index = torch.from_numpy(rows).to(self.x.device)
-        counts = np.array(drawn)
-        each = self.x[:1].nbytes + self.y[:1].nbytes
+        for row, member, seed, count in zip(rows, members, seeds, counts, strict=True):
+            row[:] = self._starts[member]
+            row[:count] += order(self.sizes[member], seed=seed, epoch=epoch, size=count if self._replacement else None)
+        index = torch.from_numpy(rows).to(self._x.device)
+        bytes_per_point = self._x[:1].nbytes + self._y[:1].nbytes
         i = 0
         while i * batch_size < rows.shape[1]:
             active = int((counts > i * batch_size).sum())
-            here = np.minimum(counts[:active] - i * batch_size, batch_size)
-            width = int(here.max())
+            sizes = np.minimum(counts[:active] - i * batch_size, batch_size)
+            width = int(sizes.max())
             full = int(counts[:active].min()) // batch_size - i  # coming steps in which no minibatch is smaller
-            steps = max(1, min(full, _GATHERED // (each * active * batch_size)))
-            weight = None
-            if here.min() < width or self.weight is not None:
-                mask = np.arange(width) < here[:, None]
-                weight = torch.from_numpy(mask / here[:, None]).to(self.x.device)
-            wanted = index[:active, i * batch_size : i * batch_size + (steps - 1) * batch_size + width]
-            wanted = wanted.view(active, steps, width).transpose(0, 1).reshape(-1)
-            x, y = (part.index_select(0, wanted) for part in (self.x, self.y))
-            parts = (part.view(steps, active, width, *part.shape[1:]).unbind(0) for part in (x, y))
-            each_weight: Sequence[Tensor | None] = [weight] * steps
-            if weight is not None and self.weight is not None:
-                each_weight = (weight * self.weight[wanted].view(steps, active, width)).unbind(0)
-            for here_x, here_y, here_weight in zip(*parts, each_weight, strict=True):
-                yield Batch(here_x, here_y, here_weight)
+            steps = max(1, min(full, _GATHERED // (bytes_per_point * active * batch_size)))
+            gathered = index[:active, i * batch_size : i * batch_size + (steps - 1) * batch_size + width]
+            yield from self._gathered(gathered.view(active, steps, width).transpose(0, 1), sizes)
             i += steps
 
-    def _all(self, members: tuple[int, ...]) -> Batch:
-        """All data of every member, made once; a view if they share it."""
-        known, batch = self._whole
-        if batch is None or known != members:
-            batch = self._stacked(members)
-            self._whole = members, batch
-        return batch
+    def _gathered(self, index: Tensor, sizes: NDArray[np.int64]) -> Iterator[Batch]:
+        """Minibatches of some steps, from indices ``(steps, k, width)`` and the sizes of the members' minibatches."""
+        steps, _, width = index.shape
+        flat = index.reshape(-1)
+        x, y = (part.index_select(0, flat).unflatten(0, index.shape).unbind(0) for part in (self._x, self._y))
+        weights: Sequence[Tensor | None] = [None] * steps
+        if sizes.min() < width or self._weight is not None:
+            mask = np.arange(width) < sizes[:, None]
+            share = torch.from_numpy(mask / sizes[:, None]).to(self._x.device)
+            weights = [share] * steps if self._weight is None else (share * self._weight[index]).unbind(0)
+        for own_x, own_y, weight in zip(x, y, weights, strict=True):
+            yield Batch(own_x, own_y, weight)
 
-    def _stacked(self, members: tuple[int, ...]) -> Batch:
-        sizes = np.array([self.sizes[member] for member in members])
-        starts = [self.starts[member] for member in members]
-        width = int(sizes.max())
-        if len(set(starts)) == 1:
-            ranges = slice(starts[0], starts[0] + width)
-            x, y = (part[ranges].expand(len(members), *part[ranges].shape) for part in (self.x, self.y))
-            own = None if self.weight is None else (self.weight[ranges] / width).expand(len(members), width)
-            return Batch(x, y, own)
-        rows = np.array(starts)[:, None] + np.arange(width)
-        mask = np.arange(width) < sizes[:, None]
-        index = torch.from_numpy(np.where(mask, rows, rows[:, :1])).to(self.x.device)
-        weight = None
-        if not mask.all() or self.weight is not None:
-            weight = torch.from_numpy(mask / sizes[:, None]).to(self.x.device)
-        if weight is not None and self.weight is not None:
-            weight = weight * self.weight[index]
-        return Batch(self.x[index], self.y[index], weight)
+    def _all(self, members: tuple[int, ...]) -> Batch:
+        """All data of every member, gathered once."""
+        if self._whole[0] != members:
+            sizes, starts = (np.array([values[member] for member in members]) for values in (self.sizes, self._starts))
+            rows = starts[:, None] + np.minimum(np.arange(sizes.max()), sizes[:, None] - 1)
+            self._whole = members, *self._gathered(torch.from_numpy(rows)[None].to(self._x.device), sizes)
+        batch: Batch = self._whole[1]
+        return batch

@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bayesadam.core.rule import COUNTERS, INITIAL_COUNTERS, Hyper, Rule
+from bayesadam.core.rule import COUNTERS, INITIAL_COUNTERS, Rule
 from bayesadam.population.batches import Batch, Pool
 from bayesadam.population.draws import Draws
-from bayesadam.population.formulas import Formulas, advanced, with_betas
-from bayesadam.population.members import Numbers, columns, map_columns
-from bayesadam.population.objective import Losses
-from bayesadam.population.rates import Rates
-from bayesadam.population.segments import View, first, segments, views
+from bayesadam.population.losses import Losses
+from bayesadam.population.members import Setup
+from bayesadam.population.segment import Numbers, Segment, advanced, combined
+
+Schedule = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all chunks have in common.
+
+    Attributes:
+        pool: Data of all members.
+        epochs: Number of epochs.
+        lr_schedule: Factor of the learning rate by the fraction of the training that is done.
+        beta_schedule: Factor of ``1 - betas[1]`` by that fraction.
+        skip_nonfinite: Whether to go on without members whose gradient is not finite.
+    """
+
+    pool: Pool
+    epochs: int
+    lr_schedule: Schedule | None
+    beta_schedule: Schedule | None
+    skip_nonfinite: bool
 
 
 class Chunk:
@@ -28,223 +47,168 @@ class Chunk:
     The members that still have a minibatch are then always the first ones, and all operations use views of the first
     rows: there are no masks, and nothing is computed for members that wait.
 
-    Attributes:
+    Args:
         members: Numbers of the ``k`` members within the population.
-        mean: Means, ``(k, numel)``.
-        state: Tensors of the rule, each ``(k, numel)``.
-        counters: Counters, see :data:`bayesadam.core.rule.COUNTERS`: numbers if they are always the same for
-            all members, otherwise columns.
-        steps: Number of steps of every member.
-        epochs: Number of epochs of the whole training.
-        bad: Members with a gradient that was not finite, with their rows before it.
+        losses: Losses of all members of the population.
+        setup: Rule, hyper-parameters and initial tensors of all members.
+        plan: What all chunks have in common.
+
+    Attributes:
+        members: Numbers of the members that are still trained.
+        failed: Rows of members that cannot be trained further, with their last good tensors.
     """
 
-    def __init__(
-        self,
-        members: Sequence[int],
-        objective: Losses,
-        rule: Rule,
-        hypers: Sequence[Numbers],
-        mean: Tensor,
-        pool: Pool,
-        rates: Rates,
-    ) -> None:
-        self.members = list(members)
-        self.objective, self.rule, self.pool, self.rates = objective, rule, pool, rates
-        self.hypers = list(hypers)
-        self.samples: int = hypers[0]["mc_samples"]
-        self.epochs = rates.epochs
-        self.mean = mean
-        self.steps = [0] * len(self.members)
-        self.bad: dict[int, dict[str, Tensor]] = {}
-        self._draws = Draws(objective.draws, self.samples, hypers[0]["antithetic"], mean.dtype, mean.device)
-        self._segments = segments(objective.perturbed if hypers[0]["perturb"] else 0, objective.layout.numel)
-        self._hyper = columns(self.hypers, mean.device)
-        kind = self._hyper.get("hessian")
-        self._outside = kind if kind in ("exact", "empirical_fisher") else None
-        self.counters = self._initial_counters()
-        self.formulas = [
-            Formulas(rule, part.hyper(with_betas(self._hyper)), noisy=part.noisy, dtype=mean.dtype)
-            for part in self._segments
+    def __init__(self, members: Sequence[int], losses: Losses, setup: Setup, plan: Plan) -> None:
+        self.members, self._plan, self._rule = list(members), plan, setup.rule
+        rows = torch.tensor(self.members, device=setup.tensors["mean"].device)
+        self._losses = losses.select(rows)
+        self._hypers = [setup.hypers[member] for member in members]
+        if plan.lr_schedule is not None:  # as with a scheduler of PyTorch, which replaces a rule's own schedule
+            self._hypers = [{**hyper, "initial_lr": hyper["lr"]} for hyper in self._hypers]
+        self._numbers = setup.numbers(members)
+        self._samples: int = self._numbers["mc_samples"]
+        self._counters: dict[str, Any] = dict(zip(COUNTERS, INITIAL_COUNTERS, strict=True))
+        if len({plan.pool.batches[member] for member in members}) > 1:
+            self._counters = {name: np.full((len(members), 1), value) for name, value in self._counters.items()}
+        noisy = losses.perturbed if setup.noisy else 0
+        hessian = self._numbers.get("hessian")
+        self._segments = [
+            Segment(
+                self._rule,
+                {name: value[rows] for name, value in setup.tensors.items()},
+                self._numbers,
+                slice(start, stop),
+                noisy=start < noisy,
+                has_curvature=hessian == "exact" or (hessian == "empirical_fisher" and start < losses.perturbed),
+            )
+            for start, stop in ((0, noisy), (noisy, losses.layout.numel))
+            if stop > start
         ]
-        self.state = self._initial_state()
-        self._views: dict[int, list[View]] = {}
+        self._draws = Draws(losses.noise_sizes, self._samples, self._numbers["antithetic"], setup.tensors["mean"])
+        self.failed: dict[int, dict[str, Tensor]] = {}
 
-    def _initial_counters(self) -> dict[str, Any]:
-        batches = {self.pool.batches[member] for member in self.members}
-        varying = any(isinstance(v, np.ndarray) for v in (*self._hyper["betas"], self._hyper["temperature"]))
-        counters: dict[str, Any] = dict(zip(COUNTERS, INITIAL_COUNTERS, strict=True))
-        if len(batches) == 1 and not varying:
-            return counters
-        return {name: np.full((len(self.members), 1), value) for name, value in counters.items()}
-
-    def _initial_state(self) -> dict[str, Tensor]:
-        parts = []
-        for part in self._segments:
-            mean = part.rows(self.mean)
-            told = part.hyper(with_betas({**self._hyper, **self.counters}))
-            told = map_columns(told, lambda value: torch.from_numpy(value) if isinstance(value, np.ndarray) else value)
-            state = self.rule.init(mean, Hyper(**told))
-            parts.append({name: value.to(mean.dtype) for name, value in state.items()})
-        return {name: torch.cat([state[name] for state in parts], dim=1) for name in self.rule.state}
-
-    def train_epoch(self, epoch: int, raise_nonfinite: bool) -> Tensor:
+    def train_epoch(self, epoch: int) -> Tensor:
         """Train for one epoch; return the mean training loss of every member, ``(k,)``."""
-        seeds = [hyper["seed"] for hyper in self.hypers]
-        batches = [self.pool.batches[member] for member in self.members]
-        ragged = batches[0] != batches[-1]
-        found = []
-        for i, batch in enumerate(self.pool.epoch(self.members, seeds, epoch)):
+        seeds = [hyper["seed"] for hyper in self._hypers]
+        batches, losses = self._batches(), []
+        for i, batch in enumerate(self._plan.pool.epoch(self.members, seeds, epoch)):
             count = len(batch.x)
-            ahead = batches[count - 1] - i if ragged else math.inf
-            found.append(self._step(batch, seeds[:count], batches[:count], ahead, raise_nonfinite))
-        total = torch.zeros(len(self.members), dtype=torch.float64, device=self.mean.device)
-        for count, losses in groupby(found, key=len):
-            total[:count] += torch.stack(list(losses)).double().mean(2).sum(0)
+            ahead = batches[count - 1] - i if batches[0] != batches[-1] else math.inf
+            losses.append(self._step(batch, seeds[:count], ahead))
+        total = torch.zeros(len(self.members), dtype=torch.float64, device=losses[0].device)
+        for count, alike in groupby(losses, key=len):
+            total[:count] += torch.stack(list(alike)).double().mean(2).sum(0)
         return total / torch.tensor(batches, device=total.device)
 
     @torch.no_grad()
-    def _step(
-        self, batch: Batch, seeds: Sequence[int], batches: Sequence[int], ahead: float, raise_nonfinite: bool
-    ) -> Tensor:
+    def _step(self, batch: Batch, seeds: Sequence[int], ahead: float) -> Tensor:
         """Make one step of the first members, those that have a minibatch; return their losses, ``(k, S)``."""
         count = len(seeds)
-        shown = self._first(count)
-        counters = first(self.counters, count)
-        rates = self.rates.at(shown[0].hyper, self.steps[:count], batches)
-        before = {**counters, **rates}
-        theta, deviation = self._sample(shown[0], before, seeds, ahead)
-        losses, grads, outside = self.objective.gradients(theta, batch, self._outside)
-        grad = grads[:, 0] if self.samples == 1 else grads.mean(1)
-        self._check_finite(grad, raise_nonfinite)
-        counters = advanced(self.rule, counters, with_betas({**shown[0].hyper, **rates}))
-        after = {**counters, **rates}
-        curvatures = [
-            self._curvature(view, own, grads, deviation, outside, before)
-            for view, own in zip(shown, self.formulas, strict=True)
-        ]
-        self._check_positive(shown, curvatures, before, raise_nonfinite)
-        for view, own, curvature in zip(shown, self.formulas, curvatures, strict=True):
-            told = with_betas({**view.hyper, **after})
-            own.update(view.mean, view.state, view.segment.rows(grad), curvature, told)
-        for name, value in counters.items():
-            if isinstance(value, np.ndarray):
-                self.counters[name][:count] = value
-            else:
-                self.counters[name] = value
-        self.steps[:count] = [step + 1 for step in self.steps[:count]]
+        steps = self._steps(count)
+        before = self._numbers_now(steps)
+        means = [segment.tensors["mean"][:count].unsqueeze(1) for segment in self._segments]
+        parts = [mean.expand(-1, self._samples, -1) for mean in means]
+        if self._segments[0].noisy:
+            parts[0] = self._segments[0].sample(self._draws.take(seeds, steps, ahead), before)
+        theta = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        losses, grads, curvature = self._losses.gradients(theta, batch, self._numbers.get("hessian"))
+        grad = grads[:, 0] if self._samples == 1 else grads.mean(1)
+        self._check_finite(grad)
+        counters = advanced(self._rule, before)
+        after = {**before, **counters}
+        updates = [segment.updated(theta, grads, grad, curvature, before, after) for segment in self._segments]
+        self._check_positive(updates, after)
+        for segment, update in zip(self._segments, updates, strict=True):
+            segment.write(update)
+        if count == len(self.members):
+            self._counters = counters
+        else:
+            for name, value in counters.items():
+                self._counters[name][:count] = value
         return losses
 
-    def _first(self, count: int) -> list[View]:
-        if count not in self._views:
-            self._views[count] = views(self._segments, count, self.mean, self.state, self._hyper)
-        return self._views[count]
+    def _numbers_now(self, steps: Sequence[int]) -> dict[str, Any]:
+        """Hyper-parameters and counters of the first members, which have made these numbers of steps."""
+        plan, numbers = self._plan, {**self._numbers, **self._counters}
+        if len(steps) < len(self.members):
+            numbers = {name: v[: len(steps)] if isinstance(v, np.ndarray) else v for name, v in numbers.items()}
+        if type(self._rule).numbers is not Rule.numbers:
+            groups = [{**hyper, "noise_step": step} for hyper, step in zip(self._hypers, steps, strict=False)]
+            changed = [self._rule.numbers(group) for group in groups]
+            for name in {name for values in changed for name in values}:
+                pairs = zip(changed, groups, strict=True)
+                numbers[name] = combined([values.get(name, group[name]) for values, group in pairs])
+        if plan.lr_schedule is not None:
+            numbers["lr"] = numbers["lr"] * self._factor(plan.lr_schedule, steps)
+        if plan.beta_schedule is not None:
+            numbers["beta2"] = 1.0 - (1.0 - numbers["beta2"]) * self._factor(plan.beta_schedule, steps)
+            if not np.all((numbers["beta2"] >= 0) & (numbers["beta2"] < 1)):
+                raise ValueError(f"beta_schedule must keep betas[1] in [0, 1), got {numbers['beta2']!r}")
+        return numbers
 
-    def _sample(
-        self, view: View, changing: Numbers, seeds: Sequence[int], ahead: float
-    ) -> tuple[Tensor, Tensor | None]:
-        """Sampled weights ``(k, S, numel)``, and their deviations from the mean where there is noise."""
-        mean = self.mean[: len(seeds)].unsqueeze(1)
-        if not view.segment.noisy:
-            return mean.expand(-1, self.samples, -1), None
-        eps = self._draws.take(seeds, self.steps[: len(seeds)], ahead)
-        told = with_betas({**view.hyper, **changing})
-        sample = self.formulas[0].sample(view.mean, eps, view.state, told)
-        deviation = sample - view.mean.unsqueeze(1) if self.rule.needs_noise else None
-        if view.segment.whole:
-            return sample, deviation
-        theta = mean.repeat(1, self.samples, 1)
-        view.segment.rows(theta).copy_(sample)
-        return theta, deviation
+    def _factor(self, schedule: Schedule, steps: Sequence[int]) -> Any:
+        """Values of a schedule: one number if all members are at the same point, otherwise a column."""
+        lengths = [batches * self._plan.epochs for batches in self._batches()]
+        done = [step / length for step, length in zip(steps, lengths, strict=False)]
+        values = {point: schedule(point) for point in set(done)}
+        return combined([values[point] for point in done])
 
-    def _curvature(
-        self,
-        view: View,
-        formulas: Formulas,
-        grads: Tensor,
-        deviation: Tensor | None,
-        outside: Tensor | None,
-        changing: Numbers,
-    ) -> Tensor | None:
-        """Curvature averaged over the samples, from the objective, or from the gradients by the rule."""
-        part = view.segment
-        if outside is not None:
-            return outside[:, :, part.part].mean(1) if part.part.start < outside.shape[2] else None
-        deviation = deviation if part.noisy else None
-        return formulas.curvature(part.rows(grads), deviation, view.state, with_betas({**view.hyper, **changing}))
+    def _batches(self) -> list[int]:
+        """Number of minibatches per epoch of every member."""
+        return [self._plan.pool.batches[member] for member in self.members]
 
-    def _check_finite(self, grad: Tensor, raise_nonfinite: bool) -> None:
-        """Restore the last good rows of members whose gradient is not finite."""
-        if math.isfinite(torch.linalg.vector_norm(grad).item()):
+    def _steps(self, count: int) -> list[int]:
+        """Number of steps that each of the first members has made."""
+        step = self._counters["step"]
+        return [int(value) for value in step[:count, 0]] if isinstance(step, np.ndarray) else [int(step)] * count
+
+    def _check_finite(self, grad: Tensor) -> None:
+        """Note members whose gradient is not finite."""
+        if not math.isfinite(torch.linalg.vector_norm(grad).item()):
+            norms = torch.linalg.vector_norm(grad, dim=1)  # as alone: a square that overflows is refused, too
+            self._fail(~norms.isfinite(), "gradient of member {} must be finite, got inf or nan in its step {}")
+
+    def _check_positive(self, updates: Sequence[Mapping[str, Tensor]], numbers: Numbers) -> None:
+        """Note members whose precision would not stay positive, if the rule does not ensure it."""
+        if self._numbers.get("correction", "elementwise") is not None:
             return
-        good = torch.linalg.vector_norm(grad, dim=1).isfinite()  # as alone: a square that overflows is refused too
-        for row in (~good).nonzero().flatten().tolist():
-            self._note_bad(row, raise_nonfinite, "gradient of member {} must be finite, got inf or nan in its step {}")
+        for segment, update in zip(self._segments, updates, strict=True):
+            self._fail(
+                ~(segment.precision(numbers, update) > 0).all(1),
+                "posterior precision of member {} must stay positive, got a curvature that is too negative in its step "
+                "{} (correction='elementwise' or a smaller 1 - betas[1] would help)",
+            )
 
-    def _check_positive(
-        self, shown: Sequence[View], curvatures: Sequence[Tensor | None], changing: Numbers, raise_nonfinite: bool
-    ) -> None:
-        """Restore the last good rows of members whose precision would not stay positive, if the rule does not ensure
-        it.
+    def _fail(self, is_bad: Tensor, message: str) -> None:
+        """Raise an error for some of the first members, or keep their tensors as they are before this step."""
+        for row in is_bad.nonzero().flatten().tolist():
+            if not self._plan.skip_nonfinite:
+                raise FloatingPointError(f"the {message}".format(self.members[row], self._steps(row + 1)[row]))
+            if row not in self.failed:
+                self.failed[row] = {name: value[row].clone() for name, value in self.tensors().items()}
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Means, variances and tensors of the rule of all members, each ``(k, numel)``; for those that failed, the last
+        good ones.
         """
-        if self._hyper.get("correction", "elementwise") is not None:
-            return
-        rule: Any = self.rule
-        for view, curvature in zip(shown, curvatures, strict=True):
-            if curvature is None:
-                continue
-            for row in range(len(curvature)):
-                one = slice(row, row + 1)
-                told = map_columns({**view.hyper, **changing}, itemgetter(one))
-                told = {n: v.item() if isinstance(v, np.ndarray) else v for n, v in with_betas(told).items()}
-                own = {name: value[one] for name, value in view.state.items()}
-                if not rule.largest_rate(own, curvature[one], Hyper(**told)) > rule.rate(Hyper(**told)):
-                    self._note_bad(
-                        row,
-                        raise_nonfinite,
-                        "posterior precision of member {} must stay positive, got a curvature that is too negative in "
-                        "its step {} (correction='elementwise' or a smaller 1 - betas[1] would help)",
-                    )
-
-    def _note_bad(self, row: int, raise_it: bool, message: str) -> None:
-        if raise_it:
-            raise FloatingPointError(f"the {message}".format(self.members[row], self.steps[row]))
-        if row not in self.bad:
-            rows = {"mean": self.mean[row], "variance": self.variance()[row]}
-            rows |= {f"state/{name}": value[row] for name, value in self.state.items()}
-            self.bad[row] = {name: value.clone() for name, value in rows.items()}
-
-    def variance(self) -> Tensor:
-        """Posterior variance of the coordinates that may be perturbed, ``(k, perturbed)``."""
-        view = self._first(len(self.mean))[0]
-        if not view.segment.noisy:
-            return self.mean.new_zeros(len(self.mean), self.objective.perturbed)
-        return self.formulas[0].variance(view.state, with_betas({**view.hyper, **self.counters}))
-
-    def rows(self) -> dict[str, Tensor]:
-        """Mean, variance and state of all members; for members with an error their last good ones."""
-        rows = {"mean": self.mean.clone(), "variance": self.variance()}
-        rows |= {f"state/{name}": value.clone() for name, value in self.state.items()}
-        for row, kept in self.bad.items():
-            for name, value in kept.items():
-                rows[name][row] = value
-        return rows
-
-    def tell(self, **changed: float) -> None:
-        """Change hyper-parameters that are numbers (such as ``num_data``), for all members, from the next step on."""
-        self.hypers = [{**own, **changed} for own in self.hypers]
-        self._hyper = {**self._hyper, **changed}
-        self._views = {}
+        numbers, parts = {**self._numbers, **self._counters}, []
+        for segment in self._segments:
+            mean = segment.tensors["mean"]
+            variance = 1.0 / segment.precision(numbers, segment.tensors) if segment.noisy else torch.zeros_like(mean)
+            parts.append({**segment.tensors, "variance": variance})
+        names = ("mean", "variance", *self._rule.state)
+        tensors = {name: torch.cat([part[name] for part in parts], dim=1) for name in names}
+        for row, good in self.failed.items():
+            for name, value in good.items():
+                tensors[name][row] = value
+        return tensors
 
     def keep(self, rows: Sequence[int]) -> None:
         """Continue with some of the members only."""
-        index = torch.tensor(rows, dtype=torch.int64, device=self.mean.device)
-        self.members, self.hypers = [self.members[r] for r in rows], [self.hypers[r] for r in rows]
-        self.bad = {}
-        self.objective = self.objective.select(index)
-        self._hyper = map_columns(self._hyper, lambda column: column[rows if isinstance(column, np.ndarray) else index])
-        self.mean, self.state = self.mean[index], {name: value[index] for name, value in self.state.items()}
-        self.counters = {n: v[rows] if isinstance(v, np.ndarray) else v for n, v in self.counters.items()}
-        self.steps = [self.steps[r] for r in rows]
-        self._views = {}
-        self._draws.forget()
+        index = torch.tensor(rows, dtype=torch.int64, device=self._segments[0].tensors["mean"].device)
+        self.members, self._hypers = [self.members[row] for row in rows], [self._hypers[row] for row in rows]
+        self._losses = self._losses.select(index)
+        self._segments = [segment.select(index) for segment in self._segments]
+        for numbers in (self._numbers, self._counters):
+            numbers.update({name: v[rows] for name, v in numbers.items() if isinstance(v, np.ndarray)})
+        self.failed = {}

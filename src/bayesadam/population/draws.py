@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,61 +15,37 @@ _AHEAD = 2**16
 
 
 class Draws:
-    """Standard normals for the members of a chunk, in the order of their steps.
+    """Standard normals for the steps of several members.
 
     Args:
         sizes: Sizes of the noise's tensors by noise index.
         samples: Number of samples per step.
         antithetic: Whether every second sample is the previous one with the opposite sign.
-        dtype: Dtype of the result; the noise does not depend on it.
-        device: Device of the result.
+        like: Tensor with dtype and device of the result; the noise does not depend on them.
     """
 
-    def __init__(
-        self,
-        sizes: Mapping[int, int],
-        samples: int,
-        antithetic: bool,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._sizes, self._antithetic = sizes, antithetic
+    def __init__(self, sizes: Mapping[int, int], samples: int, antithetic: bool, like: Tensor) -> None:
+        self._sizes, self._antithetic, self._like = sizes, antithetic, like
         self._samples = range(samples // 2 if antithetic else samples)
-        self._dtype, self._device = dtype, device
         self._scratch = noise.Scratch()
-        self._steps: list[Tensor] = []
-        self._next = 0
-
-    def forget(self) -> None:
-        """Discard noise that was drawn ahead, because the members or their steps have changed."""
-        self._steps, self._next = [], 0
+        self._coming: dict[tuple[int, ...], Tensor] = {}
 
     def take(self, seeds: Sequence[int], steps: Sequence[int], ahead: float) -> Tensor:
-        """The noise of one step of the first members, ``(k, S, numel)``.
+        """The noise of the next step of members with these seeds, ``(k, S, numel)``.
 
         Args:
-            seeds: Seeds of these members.
+            seeds: Seeds of the members.
             steps: Number of steps that each has made.
-            ahead: Number of steps, from this one, that exactly these members will make, unless :meth:`forget` is called
-                before.
+            ahead: Number of steps, from this one, that exactly these members will probably make.
         """
-        if self._next == len(self._steps):
-            self._draw(seeds, steps, ahead)
-        self._next += 1
-        return self._steps[self._next - 1]
-
-    def _draw(self, seeds: Sequence[int], steps: Sequence[int], ahead: float) -> None:
-        many, numel = len(seeds), sum(self._sizes.values())
-        count = int(max(1, min(ahead, _AHEAD // (many * len(self._samples) * numel))))
-        eps = noise.normal_many(
-            list(seeds) * count,
-            [step + i for i in range(count) for step in steps],
-            self._samples,
-            self._sizes,
-            device=self._device,
-            scratch=self._scratch,
-        ).to(self._dtype)
-        if self._antithetic:
-            eps = torch.stack((eps, -eps), dim=2).flatten(1, 2)
-        self._steps = list(eps.view(count, many, -1, numel).unbind(0))
-        self._next = 0
+        if (*seeds, *steps) not in self._coming:
+            most = _AHEAD // (len(seeds) * len(self._samples) * sum(self._sizes.values()))
+            count = int(max(1, min(ahead, most)))
+            following = [[step + i for step in steps] for i in range(count)]
+            options: dict[str, Any] = {"device": self._like.device, "scratch": self._scratch}
+            every = [step for several in following for step in several]
+            eps = noise.normal_many(list(seeds) * count, every, self._samples, self._sizes, **options)
+            eps = eps.to(self._like.dtype).view(count, len(seeds), *eps.shape[1:])
+            eps = torch.stack((eps, -eps), dim=3).flatten(2, 3) if self._antithetic else eps
+            self._coming = {(*seeds, *several): part for several, part in zip(following, eps, strict=True)}
+        return self._coming[*seeds, *steps]

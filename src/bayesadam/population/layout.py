@@ -31,16 +31,14 @@ class Layout:
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Concatenate tensors of shape ``(..., *shape)`` to one of shape ``(..., numel)``."""
-        parts = [
-            tensors[name].flatten(tensors[name].ndim - len(shape)) if shape else tensors[name].unsqueeze(-1)
-            for name, shape in self.shapes.items()
-        ]
+        leading = {name: tensors[name].shape[: tensors[name].ndim - len(shape)] for name, shape in self.shapes.items()}
+        parts = [tensors[name].reshape((*axes, -1)) for name, axes in leading.items()]
         return torch.cat(parts, dim=-1)
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """Invert :meth:`flatten`; the result are views where the memory layout allows it."""
         parts = flat.split_with_sizes(self.sizes, dim=-1)
         return {
-            name: part.reshape(*flat.shape[:-1], *shape)
+            name: part.reshape((*flat.shape[:-1], *shape))
             for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }

@@ -1,157 +1,141 @@
-"""The hyper-parameters of all members, as numbers where they agree and as columns where they differ."""
+"""Hyper-parameters and initial tensors of all members, from the library's own optimisers."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayesadam.core.layout import INIT
-from bayesadam.core.passes import PER_WEIGHT
+from bayesadam.core.layout import INIT, NARROWER, initial_prior
 from bayesadam.core.rule import Hyper, Rule
 from bayesadam.curvature import PerExampleSquares
-from bayesadam.likelihoods import Likelihood
-from bayesadam.optim import OPTIMIZERS, VOGN, BayesAdam, PerturbedOptimizer
+from bayesadam.optim import OPTIMIZERS, VOGN, PerturbedOptimizer
 from bayesadam.optim.adam import AdamRule
+from bayesadam.population.batches import Pool
 from bayesadam.population.layout import Layout
+from bayesadam.population.segment import combined
 from bayesadam.posterior import DiagonalGaussian
 
 METHODS = (*OPTIMIZERS, "adam")
-Numbers = dict[str, Any]
-
-_ADAM = ("lr", "betas", "eps", "weight_decay")
-_NOT_HERE = ("nonfinite", "rank_samples", "low_memory")
-_REFUSED = ("maximize", "extra", "curvature", *_NOT_HERE)
-_SHARED = ("mc_samples", "antithetic", "perturb")
-_POSSIBLE = {
+POSSIBLE = {
     "hessian": ("reparameterized", "exact", "empirical_fisher"),
     "covariance": ("diagonal",),
     "correction": ("elementwise", None),
 }
-_BOOKKEEPING = (
-    "params",
-    "param_names",
-    "weights",
-    "maximize",
-    "noise_index",
-    "noise_step",
-    "skipped_steps",
-    *_NOT_HERE,
-)
+_OF_ADAM = ("lr", "betas", "eps", "weight_decay", "seed", "num_data", "prior")
+_REFUSED = ("maximize", "extra", "curvature", "rank_samples", "low_memory", "compile")
+_SHARED = ("mc_samples", "antithetic")
+_COMMON = ("lr", "betas", "num_data", "temperature", "prior_precision", "initial_precision")
+_REPORTED = ("method", "seed", *_SHARED, *_COMMON)
+
+
+class Adam(PerturbedOptimizer):
+    """Adam for point estimates, as an optimiser whose weights are never perturbed."""
+
+    rule = AdamRule()
+    has_prior = False
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How all members are trained, and where they start.
+
+    Attributes:
+        rule: Rule of the method.
+        noisy: Whether the weights of the networks are perturbed.
+        hypers: Hyper-parameters of every member, as numbers and words.
+        tensors: ``"mean"``, the tensors of the rule, and hyper-parameters that differ between weights (those of
+            priors), each ``(P, numel)``.
+    """
+
+    rule: Rule
+    noisy: bool
+    hypers: list[dict[str, Any]]
+    tensors: dict[str, Tensor]
+
+    def numbers(self, members: Sequence[int]) -> dict[str, Any]:
+        """Hyper-parameters of some members: one value if they agree, otherwise a column ``(k, 1)``.
+
+        Those that differ between weights are left out.
+        """
+        hypers = [_with_betas(self.hypers[member]) for member in members]
+        names = [name for name in hypers[0] if name in self.rule.state or name not in self.tensors]
+        return {name: combined([hyper[name] for hyper in hypers]) for name in names}
 
 
 def member_options(options: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Options of each member: a list, array or 1-D tensor has one value per member, anything else is shared."""
-    members: list[dict[str, Any]] = [{} for _ in range(count)]
+    """Options of each member: a list has one value per member, anything else is shared."""
     for name, value in options.items():
-        if isinstance(value, np.ndarray | Tensor) and value.ndim < 2:
-            value = value.tolist()
-        if isinstance(value, list | range):
-            if len(value) != count:
-                raise ValueError(f"{name} must have one value for each of {count} members, got {len(value)}")
-            for member, own in zip(members, value, strict=True):
-                member[name] = own.item() if isinstance(own, Tensor) else own
-        else:
-            for member in members:
-                member[name] = value
-    return members
+        if isinstance(value, list) and len(value) != count:
+            raise ValueError(f"{name} must have one value for each of {count} members, got {len(value)}")
+    return [{n: v[member] if isinstance(v, list) else v for n, v in options.items()} for member in range(count)]
 
 
 def configure(
     method: str | type[PerturbedOptimizer],
     models: Sequence[nn.Module],
-    likelihoods: Sequence[Likelihood],
+    criteria: Sequence[nn.Module],
     layout: Layout,
     options: Sequence[Mapping[str, Any]],
-    known: Sequence[Mapping[str, Any]],
-) -> tuple[Rule, list[Numbers], Tensor]:
-    """Rule, hyper-parameters and initial means of every member, as the library's optimiser would have them.
+    pool: Pool,
+    epochs: int,
+) -> Setup:
+    """Hyper-parameters and initial tensors of every member, as the library's optimiser would have them.
 
     The optimisers are constructed, so that defaults, checks, messages and the start from a posterior are theirs.
 
     Args:
         method: As in :func:`bayesadam.population.train`.
         models: One network per member.
-        likelihoods: One likelihood or objective per member.
+        criteria: One likelihood or objective per member.
         layout: Places of the parameters in a row.
         options: Hyper-parameters of each member.
-        known: Facts about each member's training that are used for options of the rule that ``options`` does not have.
-
-    Returns:
-        The rule; the hyper-parameters of every member, with ``perturb`` and, if priors are not one number per member,
-        rows ``prior_mean`` and ``prior_precision`` of length ``numel``; and the means ``(P, numel)``.
+        pool: Data of all members, whose sizes are used for options that are not given.
+        epochs: Number of epochs of the training.
     """
     make = _optimizer(method)
+    rule, is_noisy = make.rule, make is not Adam
     called = method if isinstance(method, str) else method.__name__
-    hypers, means = [], []
-    if make is not None:
-        declared = {option.name for option in make.rule.options}
-        facts = [{name: value for name, value in own.items() if name in declared} for own in known]
-        options = [{**fact, **own} for fact, own in zip(facts, options, strict=True)]
-    continued = any(isinstance(own.get("prior"), DiagonalGaussian) for own in options)
-    if make is not None and issubclass(make, BayesAdam):
-        continued |= any(own.get("prior_precision", INIT) == INIT for own in options)
-    for model, likelihood, own in zip(models, likelihoods, options, strict=True):
-        for name in own:
-            if name in _REFUSED or (make is None and name not in (*_ADAM, "seed", "num_data", "prior")):
-                raise TypeError(f"{name} must not be given to a population of {called!r}, got {own[name]!r}")
-        if make is not None and own.get("prior") is not None:
-            # An optimiser that starts from a posterior writes its mean into the parameters.
-            model, likelihood = copy.deepcopy(model), copy.deepcopy(likelihood)
-        named = list(model.named_parameters())
-        learned = [(f"likelihood.{name}", p) for name, p in likelihood.named_parameters() if p.requires_grad]
-        if make is None:
-            adam = torch.optim.Adam([*named, *learned], **{name: own[name] for name in _ADAM if name in own})
-            start = dict(adam.param_groups[0]) | {"perturb": False, "mc_samples": 1, "antithetic": False}
-            hypers.append({key: start[key] for key in (*_ADAM, "perturb", "mc_samples", "antithetic")})
-            hypers[-1] |= {"seed": own["seed"], "temperature": 1.0}
-            if continued or own.get("prior") is not None:
-                hypers[-1] |= {"num_data": own["num_data"], **_adam_prior(own.get("prior"), model, layout)}
-            rule: Rule = AdamRule()
-        else:
-            groups: list[dict[str, Any]] = [{"params": list(named)}]
-            if learned:
-                groups.append({"params": list(learned), "perturb": False})
-            if issubclass(make, VOGN):  # told of the module; its hooks are never started
-                own = {**own, "curvature": PerExampleSquares(model)}
-            optimizer = make(groups, **own)
-            rule = optimizer.rule
-            group = optimizer.param_groups[0]
-            rows = _prior_rows(optimizer, [*named, *learned], layout, group) if continued else {}
-            hypers.append(_told(rule, group, rows))
-            for name, possible in _POSSIBLE.items():
-                if group.get(name, possible[0]) not in possible:
-                    raise ValueError(f"{name} must be one of {possible} in a population, got {group[name]!r}")
-        hypers[-1]["method"] = "Adam" if make is None else make.__name__
-        values = dict([*named, *learned])
-        means.append(layout.flatten({name: values[name].detach() for name in layout.shapes}))
+    groups, parameters = [], []
+    used = {"num_data", *(option.name for option in rule.options)}
+    for member, (model, criterion, given) in enumerate(zip(models, criteria, options, strict=True)):
+        for name, value in given.items():
+            if name in _REFUSED or (make is Adam and name not in _OF_ADAM):
+                raise TypeError(f"{name} must not be given to a population of {called!r}, got {value!r}")
+        if given.get("prior") is not None:  # an optimiser that starts from a posterior sets the weights to its mean
+            model, criterion = copy.deepcopy(model), copy.deepcopy(criterion)
+        sizes = {"num_data": pool.sizes[member], "batch_size": pool.widths[member]}
+        sizes["total_steps"] = epochs * pool.batches[member]
+        arguments = {**{name: value for name, value in sizes.items() if name in used}, **given}
+        weights = list(model.named_parameters())
+        learned = [(f"likelihood.{name}", p) for name, p in criterion.named_parameters() if p.requires_grad]
+        both = [{"params": list(weights), "perturb": is_noisy}]
+        both += [{"params": list(learned), "perturb": False}] if learned else []
+        groups.append(make(both, **_arguments(make, arguments, model)).param_groups[0])
+        parameters.append({name: p.detach() for name, p in [*weights, *learned]})
+    hypers = [_hyper(make, group) for group in groups]
     for name in (*_SHARED, *(option.name for option in rule.options if option.static)):
-        if any(own.get(name) != hypers[0].get(name) for own in hypers):
+        if any(hyper[name] != hypers[0][name] for hyper in hypers):
             raise ValueError(f"{name} must be the same for all members, got different values")
-    for name in (option.name for option in rule.options):
-        if len({own.get(name) is None for own in hypers}) > 1:
-            raise ValueError(f"{name} must be None for all members or for none, got {[own[name] for own in hypers]!r}")
-    return rule, hypers, torch.stack(means)
+    priors = [given.get("prior") for given in options]
+    has_rows = any(prior is not None for prior in priors) or any(h.get("prior_precision") == INIT for h in hypers)
+    members = []
+    for hyper, prior, values in zip(hypers, priors, parameters, strict=True):
+        members.append({"mean": layout.flatten({name: values[name] for name in layout.shapes})})
+        members[-1] |= _start(
+            rule, hyper, members[-1]["mean"], _prior(prior, hyper, values, layout) if has_rows else {}
+        )
+    return Setup(rule, is_noisy, hypers, {name: torch.stack([m[name] for m in members]) for name in members[0]})
 
 
-def _told(rule: Rule, group: Mapping[str, Any], rows: Mapping[str, Tensor]) -> Numbers:
-    """Entries of a group for a member, with rows of a prior and the initial precision in numbers."""
-    told = {key: value for key, value in group.items() if key not in _BOOKKEEPING} | dict(rows)
-    told["lr"] = float(group["lr"])
-    if group["initial_precision"] is None:
-        first, second = group["betas"]
-        told["initial_precision"] = rule.default_start(Hyper(**told, beta1=first, beta2=second))
-    return told
-
-
-def _optimizer(method: Any) -> type[PerturbedOptimizer] | None:
-    """The class of a method's optimiser; ``None`` for Adam."""
+def _optimizer(method: Any) -> type[PerturbedOptimizer]:
+    """The class of a method's optimiser."""
     if method == "adam":
-        return None
+        return Adam
     if isinstance(method, str) and method in METHODS:
         return OPTIMIZERS[method]
     if isinstance(method, type) and issubclass(method, PerturbedOptimizer) and hasattr(method, "rule"):
@@ -159,64 +143,60 @@ def _optimizer(method: Any) -> type[PerturbedOptimizer] | None:
     raise ValueError(f"method must be one of {METHODS} or a subclass of PerturbedOptimizer with a rule, got {method!r}")
 
 
-def _adam_prior(prior: Any, model: nn.Module, layout: Layout) -> dict[str, Tensor]:
-    """A prior for Adam as rows, of precision 0 where there is none.
-
-    Raises:
-        ValueError: The prior is of another kind, over other weights, or has a variance of 0.
-    """
-    like = next(model.parameters())
-    mean = {name: like.new_zeros(shape) for name, shape in layout.shapes.items()}
-    precision = dict(mean)
-    if prior is not None:
-        if not isinstance(prior, DiagonalGaussian) or not all(value.all() for value in prior.variance.values()):
-            raise ValueError(
-                f"prior must be a DiagonalGaussian with positive variances for a population of 'adam', got {prior!r}"
-            )
-        for name, weight in prior.match(model).items():
-            mean[name] = prior.mean[name].to(weight.device, weight.dtype)
-            precision[name] = prior.variance[name].to(mean[name]).reciprocal()
-    return {"prior_mean": layout.flatten(mean), "prior_precision": layout.flatten(precision)}
+def _arguments(make: type[PerturbedOptimizer], options: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Arguments of an optimiser, which is never used to make a step."""
+    arguments = dict(options)
+    if issubclass(make, VOGN):
+        arguments["curvature"] = PerExampleSquares(model)
+    if make is Adam:  # a posterior mode may have a prior that covers only some of the parameters
+        prior = arguments.pop("prior", None)
+        if prior is not None:
+            if not isinstance(prior, DiagonalGaussian) or not all(value.all() for value in prior.variance.values()):
+                raise ValueError(f"prior must be a DiagonalGaussian with positive variances for 'adam', got {prior!r}")
+            prior.match(model)
+        arguments["initial_precision"] = 1.0
+    return arguments
 
 
-def _prior_rows(optimizer: Any, named: Sequence[Any], layout: Layout, group: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The prior as rows, for all members if that of any of them is not a number."""
-    optimizer._engine.layout.flats()
-    states = {name: optimizer.state.get(parameter, {}) for name, parameter in named}
-    tensors, rows = dict(named), {}
-    for key, other in (("prior_mean", 0.0), ("prior_precision", group["prior_precision"])):
-        values = {name: torch.as_tensor(states[name].get(key, other)) for name in layout.shapes}
-        rows[key] = layout.flatten({n: v.to(tensors[n]).expand(tensors[n].shape) for n, v in values.items()})
-    return rows
+def _hyper(make: type[PerturbedOptimizer], group: Mapping[str, Any]) -> dict[str, Any]:
+    """Hyper-parameters of a member, from the first group of its optimiser."""
+    for name, possible in POSSIBLE.items():
+        if group.get(name, possible[0]) not in possible:
+            raise ValueError(f"{name} must be one of {possible} in a population, got {group[name]!r}")
+    names = (*_REPORTED, *(option.name for option in make.rule.options))
+    return {name: group[name] for name in names if name in group} | {"lr": float(group["lr"])}
 
 
-def columns(hypers: Sequence[Numbers], device: torch.device) -> Numbers:
-    """Combine the members' hyper-parameters: a value if all members agree, otherwise a column ``(P, 1)`` as an array.
-
-    Rows of a prior become ``(P, numel)`` on the device.
-    """
-    merged: Numbers = {}
-    for key in hypers[0]:
-        values = [own[key] for own in hypers]
-        if key == "betas":
-            merged[key] = tuple(_column([pair[i] for pair in values]) for i in (0, 1))
-        elif isinstance(values[0], Tensor):
-            merged[key] = torch.stack(values).to(device)
-        else:
-            merged[key] = _column(values)
-    return {**dict.fromkeys(PER_WEIGHT[:1], 0.0), **merged}
-
-
-def map_columns(shared: Numbers, function: Callable[[Any], Any]) -> Numbers:
-    """Hyper-parameters with a function applied to every column and row."""
-
-    def apply(value: Any) -> Any:
-        return function(value) if isinstance(value, Tensor | np.ndarray) else value
-
-    return {key: tuple(map(apply, v)) if isinstance(v, tuple) else apply(v) for key, v in shared.items()}
+def _prior(
+    prior: DiagonalGaussian | None, hyper: Mapping[str, Any], parameters: Mapping[str, Tensor], layout: Layout
+) -> dict[str, Tensor]:
+    """Means and precisions of the prior of every weight; a member of Adam without a prior has a precision of 0."""
+    means, precisions = {}, {}
+    shared = hyper.get("prior_precision", 0.0)
+    for name in layout.shapes:
+        weights = parameters[name]
+        mean: Any = 0.0
+        precision: Any = NARROWER * initial_prior(weights) if shared == INIT else shared
+        if prior is not None and name in prior.mean:
+            mean, precision = prior.mean[name], prior.variance[name].reciprocal()
+        means[name] = torch.as_tensor(mean).to(weights).expand(weights.shape)
+        precisions[name] = torch.as_tensor(precision).to(weights).expand(weights.shape)
+    return {"prior_mean": layout.flatten(means), "prior_precision": layout.flatten(precisions)}
 
 
-def _column(values: Sequence[Any]) -> Any:
-    if all(value == values[0] for value in values):
-        return values[0]
-    return np.array([float(value) for value in values])[:, None]
+def _start(rule: Rule, hyper: dict[str, Any], mean: Tensor, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The initial tensors of a member without its mean; the initial precision is set in its hyper-parameters."""
+    hp = Hyper(**{"prior_mean": 0.0, **_with_betas(hyper), **rows})
+    if hp.initial_precision is None:
+        hp.initial_precision = rule.default_start(hp)
+    if rows:
+        rows = {**rows, "initial_precision": torch.zeros_like(mean) + hp.initial_precision}
+    else:
+        hyper["initial_precision"] = hp.initial_precision
+    return {**rule.init(mean, hp), **rows}
+
+
+def _with_betas(hyper: Mapping[str, Any]) -> dict[str, Any]:
+    """Hyper-parameters with ``beta1`` and ``beta2`` in place of ``betas``."""
+    beta1, beta2 = hyper["betas"]
+    return {**{name: value for name, value in hyper.items() if name != "betas"}, "beta1": beta1, "beta2": beta2}

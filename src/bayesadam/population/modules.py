@@ -1,11 +1,21 @@
-"""Comparison of the modules of several members."""
+"""Modules of one architecture: making, comparing and describing them."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
+
+
+def initialize(make: Callable[[], nn.Module], *, seeds: Iterable[int]) -> list[nn.Module]:
+    """Make one network for each seed, with weights drawn under it; the state of torch's generator is restored."""
+    models = []
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        for seed in seeds:
+            torch.manual_seed(seed)
+            models.append(make())
+    return models
 
 
 def tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -26,24 +36,15 @@ def places(module: nn.Module) -> dict[str, str]:
     """The name of the tensor at every place of a module that has one; tied tensors have several places."""
     names = {tensor: name for name, tensor in tensors(module)}
     return {
-        f"{prefix}{'.' if prefix else ''}{own}": names[tensor]
+        f"{prefix}{'.' if prefix else ''}{place}": names[tensor]
         for prefix, part in module.named_modules()
-        for own, tensor in [*part._parameters.items(), *part._buffers.items()]
+        for place, tensor in [*part._parameters.items(), *part._buffers.items()]
         if tensor is not None
     }
 
 
-def constants(modules: Sequence[nn.Module], trained: Container[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Tensors that are not trained, by name: those that differ, each ``(P, ...)``, and those that are equal in all."""
-    differing: dict[str, Tensor] = {}
-    common: dict[str, Tensor] = {}
+def differing_constants(modules: Sequence[nn.Module], trained: Container[str]) -> dict[str, Tensor]:
+    """Tensors that are not trained and differ between the modules, by name, each ``(P, ...)``."""
     by_name = [dict(tensors(module)) for module in modules]
-    for name, tensor in by_name[0].items():
-        if name in trained:
-            continue
-        values = [own[name].detach() for own in by_name]
-        if all(value.equal(tensor) for value in values):
-            common[name] = tensor.detach().clone()
-        else:
-            differing[name] = torch.stack(values)
-    return differing, common
+    stacks = {n: [named[n].detach() for named in by_name] for n in by_name[0] if n not in trained}
+    return {n: torch.stack(values) for n, values in stacks.items() if not all(v.equal(values[0]) for v in values)}

@@ -25,59 +25,46 @@ Layers = list[tuple[str, nn.Module]]
 
 
 class Perceptron:
-    """Linear layers and element-wise functions, one after another; in memory, units come before data points.
+    """One forward pass through linear layers and element-wise functions, one after another.
+
+    In memory, units come before data points; the first layer is one product with ``x`` for all samples.
 
     Args:
         layers: Layers with the prefix of their parameters' names, see :func:`plain_layers`.
-    """
-
-    def __init__(self, layers: Layers) -> None:
-        self.layers = layers
-        self.single = [type(layer) for _, layer in layers] == [nn.Linear]
-
-    def __call__(self, weights: Weights, x: Tensor) -> Tensor:
-        """Outputs ``(k, S, M, ...)``, differentiable; see :class:`bayesadam.population.networks.Networks`."""
-        return Pass(self.layers, weights, x, keep=False).output
-
-    def trace(self, weights: Weights, x: Tensor) -> Pass:
-        """The outputs with the values for the backward pass; not differentiable by autograd."""
-        with torch.no_grad():
-            return Pass(self.layers, weights, x, keep=True)
-
-
-class Pass:
-    """One forward pass; for all samples, the first layer is one product with ``x``.
+        weights: Weights by name, ``(k, S, *shape)``.
+        x: Inputs ``(k, M, D)``, the same for all samples.
+        keep: Whether to keep the values for the backward pass; the outputs are then not differentiable by autograd.
 
     Attributes:
         output: Outputs, ``(k, S, M, ...)``.
     """
 
-    def __init__(self, layers: Layers, weights: Weights, x: Tensor, keep: bool) -> None:
+    def __init__(self, layers: Layers, weights: Weights, x: Tensor, *, keep: bool = False) -> None:
         self._sizes = next(iter(weights.values())).shape[:2]
-        self._kept: list[_Linear | Callable[[Tensor], Tensor]] = []
+        self._passed: list[_Linear | Callable[[Tensor], Tensor]] = []
         count, samples = self._sizes
-        hidden, shared, ours = x.transpose(1, 2), True, False
+        hidden, is_shared, is_fresh = x.transpose(1, 2), True, False
         for prefix, layer in layers:
             if type(layer) is not nn.Linear:
-                hidden, ours = self._elementwise(layer, hidden, ours, keep), False
+                hidden, is_fresh = self._elementwise(layer, hidden, is_fresh, keep), False
                 continue
             weight, bias = weights[f"{prefix}weight"], weights.get(f"{prefix}bias")
-            rows = (count, samples * layer.out_features) if shared else (count * samples, layer.out_features)
+            rows = (count, samples * layer.out_features) if is_shared else (count * samples, layer.out_features)
             weight = weight.reshape(*rows, layer.in_features)
             if keep:
-                self._kept.append(_Linear(hidden, None if shared else weight, bias is not None))
+                self._passed.append(_Linear(hidden, None if is_shared else weight, bias is not None))
             if bias is None:
                 hidden = torch.bmm(weight, hidden)
             else:
                 hidden = torch.baddbmm(bias.reshape(*rows, 1), weight, hidden)
-            hidden, shared, ours = hidden.reshape(count * samples, layer.out_features, -1), False, True
+            hidden, is_shared, is_fresh = hidden.reshape(count * samples, layer.out_features, -1), False, True
         self.output = hidden.reshape(count, samples, *hidden.shape[1:]).transpose(2, 3)
 
-    def _elementwise(self, layer: nn.Module, hidden: Tensor, ours: bool, keep: bool) -> Tensor:
-        if type(layer) is nn.ReLU and ours:  # in place: fresh memory costs more than the maximum
+    def _elementwise(self, layer: nn.Module, hidden: Tensor, is_fresh: bool, keep: bool) -> Tensor:
+        if type(layer) is nn.ReLU and is_fresh:  # in place: fresh memory costs more than the maximum
             hidden = hidden.relu_()
             if keep:
-                self._kept.append(lambda grad: torch.ops.aten.threshold_backward(grad, hidden, 0))
+                self._passed.append(lambda grad: torch.ops.aten.threshold_backward(grad, hidden, 0))
             return hidden
         if not keep:
             result: Tensor = layer(hidden.clone() if getattr(layer, "inplace", False) else hidden)
@@ -85,9 +72,9 @@ class Pass:
         with torch.enable_grad():
             before = hidden.detach().requires_grad_()
             after = layer(before.clone() if getattr(layer, "inplace", False) else before)
-        self._kept.append(lambda grad: torch.autograd.grad(after, before, grad)[0])
-        found: Tensor = after.detach()
-        return found
+        self._passed.append(lambda grad: torch.autograd.grad(after, before, grad)[0])
+        output: Tensor = after.detach()
+        return output
 
     @torch.no_grad()
     def backward(self, grad: Tensor, *, squares: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -108,16 +95,16 @@ class Pass:
         grads: list[Tensor] = []
         sums: list[Tensor] = []
         signal = grad.transpose(2, 3).reshape(count * samples, grad.shape[3], -1)
-        for kept in reversed(self._kept):
-            if not isinstance(kept, _Linear):
-                signal = kept(signal)
+        for layer in reversed(self._passed):
+            if not isinstance(layer, _Linear):
+                signal = layer(signal)
                 continue
-            grads[:0] = kept.products(signal, count)
+            grads[:0] = layer.products(signal, count)
             if squares:
-                sums[:0] = kept.products(signal.square(), count, squared=True)
-            if kept.weight is None:
+                sums[:0] = layer.products(signal.square(), count, squared=True)
+            if layer.weight is None:
                 break
-            signal = torch.bmm(kept.weight.transpose(1, 2), signal)
+            signal = torch.bmm(layer.weight.transpose(1, 2), signal)
         return self._rows(grads), self._rows(sums) if squares else None
 
     @torch.no_grad()
@@ -132,9 +119,9 @@ class Pass:
         Returns:
             The diagonal, ``(k, S, numel)``.
         """
-        (kept,) = self._kept
-        assert isinstance(kept, _Linear)
-        return self._rows(kept.products(signal.transpose(2, 3).flatten(0, 1), len(signal), squared=True))
+        (layer,) = self._passed
+        assert isinstance(layer, _Linear)
+        return self._rows(layer.products(signal.transpose(2, 3).flatten(0, 1), len(signal), squared=True))
 
     def _rows(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat([part.reshape(*self._sizes, -1) for part in parts], dim=2)

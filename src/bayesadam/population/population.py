@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from bayesadam import noise
 from bayesadam.likelihoods import Likelihood
 from bayesadam.population.layout import Layout
-from bayesadam.population.networks import Networks
+from bayesadam.population.losses import Losses
 from bayesadam.population.objective import Objective
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.predictive.result import Predictive, from_outputs
@@ -23,84 +24,97 @@ class Population:
     """``P`` trained members.
 
     Attributes:
-        history: ``"loss"`` is the mean training loss at the samples in every epoch, ``(P, epochs)``. With validation
-            data, ``"validation"`` is the mean negative log predictive density. Values are NaN after a member has
-            stopped.
         epochs: Number of epochs that every member was trained, ``(P,)``.
         stopped: Reason why the training of every member ended: ``"epochs"``, ``"patience"`` or ``"nonfinite"``.
     """
 
     def __init__(
         self,
-        networks: Networks,
+        losses: Losses,
         criteria: Sequence[Likelihood | Objective],
-        layout: Layout,
-        mean: Tensor,
-        variance: Tensor,
-        state: Mapping[str, Tensor],
-        hyperparameters: Sequence[Mapping[str, Any]],
-        history: Mapping[str, Tensor],
+        hypers: Sequence[Mapping[str, Any]],
+        tensors: Mapping[str, Tensor],
+        curves: Mapping[str, Tensor],
         epochs: Tensor,
         stopped: Sequence[str],
-        working_set: int,
+        members: Sequence[int],
     ) -> None:
-        self.history = history
-        self.epochs = epochs
-        self.stopped = list(stopped)
-        self._networks, self._criteria, self._layout = networks, criteria, layout
-        self._all, self._mean, self._variance = mean, mean[:, : networks.layout.numel], variance
-        self._state, self._hyperparameters = state, hyperparameters
-        self._working_set = working_set
+        self.epochs, self.stopped = epochs, list(stopped)
+        self._losses, self._criteria, self._hypers, self._tensors = losses, criteria, hypers, tensors
+        self._curves, self._members = curves, list(members)
+        shapes = losses.layout.shapes
+        self._layout = Layout({name: shapes[name] for name in list(shapes)[: len(losses.noise_sizes)]})
+        self._mean, self._variance = (tensors[name][:, : losses.perturbed] for name in ("mean", "variance"))
+
+    @cached_property
+    def history(self) -> dict[str, Tensor]:
+        """``"loss"`` is the mean training loss at the samples in every epoch, ``(P, epochs)``. With validation data,
+        ``"validation"`` is the mean negative log predictive density. Values are NaN after a member has stopped.
+        """
+        values = {name: curve[self._members] for name, curve in self._curves.items()}
+        later = torch.arange(values["loss"].shape[1]) >= self.epochs[:, None]
+        return {name: value.masked_fill_(later, math.nan) for name, value in values.items()}
 
     @cached_property
     def mean(self) -> dict[str, Tensor]:
         """Means of every weight tensor by name, ``(P, ...)``."""
-        return self._networks.layout.split(self._mean)
+        return self._layout.split(self._mean)
 
     @cached_property
     def variance(self) -> dict[str, Tensor]:
         """Posterior variances of every weight tensor by name, ``(P, ...)``; 0 for a method without noise."""
-        return self._networks.layout.split(self._variance)
+        return self._layout.split(self._variance)
 
     @cached_property
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Tensors of the rule by name (such as ``"exp_avg_sq"``), each ``(P, ...)`` by weight name."""
-        return {name: self._layout.split(rows) for name, rows in self._state.items()}
+        names = [name for name in self._tensors if name not in ("mean", "variance")]
+        return {name: self._losses.layout.split(self._tensors[name]) for name in names}
 
     @cached_property
     def likelihoods(self) -> list[Likelihood]:
         """One likelihood per member, with its learned parameters; empty if the population was trained by an
         objective.
         """
-        return [found for found in self._learned if not isinstance(found, Objective)]
+        return [criterion for criterion in self._trained_criteria if not isinstance(criterion, Objective)]
 
     @cached_property
     def objectives(self) -> list[Objective]:
         """One objective per member, with its learned parameters; empty if the population was trained by a
         likelihood.
         """
-        return [found for found in self._learned if isinstance(found, Objective)]
+        return [criterion for criterion in self._trained_criteria if isinstance(criterion, Objective)]
 
     @cached_property
-    def _learned(self) -> list[Likelihood | Objective]:
-        return _with_learned(self._criteria, self._layout.split(self._all))
+    def _trained_criteria(self) -> list[Likelihood | Objective]:
+        values = self._losses.layout.split(self._tensors["mean"])
+        learned = [name for name in values if name not in self._layout.shapes]
+        if not learned:
+            return list(self._criteria)
+        copies = [copy.deepcopy(criterion) for criterion in self._criteria]
+        with torch.no_grad():
+            for member, criterion in enumerate(copies):
+                for name in learned:
+                    criterion.get_parameter(name.removeprefix("likelihood.")).copy_(values[name][member])
+        return copies
 
     def select(self, members: Sequence[int]) -> Population:
         """Return some of the members, in this order."""
-        index = torch.tensor(list(members))
-        rows = index.to(self._mean.device)
+        rows = torch.tensor(list(members), device=self._mean.device)
+        return self._with_tensors(members, {name: value[rows] for name, value in self._tensors.items()})
+
+    def _with_tensors(self, members: Sequence[int], tensors: Mapping[str, Tensor]) -> Population:
+        """Return some of the members with other means, variances and tensors of the rule, each ``(k, numel)``."""
+        members = list(members)
         return Population(
-            self._networks.select(rows),
+            self._losses.select(torch.tensor(members, device=self._mean.device)),
             [self._criteria[member] for member in members],
-            self._layout,
-            self._all[rows],
-            self._variance[rows],
-            {name: value[rows] for name, value in self._state.items()},
-            [self._hyperparameters[member] for member in members],
-            {name: value[index] for name, value in self.history.items()},
-            self.epochs[index],
+            [self._hypers[member] for member in members],
+            tensors,
+            self._curves,
+            self.epochs[members],
             [self.stopped[member] for member in members],
-            self._working_set,
+            [self._members[member] for member in members],
         )
 
     def __len__(self) -> int:
@@ -116,9 +130,9 @@ class Population:
             DiagonalGaussian(
                 {name: value[member] for name, value in self.mean.items()},
                 {name: value[member] for name, value in self.variance.items()},
-                hyperparameters={name: value for name, value in own.items() if not isinstance(value, Tensor)},
+                hyperparameters=hyper,
             )
-            for member, own in enumerate(self._hyperparameters)
+            for member, hyper in enumerate(self._hypers)
         ]
 
     @torch.no_grad()
@@ -148,50 +162,17 @@ class Population:
         inputs = [x] * len(self) if isinstance(x, Tensor) else list(x)
         if len(inputs) != len(self):
             raise ValueError(f"x must be one tensor or one for each of {len(self)} members, got {len(inputs)}")
+        eps = self._mean.new_zeros(1, 1)
         if method == "monte_carlo" and self._variance.any():
-            eps = self._noise(mc_samples, seed)
-        else:
-            eps = self._mean.new_zeros(1, 1)
-        self._networks.train(False)
+            sizes = dict(enumerate(self._layout.sizes))
+            device, scratch = self._mean.device, noise.Scratch()
+            draw = partial(noise.normal_many, stream=noise.POSTERIOR, device=device, scratch=scratch)
+            eps = draw([seed], [0], range(mc_samples), sizes)[0].to(self._mean.dtype)
+        self._losses.train(False)
         results = []
-        for member, own in enumerate(inputs):
-            network = self._networks.select(torch.tensor([member], device=self._mean.device))
+        for member, (rows, likelihood) in enumerate(zip(inputs, self.likelihoods, strict=True)):
             weights = torch.addcmul(self._mean[member], eps, self._variance[member].sqrt())
-            outputs = self._outputs(network, weights, own)
-            results.append(from_outputs(outputs, self.likelihoods[member]))
+            learned = self._tensors["mean"][member, self._losses.perturbed :].expand(len(weights), -1)
+            outputs = self._losses.outputs(torch.cat([weights, learned], dim=1), member, rows)
+            results.append(from_outputs(outputs, likelihood))
         return results
-
-    def _noise(self, count: int, seed: int) -> Tensor:
-        sizes = dict(enumerate(self._networks.layout.sizes))
-        eps = noise.normal_many(
-            [seed],
-            [0],
-            range(count),
-            sizes,
-            stream=noise.POSTERIOR,
-            device=self._mean.device,
-            scratch=noise.Scratch(),
-        )
-        return eps[0].to(self._mean.dtype)
-
-    def _outputs(self, network: Networks, weights: Tensor, x: Tensor) -> Tensor:
-        """Outputs ``(S, N, ...)``, computed for as many rows at a time as fit into the cache."""
-        split = network.layout.split(weights[None])
-        each = len(weights) * max(1, network.activations(x[:1])) * weights.element_size()
-        rows = torch.split(x, max(1, self._working_set // (2 * each)))
-        return torch.cat([network(split, part[None])[0] for part in rows], dim=1)
-
-
-def _with_learned(
-    criteria: Sequence[Likelihood | Objective], values: Mapping[str, Tensor]
-) -> list[Likelihood | Objective]:
-    """Copies in which the learned parameters have their trained values."""
-    if not any(name.startswith("likelihood.") for name in values):
-        return list(criteria)
-    copies = [copy.deepcopy(criterion) for criterion in criteria]
-    with torch.no_grad():
-        for member, own in enumerate(copies):
-            for name, parameter in own.named_parameters():
-                if parameter.requires_grad:
-                    parameter.copy_(values[f"likelihood.{name}"][member])
-    return copies

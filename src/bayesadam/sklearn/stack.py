@@ -58,9 +58,9 @@ class Stack:
         """Return the outputs ``(M, S, N, K)`` of the draws for inputs ``(N, D)``."""
         first = next(iter(self.weights.values()))
         widest = max(layer.out_features for _, layer in self.layers if isinstance(layer, nn.Linear))
-        run = Perceptron(self.layers)
         parts = torch.split(x, int(max(1, AT_ONCE // (len(first) * first.shape[1] * widest))))
-        return torch.cat([run(self.weights, part.expand(len(first), -1, -1)) for part in parts], dim=2)
+        outputs = [Perceptron(self.layers, self.weights, part.expand(len(first), -1, -1)).output for part in parts]
+        return torch.cat(outputs, dim=2)
 
     def linearized(self, x: Tensor, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
         """Return outputs at the means, ``(M, N, K)``, and the covariance of their uncertain part, ``(M, N, K', K')``.

@@ -159,9 +159,9 @@ class Training:
             on_epoch=on_epoch,
             chunk=len(self.models),
             progress=self.verbose,
-            options=self.options,
             sample_weight=self.sample_weight,
             **self._steps,
+            **self.options,
         )
 
     def _fit_into(self, seconds: float) -> None:
@@ -170,7 +170,7 @@ class Training:
         """
         shown, self.verbose = self.verbose, False
         steps = min(8, self.steps_per_epoch)
-        self._steps = {"replacement": True, "steps_per_epoch": steps}
+        self._steps = {"steps_per_epoch": steps}
         times: list[float] = [time.monotonic()]
         self._train(3, lambda *_: times.append(time.monotonic()))
         self._steps, self.verbose = {}, shown
@@ -183,7 +183,7 @@ class Training:
         if possible >= 10 * self.steps_per_epoch:
             self.epochs = possible // self.steps_per_epoch
         else:
-            self._steps = {"replacement": True, "steps_per_epoch": max(1, possible // 10)}
+            self._steps = {"steps_per_epoch": max(1, possible // 10)}
             self.epochs = 10
 
     def _after_epoch(self, epoch: int, members: list[int], nets: Population) -> None:
