@@ -1,6 +1,7 @@
 """MC dropout: against masks applied by hand, its exact moments, and leaving no trace."""
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -200,18 +201,6 @@ class TestRefusals:
             (nn.Dropout(0.5), {"rate": math.nan}, r"^rate must be in \(0, 1\), got nan$"),
             (nn.Linear(2, 2), {}, "^the model must have a dropout module with p > 0, got none$"),
             (nn.Dropout(0.0), {}, "^the model must have a dropout module with p > 0, got none$"),
-            *(
-                (
-                    nn.Sequential(nn.Dropout(0.1), nn.Sequential(module)),
-                    {},
-                    f"got {type(module).__name__} with .* '1.0'$",
-                )
-                for module in (
-                    nn.AlphaDropout(0.1),
-                    nn.MultiheadAttention(4, 2, dropout=0.1),
-                    nn.LSTM(2, 2, num_layers=2, dropout=0.1),
-                )
-            ),
         ],
     )
     def test_models(self, model, options, message):
@@ -245,3 +234,88 @@ def test_a_transformer_layer_does_not_take_its_fast_path():
     x = draw(3, 4, 8, dtype=torch.float32)
     found = ba.predict(model, MCDropout(model), x, likelihood=ba.Categorical(), mc_samples=4)
     assert (found.log_probs.std(0) > 1e-3).all()
+
+
+class Random(nn.Module):
+    """A module for dropout, and something else that is random in training."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.first, self.second, self.norm = nn.Linear(4, 64), nn.Linear(64, 4), nn.BatchNorm1d(64)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x, target=None):
+        hidden = self.drop(self.norm(self.first(x)).relu())
+        if self.kind == "functional":
+            hidden = functional.dropout(hidden, 0.5, self.training)
+        if self.kind == "where" and self.training:
+            hidden = hidden * (torch.rand(64) < 0.5)
+        if self.kind == "attention":
+            heads = hidden.view(-1, 1, 8, 8)
+            dropped = {"dropout_p": 0.5 * self.training}
+            hidden = functional.scaled_dot_product_attention(heads, heads, heads, **dropped).flatten(1)
+        if self.kind == "depth" and (not self.training or torch.rand(()) < 0.5):
+            hidden = hidden + hidden.sin()
+        if self.kind == "target" and self.training:
+            assert target is not None
+        return self.second(hidden)
+
+
+class TestOtherRandomness:
+    """Two passes in training mode with the same masks."""
+
+    @pytest.mark.parametrize("kind", ["functional", "where", "attention", "depth"])
+    def test_is_refused(self, kind):
+        torch.manual_seed(4)
+        model, x = Random(kind), torch.randn(5, 4)
+        q = MCDropout(model)
+        for _ in range(2):
+            with pytest.raises(
+                RuntimeError, match="^the model must be random in training by its modules nn.Dropout only"
+            ):
+                ba.predict(model, q, x, likelihood=ba.Gaussian())
+
+    @pytest.mark.parametrize(
+        "module", [nn.AlphaDropout(0.3), nn.FeatureAlphaDropout(0.3), nn.LSTM(4, 4, num_layers=2, dropout=0.3)]
+    )
+    def test_of_modules_is_refused(self, module):
+        model = nn.Sequential(nn.Dropout(0.1), module)
+        with pytest.raises(RuntimeError, match="^the model must be random in training by its modules nn.Dropout only"):
+            ba.predict(
+                model, MCDropout(model), torch.randn(5, 6, 4), likelihood=ba.Gaussian(), output=lambda out: out[0]
+            )
+
+    def test_of_attention_is_refused(self):
+        model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
+        with pytest.raises(RuntimeError, match="^the model must be random in training by its modules nn.Dropout only"):
+            ba.predict(model, MCDropout(model), torch.randn(3, 4, 8), likelihood=ba.Gaussian())
+
+    @pytest.mark.parametrize("kind", ["none", "target"])
+    @pytest.mark.parametrize("training", [True, False])
+    def test_none_leaves_no_trace(self, kind, training):
+        torch.manual_seed(0)
+        model, x = Random(kind).train(training), torch.randn(5, 4)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        state, q, calls = torch.get_rng_state(), MCDropout(model), []
+        model.first.register_forward_hook(lambda *_: calls.append(1))
+        found = [ba.predict(model, q, x, likelihood=ba.Gaussian(), mc_samples=8).means for _ in range(2)]
+        assert torch.equal(*found)
+        assert found[0].std(0).min() > 0
+        assert len(calls) == 16 + (1 if kind == "target" else 2)  # for the first prediction only
+        assert torch.equal(torch.get_rng_state(), state)
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        assert all(module.training == training for module in model.modules())
+        assert not model._forward_pre_hooks
+
+    def test_inputs_are_not_changed(self):
+        model, x = nn.Sequential(nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4, 1)), torch.randn(5, 4)
+        expected = ba.predict(model, MCDropout(model), x.clone(), likelihood=ba.Gaussian()).mean
+        assert torch.equal(ba.predict(model, MCDropout(model), x, likelihood=ba.Gaussian()).mean, expected)
+
+    def test_copies_after_a_prediction(self):
+        model, x = nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 1)), torch.randn(5, 4)
+        q = MCDropout(model)
+        expected = ba.predict(model, q, x, likelihood=ba.Gaussian()).means
+        q, other = pickle.loads(pickle.dumps((q, model)))
+        assert torch.equal(ba.predict(other, q, x, likelihood=ba.Gaussian()).means, expected)

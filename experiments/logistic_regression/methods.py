@@ -151,7 +151,7 @@ def fit(
     decay: Callable[[int], float] | None = None
     if config["method"] == "von":
         epochs, momentum = config["iterations"], 0.0
-        own: dict[str, Any] = {"batch_size": max(len(x) for x, _ in data), "hessian": "exact"}
+        own: dict[str, Any] = {"batch_size": max(len(x) for x, _ in data), "options": {"hessian": "exact"}}
         decay = partial(harmonic, float(config["half_life"]))
     else:
         steps, momentum = min(STEPS, config["iterations"]), config["momentum"]

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from bayesadam import metrics
 from bayesadam.calibration import calibrate
 from bayesadam.files import whole_file, write_json, write_text
+from bayesadam.functional.generators import seeded
 from bayesadam.likelihoods import Categorical, Gaussian
-from bayesadam.likelihoods.base import seeded
 from bayesadam.optim import BayesAdam
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.predictive import predict

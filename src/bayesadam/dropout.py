@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bayesadam import noise
 from bayesadam.functional.curvature import wide
+from bayesadam.functional.generators import seeded
 from bayesadam.posterior import NetworkDistribution
+from bayesadam.posterior.exclusive import exclusively
 
 Dropout: TypeAlias = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
 
@@ -21,6 +24,8 @@ _UNBATCHED = {nn.Dropout1d: 2, nn.Dropout3d: 4}
 """Number of axes that these modules take for a single example; :class:`torch.nn.Dropout2d` always takes a batch."""
 _FIRST_STEP = 2
 """First step number of the noise of masks; a posterior's weights and low-rank factors use steps 0 and 1."""
+_CHECKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Models of which :func:`_check` knows that nothing else is random."""
 
 
 class MCDropout(NetworkDistribution):
@@ -40,17 +45,18 @@ class MCDropout(NetworkDistribution):
 
     The mean network, ``method="mean"`` of ``predict``, has no dropout; the paper calls this "weight averaging".
 
-    Dropout that is not in one of these modules (``functional.dropout``, ``dropout_p`` of an attention, stochastic
-    depth) is not detected; it follows the model's mode, and is off in ``predict``. The masks of a pass are counted from
-    the beginning of the model's ``forward``; if you call parts of a model instead, call ``put`` before each of them.
+    A model that is random in training in other ways (``functional.dropout``, alpha dropout, the dropout inside
+    ``nn.MultiheadAttention`` or ``nn.LSTM``, stochastic depth) is refused, since this would be off in ``predict``. To
+    find out, the first sample is preceded by two passes in training mode with the same masks, with which the outputs
+    must agree. The masks of a pass are counted from the beginning of the model's ``forward``; if you call parts of a
+    model instead, call ``put`` before each of them.
 
     Args:
         model: Network with dropout. Only the names of its dropout modules are kept; the weights stay in the model.
         rate: Dropout rate in (0, 1) that replaces every positive ``p``; by default the modules' own.
 
     Raises:
-        ValueError: The rate is out of range, or the model has no such module or another kind of dropout: alpha dropout,
-            or the dropout inside ``nn.MultiheadAttention``, ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN``.
+        ValueError: The rate is out of range, or the model has no such module.
     """
 
     def __init__(self, model: nn.Module, *, rate: float | None = None) -> None:
@@ -69,16 +75,21 @@ class MCDropout(NetworkDistribution):
 
         Raises:
             ValueError: The model has other dropout modules, by name, than that of the constructor.
-            RuntimeError: Raised in a pass of the model if no dropout module is called, or if one is in training mode.
+            RuntimeError: Raised in a pass of the model if no dropout module is called, if one is in training mode, or
+                if other modules are random in training.
         """
         modules = _dropouts(model)
         if tuple(modules) != self.names:
             raise ValueError(f"model must have the dropout modules {list(self.names)}, got {list(modules)}")
         masks = _Masks(seed)
         with ExitStack() as stack:
+            stack.enter_context(exclusively(model))
             if any(map(_is_compiled, model.modules())):  # what is compiled would not see the hooks
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(_in_eval_mode(list(modules.values())))
+            stack.enter_context(_in_mode(list(modules.values()), training=False))
+            if model not in _CHECKED:  # before the calls of this pass are counted
+                check = partial(_check, list(modules.values()))
+                stack.callback(model.register_forward_pre_hook(check, with_kwargs=True).remove)
             stack.callback(model.register_forward_pre_hook(masks.begin).remove)
             for index, module in enumerate(modules.values()):
                 drop = partial(masks.drop, index, module.p if self.rate is None else self.rate)
@@ -153,6 +164,30 @@ class _Masks:
         )
 
 
+@torch.no_grad()
+def _check(modules: list[Dropout], model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Check, before the first pass of a model, that its dropout modules are all that is random in training."""
+    if model in _CHECKED:  # also in the passes below
+        return
+    _CHECKED.add(model)
+    # Modules with buffers, such as batch norm, would change them.
+    others = [m for m in model.modules() if m not in modules and not m._buffers]
+    device = next(model.parameters(), torch.empty(0)).device
+    try:
+        with _in_mode(others, training=True), seeded(0, device):
+            given = [tree_map_only(Tensor, Tensor.clone, (args, kwargs)) for _ in range(2)]
+            first, second = (tree_leaves(model(*args, **kwargs)) for args, kwargs in given)
+    except Exception:  # a model that needs targets in training, or an error that the pass itself will raise
+        return
+    for one, other in zip(first, second, strict=True):
+        if isinstance(one, Tensor) and not torch.allclose(one, other, rtol=0.01, atol=1e-6, equal_nan=True):
+            _CHECKED.discard(model)
+            raise RuntimeError(
+                "the model must be random in training by its modules nn.Dropout only, got two outputs that differ "
+                "with the same masks (functional.dropout or the dropout inside of a recurrent layer, say)"
+            )
+
+
 @cache
 def _quantile(rate: float) -> float:
     return float(torch.special.ndtri(torch.tensor(rate, dtype=torch.float64)))
@@ -168,27 +203,10 @@ def _units(module: Dropout, value: Tensor) -> torch.Size:
 
 def _dropouts(model: nn.Module) -> dict[str, Dropout]:
     """The modules that drop units, by name."""
-    found: dict[str, Dropout] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, Dropout):
-            if module.p > 0:
-                found[name] = module
-        elif _drops_otherwise(module):
-            raise ValueError(
-                "the model's dropout must be in modules nn.Dropout, nn.Dropout1d, nn.Dropout2d or nn.Dropout3d, "
-                f"got {type(module).__name__} with dropout as {name!r}"
-            )
+    found = {name: module for name, module in model.named_modules() if isinstance(module, Dropout) and module.p > 0}
     if not found:
         raise ValueError("the model must have a dropout module with p > 0, got none")
     return found
-
-
-def _drops_otherwise(module: nn.Module) -> bool:
-    if isinstance(module, _DropoutNd):
-        return module.p > 0
-    if isinstance(module, nn.RNNBase):
-        return module.dropout > 0 and module.num_layers > 1
-    return isinstance(module, nn.MultiheadAttention) and module.dropout > 0
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -196,11 +214,11 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 @contextmanager
-def _in_eval_mode(modules: list[Dropout]) -> Iterator[None]:
+def _in_mode(modules: Sequence[nn.Module], *, training: bool) -> Iterator[None]:
     modes = [module.training for module in modules]
     try:
         for module in modules:
-            module.training = False
+            module.training = training
         yield
     finally:
         for module, mode in zip(modules, modes, strict=True):

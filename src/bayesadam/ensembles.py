@@ -24,6 +24,8 @@ Gaussians = DenseGaussian | DiagonalGaussian | KroneckerGaussian
 METHODS = (*OPTIMIZERS, "adam")
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def train_ensemble(
     make_model: Callable[[], nn.Module],
     data: tuple[Tensor, Tensor],
@@ -64,8 +66,7 @@ def train_ensemble(
 
     Returns:
         An equal mixture of the members' posteriors, and of the statistics of their batch norm layers, if they have any;
-        for samples of a posterior, give :func:`bayesadam.predict` training inputs as ``batch_norm`` instead. With
-        ``mc_samples`` a multiple of ``members``, predictions draw equally often from each of them.
+        for samples of a posterior, give :func:`bayesadam.predict` training inputs as ``batch_norm`` instead.
 
     Raises:
         ValueError: A number is out of range, the method is unknown, something is no likelihood or one with learned

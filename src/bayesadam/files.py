@@ -9,10 +9,11 @@ import os
 import re
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+if sys.platform != "win32":
+    import fcntl
 
 VERSION = 1
 """Version of the format of files with tensors."""
@@ -62,6 +66,26 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.replace(target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def locked(folder: str | os.PathLike[str], *, shared: bool = False) -> Iterator[None]:
+    """Context that one writer, or several readers, of a folder are in at a time; other processes and threads wait.
+
+    It is for several files that belong together. A killed process gives the lock back. There is no lock on Windows, on
+    file systems without locks, and in a folder that cannot be opened.
+
+    Args:
+        folder: The folder.
+        shared: Whether to read only.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):
+            place = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, place)
+            if sys.platform != "win32":
+                fcntl.flock(place, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield
 
 
 def is_temporary(name: str) -> bool:

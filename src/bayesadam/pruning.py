@@ -164,6 +164,15 @@ class _Pruned(NetworkDistribution):
         """Match the model, as :class:`bayesadam.posterior.Posterior` does."""
         return self.posterior.match(model)
 
+    @property
+    def strata(self) -> int:
+        """Number of strata, as in the posterior itself."""
+        return self.posterior.strata
+
+    def repeats(self, count: int) -> list[int]:
+        """The numbers of the first equal samples, as in the posterior itself."""
+        return self.posterior.repeats(count)
+
     def zeroed(self, name: str, tensor: Tensor) -> Tensor:
         """Values that belong to the weights of a tensor, one row or element each, with zeros for pruned weights."""
         gone = self.gone[name].to(tensor.device)

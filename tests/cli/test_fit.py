@@ -125,13 +125,15 @@ class TestRunFolder:
         assert data["left_out"] == {"day": "it is in --drop", "id": "it numbers the rows (if it is an input: --keep)"}
         assert sum(data["target_histogram"]["counts"]) == 120
         worst = report["surprises"][0]
-        assert worst["nll"] == max(report["held_out"]["nll"])
+        assert worst["row"] == report["held_out"]["row"][int(np.argmax(report["held_out"]["nll"]))]
         line = (made / "numbers.csv").read_text().splitlines()[worst["row"] - 1].split(",")
-        assert line[-1] == f"{worst['y']:.6g}"
+        assert float(worst["y"].replace(",", "")) == pytest.approx(float(line[-1]), rel=0.01)
         assert line[2].strip('"') == worst["values"]["city"]
-        assert len(report["weights"]["signal_to_noise"]) == 200
-        assert "pruning" not in report["weights"]  # its weights are correlated
-        assert np.shape(report["training"]["loss"]) == (2, 3)
+        assert report["training"]["epochs"] == [1, 2, 3]
+        assert np.shape(report["training"]["validation_nll"]) == (2, 3)
+        assert len(report["unseen"]["row"]) == 120  # all rows: the members left out parts of the training rows
+        assert sorted(report["unseen"]["row"]) == list(range(2, 122))
+        assert str(made) not in (made / "price" / "report.html").read_text()  # folders are nobody's business
 
     def test_of_a_classification(self, made):
         report = read(made / "answer", "report")
@@ -145,9 +147,6 @@ class TestRunFolder:
         scores = read(made / "answer", "metrics")["models"]
         assert scores["bayesadam"]["accuracy"] == np.mean(probs.argmax(1) == report["held_out"]["label"])
         assert all({"NLL", "accuracy", "ECE", "Brier", "fit seconds"} == set(row) for row in scores.values())
-        pruning = report["weights"]["pruning"]
-        assert len(pruning["accuracy"]) == len(pruning["fraction"]) > 5
-        assert pruning["nll"][0] == pytest.approx(np.mean(report["held_out"]["nll"]), abs=0.05)
 
     def test_report_makes_the_page_again_and_follows_no_link(self, fitted, made, tmp_path):
         page, other = made / "answer" / "report.html", tmp_path / "other.html"
@@ -161,14 +160,14 @@ class TestRunFolder:
         assert not page.is_symlink()
 
     def test_a_part_of_the_report_that_fails_loses_no_fit(self, fitted, labels, tmp_path, monkeypatch):
-        def fails(*arguments):
+        def fails(*arguments, **options):
             raise RuntimeError("too difficult")
 
-        monkeypatch.setattr("bayesadam.runs.contents.weights", fails)
-        out = fitted("fit", labels, "--target", "answer", "--out", tmp_path / "run", *FAST)
-        assert "the report does not describe the weights: RuntimeError: too difficult" in " ".join(out.split())
+        monkeypatch.setattr("bayesadam.report.report_data.effects", fails)
+        fitted("fit", labels, "--target", "answer", "--out", tmp_path / "run", *FAST)
         report = read(tmp_path / "run", "report")
-        assert report["weights"] == {}
+        assert "the report does not describe the inputs: RuntimeError: too difficult" in report["data"]["notes"]
+        assert report["explained"] == {}
         write_report(tmp_path / "page.html", report)
 
 
@@ -177,8 +176,8 @@ class TestAgain:
         first = made / "price"
         fitted("fit", "--config", first / "config.json", "--out", tmp_path / "config")
         words = shlex.split(read(first, "report")["reproduce"]["command"])
-        assert (words[:2], words[-2:]) == (["bayesadam", "fit"], ["--out", str(first)])
-        fitted(*words[1:-1], tmp_path / "command")
+        assert (words[:3], words[-2:]) == (["bayesadam", "fit", "numbers.csv"], ["--out", "price"])
+        fitted("fit", made / words[2], *words[3:-1], tmp_path / "command")
         for again in (tmp_path / "config", tmp_path / "command"):
             for name in ("posterior.safetensors", "config.json"):
                 assert (again / name).read_bytes() == (first / name).read_bytes()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bayesadam.runs import RunError, Settings, baselines, contents, scores
+from bayesadam.runs import RunError, Settings, baselines, scores
 from bayesadam.runs.folder import FILES, check_place, new_run
 from bayesadam.runs.prepare import prepare
 from bayesadam.tabular import TableError
@@ -203,25 +203,3 @@ class TestBaselines:
         found = self.fit((self.X[:, 0] > 0).astype(np.int64) * 2, "classification", 3)
         assert found["linear model"]["accuracy"] > 0.95
         assert found["gradient boosting"]["NLL"] < 0.3
-
-
-@pytest.mark.parametrize(
-    ("mean", "std", "text"),
-    [
-        (1699999794.25, 112.0, "1,699,999,790 ± 110"),
-        (-0.00123456, 1e-5, "-0.001235 ± 0.000010"),
-        (0.0, 1.0, "0.0 ± 1.0"),
-        (12.3456, 0.0999, "12.35 ± 0.10"),
-        (3e20, 1e19, "3e+20 ± 1e+19"),
-    ],
-)
-def test_means_have_the_digits_of_their_error(mean, std, text):
-    assert contents._with_error(mean, std) == text
-
-
-def test_training_curves_are_thinned():
-    loss = np.arange(1000.0).reshape(2, 500)
-    loss[0, 0] = np.nan
-    found = contents._thinned(loss)
-    assert [len(values) for values in found] == [300, 300]
-    assert [(values[0], values[-1]) for values in found] == [(None, 499.0), (500.0, 999.0)]

@@ -37,7 +37,7 @@ def found():
 
 class TestNoiseThatDependsOnTheInputs:
     def test_is_found(self, found):
-        scales, pattern = found
+        scales, pattern, _ = found
         new = rows(2_000, growing, seed=1)
         inner = np.abs(new.inputs).max(1) < 2.0
         variance = scales.aleatoric * 0.25 * np.exp(pattern.log_factor(new.inputs, new.mean))[inner]
@@ -45,6 +45,15 @@ class TestNoiseThatDependsOnTheInputs:
         assert abs(logs.mean()) < 0.25
         assert logs.std() < 0.4  # that of the log variance itself is 1.2
         assert pattern.strength == scales.strength > 0.6
+
+    def test_variances_of_the_rows_left_out(self, found):
+        """They differ from those of the pattern, which has seen the rows, but not by much."""
+        scales, pattern, noise = found
+        left_out = rows(800, growing)
+        seen = scales.aleatoric * left_out.aleatoric * np.exp(pattern.log_factor(left_out.inputs, left_out.mean))
+        logs = np.log(noise / seen)
+        assert 0.01 < logs.std() < 0.3
+        assert abs(logs.mean()) < 0.1
 
     def test_is_not_extrapolated(self, found):
         pattern = found[1]
@@ -57,21 +66,21 @@ class TestConstantNoise:
     def test_is_left_as_it_is(self):
         """More than a standard error of gain is rare where there is nothing to gain, and then it is small."""
         found = [calibrated(rows(300, constant, seed), "auto") for seed in range(8)]
-        patterns = [pattern for _, pattern in found if pattern is not None]
+        patterns = [pattern for _, pattern, _ in found if pattern is not None]
         assert len(patterns) <= 4  # each has a probability below 0.16
         new = rows(200, constant, seed=99)
         for pattern in patterns:
             assert pattern.log_factor(new.inputs, new.mean).std() < 0.5
-        for scales, _ in found:
+        for scales, _, _ in found:
             assert scales.aleatoric * 0.25 + scales.epistemic * 0.01 == pytest.approx(0.26, rel=0.35)
 
     def test_on_demand(self):
         known = rows(800, growing)
-        scales, pattern = calibrated(known, "constant")
+        scales, pattern, _ = calibrated(known, "constant")
         assert pattern is None
         assert scales.strength == 0.0
         assert calibrated(known, "input")[1] is not None
-        scales, pattern = calibrated(rows(400, constant), 0.5)
+        scales, pattern, _ = calibrated(rows(400, constant), 0.5)
         assert pattern is None
         assert scales.aleatoric == 1.0
 
@@ -91,9 +100,9 @@ def test_networks_are_judged_by_rows_that_they_have_not_seen():
 
 
 def test_a_pattern_that_is_known_is_kept():
-    scales, pattern = calibrated(rows(800, growing), "auto")
+    scales, pattern, _ = calibrated(rows(800, growing), "auto")
     louder = rows(4_000, lambda inputs: 2.0 * growing(inputs), seed=5)
     before = np.array([scales.epistemic, scales.aleatoric])
-    after, kept = calibrated(louder, "auto", before, pattern)
+    after, kept, _ = calibrated(louder, "auto", before, pattern)
     assert kept is pattern
     assert after.aleatoric == pytest.approx(4.0 * scales.aleatoric, rel=0.25)

@@ -308,6 +308,25 @@ def test_status_after_every_epoch(curve):
     assert 5.0 < seen[-1].held_out_nll < 8.5  # log of an error of some 100 to 500
     assert model.history_["loss"].shape == model.history_["held_out_nll"].shape == (4, 50)
     assert np.nanmean(model.history_["held_out_nll"][:, -1]) == pytest.approx(seen[-1].held_out_nll)
+    recorded = np.flatnonzero(np.isfinite(model.history_["held_out_nll"]).any(0)) + 1
+    assert recorded.tolist() == [*range(1, 12), 13, 15, 17, 19, 21, 24, 27, 30, 33, 37, 41, 46, 50]  # on any machine
+
+
+def test_predictions_of_the_rows_left_out(curve):
+    """With one member that leaves rows out they are its predictions; the calibration is that of the ensemble."""
+    x, y = curve
+    model = BayesianMLPRegressor(**{**QUICK, "members": 1}, noise="constant", target_transform="none").fit(x, y)
+    rows, pred = model.left_out_
+    assert 0 < len(rows) <= 0.2 * len(x)
+    whole = model.predictive(x[rows])
+    if len(model.calibration_["linear"]) == 1:
+        np.testing.assert_allclose(pred.mean, whole.mean, rtol=1e-5)
+        np.testing.assert_allclose(pred.variance, whole.variance, rtol=1e-5)
+    several = BayesianMLPRegressor(**QUICK).fit(x, y)
+    rows, pred = several.left_out_
+    np.testing.assert_array_equal(rows, np.arange(len(x)))
+    error, seen = (float(np.mean((p.mean.numpy() - y) ** 2)) for p in (pred, several.predictive(x)))
+    assert error > seen
 
 
 def test_an_interrupted_fit_keeps_what_it_has(curve):

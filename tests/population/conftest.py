@@ -1,6 +1,7 @@
 """The reference: a member trained alone by the library's own optimiser in an ordinary loop; and comparisons."""
 
 import copy
+import inspect
 import re
 
 import torch
@@ -95,8 +96,12 @@ def all_alone(models, data, likelihood, *, method="vadam", seed=0, **options):
 
 
 def train(models, data, likelihood, *, method="vadam", batch_size=BATCH, lr=0.02, **options):
-    options = {**REQUIRED.get(method, {}), "batch_size": batch_size, "lr": lr, **options}
-    return population.train(models, data, likelihood=likelihood, method=method, progress=False, **options)
+    """With arguments of ``train``, and of the method, which go to ``options``."""
+    given = {**REQUIRED.get(method, {}), "batch_size": batch_size, "lr": lr, **options}
+    named = {name: given.pop(name) for name in {*given} & {*inspect.signature(population.train).parameters}}
+    if given:
+        named["options"] = {**named.get("options", {}), **given}
+    return population.train(models, data, likelihood=likelihood, method=method, progress=False, **named)
 
 
 def assert_members_are(nets, fits, tolerance):

@@ -244,9 +244,10 @@ class TestApplied:
     def test_predictions_are_those_of_the_samples(self, kind):
         model = network().eval()
         q, x, before = posterior_of(kind, model), draw(5, 3, dtype=torch.float32), weights(model)
-        found = ba.predict(model, q, x, likelihood=ba.Categorical(), mc_samples=4, seed=7)
-        theta = q.sample(4, seed=7)
-        outputs = [torch.func.functional_call(model, {n: s[i] for n, s in theta.items()}, (x,)) for i in range(4)]
+        count = 2 * q.strata
+        found = ba.predict(model, q, x, likelihood=ba.Categorical(), mc_samples=count, seed=7)
+        theta = q.sample(count, seed=7)
+        outputs = [torch.func.functional_call(model, {n: s[i] for n, s in theta.items()}, (x,)) for i in range(count)]
         close(found.log_probs, torch.stack(outputs).log_softmax(-1), rtol=1e-5, atol=1e-5)
         assert_same(weights(model), before)
 

@@ -90,7 +90,7 @@ class HeldOut:
         """Return the bytes of each row's inputs."""
         found = set()
         for batch in self._batches:
-            tensors = tensors_of(batch)
+            tensors = [value for value in tensors_of(batch) if isinstance(value, Tensor)]
             count = next((len(tensor) for tensor in tensors if tensor.ndim), 0)
             own = [t.detach().cpu().contiguous() for t in tensors if t.ndim and len(t) == count]
             for number in range(count):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from bayesadam.functional.generators import seeded
 from bayesadam.likelihoods import fallbacks
 
 DRAWS = 1024
@@ -28,7 +27,8 @@ class Likelihood(nn.Module):
 
     The last axis of an output has the outputs of one data point, and every axis before it counts data points: outputs
     ``(N, T, D)`` are those of ``N T`` data points, and outputs ``(N,)`` of ``N`` with one output each. Leading sample
-    axes of an output broadcast against the target.
+    axes of an output broadcast against the target. With ``outputs_per_target = 2`` targets ``(N, D)`` have outputs
+    ``(N, 2 D)``, which ``output.chunk(2, -1)`` divides; a data point with one target has a target ``(1,)``.
 
     A subclass must define one of :meth:`log_density`, :meth:`element_log_density` and :meth:`distribution`. This is
     enough for training, posterior samples, Laplace approximations and predictive densities. The other methods are
@@ -37,7 +37,8 @@ class Likelihood(nn.Module):
     ======================== ================================================================================
     capability               fallback
     ======================== ================================================================================
-    ``check``                the target must be of the output's shape, and in the support of ``distribution``
+    ``check``                the target must be of the output's shape, divided by ``outputs_per_target``, and in the
+                             support of ``distribution``
     ``log_density``          the sum of ``element_log_density``; else ``distribution``
     ``moments``              ``distribution``; else the moments of draws by ``sample``
     ``sample``               ``distribution``
@@ -81,7 +82,16 @@ class Likelihood(nn.Module):
 
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raise ``ValueError`` if the target does not fit the output, by shape or by value."""
-        check_shape(output.shape, target)
+        each, width = self.outputs_per_target, output.shape[-1] if output.ndim else 1
+        if each == 1:
+            check_shape(output.shape, target)
+        elif width % each:
+            raise ValueError(
+                f"output must have {each} numbers for each target along its last axis, got shape {tuple(output.shape)}"
+            )
+        else:
+            shape = torch.Size([*output.shape[:-1], width // each])
+            check_shape(shape, target, f"a shape with one number for every {each} outputs,")
         if not self.defines("distribution"):
             return
         try:
@@ -308,22 +318,7 @@ def check_likelihood(value: Any, *, where: str = "") -> None:
         raise ValueError(f"likelihood must be a bayesadam.likelihoods.Likelihood, got {value!r}{where}")
 
 
-def check_shape(shape: torch.Size, target: Tensor) -> None:
+def check_shape(shape: torch.Size, target: Tensor, described: str = "the output's shape") -> None:
     """Raise ``ValueError`` unless the target has the given shape, except for sample axes before it."""
     if shape[len(shape) - target.ndim :] != target.shape or len(shape) < target.ndim:
-        raise ValueError(f"target must be of the output's shape {tuple(shape)}, got {tuple(target.shape)}")
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Context that seeds torch's generators of the CPU and of a device; afterwards their states are restored.
-
-    Those of other devices are left alone: ``torch.manual_seed`` would seed them as well, without restoring them.
-    """
-    kind = "cpu" if device.type == "meta" else device.type
-    accelerators = [] if kind == "cpu" else [device]
-    with torch.random.fork_rng(devices=accelerators, device_type=kind):
-        torch.default_generator.manual_seed(seed)
-        for each in accelerators:
-            torch.get_device_module(each).set_rng_state(torch.Generator(each).manual_seed(seed).get_state(), each)
-        yield
+        raise ValueError(f"target must be of {described} {tuple(shape)}, got {tuple(target.shape)}")

@@ -7,11 +7,13 @@ from collections.abc import Callable, Container, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from bayesadam.functional.generators import GENERATORS
+
 
 def initialize(make: Callable[[], nn.Module], *, seeds: Iterable[int]) -> list[nn.Module]:
     """Make one network for each seed, with weights drawn under it; the state of torch's generator is restored."""
     models = []
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with GENERATORS, torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         for seed in seeds:
             torch.manual_seed(seed)
             models.append(make())

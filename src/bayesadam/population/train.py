@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,9 @@ from bayesadam.population.population import Population
 from bayesadam.population.record import Record
 from bayesadam.progress import progress_bar
 
+PerMember = Any
+"""A hyper-parameter of all members, or a list with one value per member."""
+
 
 def train(
     models: Sequence[nn.Module],
@@ -31,6 +34,16 @@ def train(
     epochs: int,
     batch_size: int,
     method: str | type[PerturbedOptimizer] = "vadam",
+    lr: PerMember = None,
+    betas: PerMember = None,
+    num_data: PerMember = None,
+    prior_precision: PerMember = None,
+    prior: PerMember = None,
+    initial_precision: PerMember = None,
+    temperature: PerMember = None,
+    mc_samples: int | None = None,
+    antithetic: bool | None = None,
+    options: Mapping[str, Any] | None = None,
     seed: int | Sequence[int] = 0,
     lr_schedule: Schedule | None = None,
     beta_schedule: Schedule | None = None,
@@ -42,7 +55,6 @@ def train(
     on_epoch: Callable[[int, list[int], Population], None] | None = None,
     chunk: int | None = None,
     progress: bool | None = None,
-    **hyperparameters: Any,
 ) -> Population:
     """Train networks of one architecture at once, each on its own data with its own hyper-parameters.
 
@@ -64,6 +76,20 @@ def train(
         method: One of ``METHODS``: an optimiser of the library, ``"bbb"`` for Bayes by Backprop
             (:class:`bayesadam.population.BayesByBackprop`), or ``"adam"`` for point estimates. It may also be a
             subclass of :class:`bayesadam.optim.PerturbedOptimizer` with its own rule.
+        lr: Learning rate. It and the following hyper-parameters are those of the method: defaults and checks are its
+            own. A list has one value per member.
+        betas: Decay rates of the running averages.
+        num_data: Number of training examples; by default the size of each member's data.
+        prior_precision: Precision of the prior.
+        prior: Posterior to continue from. With Adam, a :class:`bayesadam.DiagonalGaussian` makes the optimum a
+            posterior mode: its negative log density, divided by ``num_data``, is added to the loss, and the weights
+            start where the models have them.
+        initial_precision: Posterior precision at the start.
+        temperature: Factor of the KL divergence.
+        mc_samples: Number of posterior samples per step, the same for all members.
+        antithetic: Whether to draw samples in pairs ``+eps, -eps``.
+        options: Further hyper-parameters of the method by name, such as ``{"hessian": "exact"}``. ``batch_size`` of
+            :class:`bayesadam.BayesAdam` is that of the training, and so is ``total_steps`` by default.
         seed: Seed of the noise and of the order of the data: one per member, or that of the first member, to which the
             number of the member is added.
         lr_schedule: Factor of the learning rate as a function of the fraction of the training that is done, in [0, 1).
@@ -87,13 +113,6 @@ def train(
         chunk: Number of members trained at a time; by default as many as fit into the caches. It does not change the
             result.
         progress: Whether to show a progress bar; by default it is shown in a terminal.
-        **hyperparameters: Hyper-parameters of the method, such as ``lr``, ``betas``, ``prior_precision``,
-            ``temperature``, ``mc_samples`` or ``hessian``. Defaults and checks are those of the optimiser. A list has
-            one value per member. ``num_data`` is the size of each member's data by default;
-            ``batch_size`` of :class:`bayesadam.BayesAdam` is that of the training, and so is ``total_steps`` by
-            default. With Adam, a ``prior`` that is a :class:`bayesadam.DiagonalGaussian` makes the optimum a posterior
-            mode: its negative log density, divided by ``num_data``, is added to the loss, and the weights start where
-            the models have them.
 
     Returns:
         The trained members.
@@ -125,9 +144,23 @@ def train(
     criteria = _criteria(likelihood, objective, count)
     losses = Losses(models, criteria)
     seeds = [int(seed) + i for i in range(count)] if isinstance(seed, int | np.integer) else list(map(int, seed))
-    options = member_options({**hyperparameters, "seed": seeds}, count)
+    named = {
+        "lr": lr,
+        "betas": betas,
+        "num_data": num_data,
+        "prior_precision": prior_precision,
+        "prior": prior,
+        "initial_precision": initial_precision,
+        "temperature": temperature,
+        "mc_samples": mc_samples,
+        "antithetic": antithetic,
+    }
+    given = {name: value for name, value in named.items() if value is not None}
+    for name in {*given, "seed"} & {*(options or {})}:
+        raise TypeError(f"{name} must be given once, got it also in options={options!r}")
+    hyperparameters = member_options({**given, **(options or {}), "seed": seeds}, count)
     pool = Pool(pairs, batch_size, steps_per_epoch=steps_per_epoch, weights=weights)
-    setup = configure(method, models, criteria, losses.layout, options, pool, epochs)
+    setup = configure(method, models, criteria, losses.layout, hyperparameters, pool, epochs)
     means = setup.tensors["mean"]
     if weights is not None and setup.hypers[0].get("hessian") in ("empirical_fisher", "exact"):
         raise ValueError(f"sample_weight must be None for a method of squared gradients, got method={method!r}")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bayesadam import files
 from bayesadam.checks import check
+from bayesadam.posterior.exclusive import exclusively
 from bayesadam.posterior.modes import quietly
 from bayesadam.posterior.network import NetworkDistribution
 from bayesadam.posterior.sharded import unsharded, writing_parts
@@ -34,10 +35,12 @@ class Posterior(NetworkDistribution):
 
     Attributes:
         mean: Mean of every weight tensor, by the name that ``named_parameters()`` gives it.
+        variance: Variance of every weight, by the names of ``mean``.
         hyperparameters: How the posterior was found, as plain JSON values, for people and for reports.
     """
 
     mean: dict[str, Tensor]
+    variance: dict[str, Tensor]
     hyperparameters: dict[str, Any]
 
     def sample(self, count: int, *, seed: int = 0, first: int = 0) -> dict[str, Tensor]:
@@ -56,6 +59,11 @@ class Posterior(NetworkDistribution):
         for i in range(count):
             write({name: draw[i] for name, draw in draws.items()}, first + i)
         return draws
+
+    def repeats(self, count: int) -> list[int]:
+        """The numbers of the first equal samples, as in the base class; without variance all samples are equal."""
+        random = any(value.any() for value in self.variance.values())
+        return super().repeats(count) if random else [0] * count
 
     @abc.abstractmethod
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
@@ -150,7 +158,7 @@ class Posterior(NetworkDistribution):
         Raises:
             ValueError: The model's trainable parameters are not those of the posterior.
         """
-        with quietly(model), unsharded(model):
+        with exclusively(model), quietly(model), unsharded(model):
             tensors = self.match(model)
             write = writing_parts(self._apart_from(tensors.values()).writer(seed), tensors)
             before = {name: tensor.detach().clone() for name, tensor in tensors.items()}

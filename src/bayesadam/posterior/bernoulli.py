@@ -64,7 +64,7 @@ class BernoulliPosterior(Posterior):
         return sum(mean.numel() for mean in self.mean.values())
 
     @cached_property
-    def variance(self) -> dict[str, Tensor]:
+    def variance(self) -> dict[str, Tensor]:  # type: ignore[override]
         """Variance of every weight by name, 0 for a point mass. It is computed at the first access."""
         with torch.no_grad():
             # As a product of two factors, since scale^2 may be infinite where the other factor is 0.

@@ -33,13 +33,7 @@ PRUNING = ("signal_to_noise", "magnitude")
 
 
 class GaussianPosterior(Posterior):
-    """Base class of Gaussians over named weights; a weight of variance 0 is a point mass.
-
-    Attributes:
-        variance: Marginal variance of every weight, by the names of ``mean``.
-    """
-
-    variance: dict[str, Tensor]
+    """Base class of Gaussians over named weights; a weight of variance 0 is a point mass."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.mean)} tensors, {self.num_weights:,} weights)"

@@ -20,10 +20,10 @@ _WORD = 2**64 - 1
 class Mixture(Posterior):
     """An equally weighted mixture of posteriors over the same weights.
 
-    Sample number ``i`` is sample number ``i // K`` of component ``i % K``. So ``K`` samples of an ensemble are its
-    members, each once, and a multiple of ``K`` samples has equally many from each component. Every component has its
-    own seed, a hash of the mixture's seed and the component's number, so that no two components share noise, even in
-    mixtures of mixtures.
+    Sample number ``i`` is sample number ``i // K`` of component ``i % K``. ``predict`` takes a multiple of ``K``
+    samples, which has equally many from each component; a component without variance is run once, and an ensemble of
+    networks takes as many passes as it has members. Every component has its own seed, a hash of the mixture's seed and
+    the component's number, so that no two components share noise, even in mixtures of mixtures.
 
     The mean averages weights of networks that may have nothing in common except their architecture (the order of hidden
     units, for example, differs between members). It can be inspected but is never put into a network, not even by
@@ -70,13 +70,26 @@ class Mixture(Posterior):
         return _average([q.mean for q in self.components])
 
     @cached_property
-    def variance(self) -> dict[str, Tensor]:
+    def variance(self) -> dict[str, Tensor]:  # type: ignore[override]
         """Total variance of every weight, by name: the average variance plus the variance of the means."""
         within = _average([q.variance for q in self.components])
         for name, value in within.items():
             means = torch.stack([q.mean[name].double().to(value.device) for q in self.components])
             within[name] = (value + (means - means.mean(0)).square().mean(0)).to(value.dtype)
         return within
+
+    @property
+    def strata(self) -> int:
+        """Number of strata with equal weights: the components, each as often as unequal numbers of components in them
+        require.
+        """
+        return len(self.components) * math.lcm(*(q.strata for q in self.components))
+
+    def repeats(self, count: int) -> list[int]:
+        """The numbers of the first equal samples, as in the base class."""
+        size = len(self.components)
+        parts = [q.repeats(-(-count // size)) for q in self.components]
+        return [parts[number % size][number // size] * size + number % size for number in range(count)]
 
     def match(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the model's parameters and buffers that the components cover, by name, as in the base class."""
@@ -164,9 +177,8 @@ class Mixture(Posterior):
 def ensemble(models: Iterable[nn.Module], *, hyperparameters: Mapping[str, Any] | None = None) -> Mixture:
     """Make a deep ensemble (Lakshminarayanan et al. 2017) of trained networks: an equal mixture of point masses.
 
-    With ``mc_samples`` equal to the number of networks, or to a multiple of it, ``predict`` returns exactly the average
-    of the networks' predictive distributions (section 2.4 of the paper); with other numbers the first networks count
-    once more.
+    ``predict`` runs each network once and returns exactly the average of their predictive distributions (section 2.4 of
+    the paper).
 
     Args:
         models: Networks of one architecture, trained from different initial values. Parameters that are trainable in

@@ -17,8 +17,20 @@ class NetworkDistribution(abc.ABC):
         """Return a context that gives a function ``put``; afterwards the model is as before, even after an exception.
 
         ``put(n)`` turns the model into sample number ``n``, counted from 0, which depends on ``(seed, n)`` only.
-        ``put(None)`` turns it into the mean network. The context caches what every sample needs.
+        ``put(None)`` turns it into the mean network. The context caches what every sample needs. Another thread that
+        enters such a context of the same model waits until this one has left it.
         """
+
+    @property
+    def strata(self) -> int:
+        """Number of strata with equal weights, such as the components of a mixture: sample ``n`` is from stratum ``n %
+        strata``.
+        """
+        return 1
+
+    def repeats(self, count: int) -> list[int]:
+        """For each of ``count`` samples the number of the first one that is the same network, as far as is known."""
+        return list(range(count))
 
     @contextmanager
     def applied(self, model: nn.Module, sample: int | None = None, *, seed: int = 0) -> Iterator[None]:

@@ -18,6 +18,7 @@ from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior.dense import DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
+from bayesadam.posterior.exclusive import exclusively
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.posterior.kronecker import KroneckerGaussian
 from bayesadam.posterior.low_rank import LowRankGaussian
@@ -30,6 +31,7 @@ from bayesadam.posthoc.last_layer import LastLayer, LastLayerSum
 from bayesadam.posthoc.network import Network
 from bayesadam.posthoc.prior import Prior, check_prior, continued
 from bayesadam.predictive.batches import check_weights_are_used
+from bayesadam.predictive.choice import warn_of_probabilities
 from bayesadam.predictive.pairs import Data, batches_of_rows, length
 from bayesadam.progress import progress_bar
 
@@ -115,6 +117,7 @@ class LaplaceApproximation:
     log_likelihood: float
     num_data: float
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         model: nn.Module,
@@ -138,19 +141,20 @@ class LaplaceApproximation:
         if batch_size is not None:
             check("batch_size", batch_size, "a whole number of at least 1", is_whole)
         network = Network(unwrapped(model), likelihood, output, curvature)
-        total = _sum(network, structure, last_layer)
-        self.mean = {
-            name: p.detach().to(wide(p.dtype), copy=True, memory_format=torch.contiguous_format)
-            for name, p in network.trainable.items()
-        }
-        try:
-            with network.evaluated():
-                check_weights_are_used(network.model, () if isinstance(total, LastLayer) else self.mean)
-                found = _go_through(network, total, data, batch_size, progress)
-                self.curvature = total.result()
-                _check_curved(network, self.curvature)
-        finally:
-            total.close()
+        with exclusively(network.model):
+            total = _sum(network, structure, last_layer)
+            self.mean = {
+                name: p.detach().to(wide(p.dtype), copy=True, memory_format=torch.contiguous_format)
+                for name, p in network.trainable.items()
+            }
+            try:
+                with network.evaluated():
+                    check_weights_are_used(network.model, () if isinstance(total, LastLayer) else self.mean)
+                    found = _go_through(network, total, data, batch_size, progress)
+                    self.curvature = total.result()
+                    _check_curved(network, self.curvature)
+            finally:
+                total.close()
         self.random = tuple(total.names) if isinstance(total, LastLayer) else tuple(self.mean)
         self.num_data = found.count if num_data is None else num_data
         self._rescale(self.num_data / found.count)
@@ -272,6 +276,7 @@ class LaplaceApproximation:
                 raise ValueError("the curvature must be finite, got inf or nan")
 
 
+@torch.inference_mode(False)
 def laplace(
     model: nn.Module,
     data: Data,
@@ -382,6 +387,7 @@ def _go_through(
     with progress_bar("fitting the curvature", length(data, batch_size), progress, shown=shown) as advance:
         for rows, target in batches_of_rows(data, device, batch_size):
             output = total.add(rows, target)
+            warn_of_probabilities(network.model, network.likelihood, output)
             with torch.no_grad():
                 density = network.likelihood.log_density(output, target).double()
             if not density.isfinite().all():

@@ -91,15 +91,15 @@ class Network:
         """Context with the model in evaluation mode and without ``.grad``; afterwards modes and ``.grad`` are
         restored.
         """
-        gradients = [(p, p.grad) for p in self.model.parameters()]
-        try:
-            for parameter, _ in gradients:
-                parameter.grad = None
-            with in_eval_mode(self.model):
+        with in_eval_mode(self.model):
+            gradients = [(p, p.grad) for p in self.model.parameters()]
+            try:
+                for parameter, _ in gradients:
+                    parameter.grad = None
                 yield
-        finally:
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
+            finally:
+                for parameter, gradient in gradients:
+                    parameter.grad = gradient
 
 
 def columns(factor: Tensor, output: Tensor) -> Iterator[Tensor]:

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesadam.posterior import Mixture, NetworkDistribution, Posterior
+from bayesadam.posterior.exclusive import exclusively
 from bayesadam.posterior.report import PER_TENSOR
 from bayesadam.posterior.training_inputs import normalized
 from bayesadam.predictive.batches import Rows, as_batches, call, groups, in_eval_mode, no_batches
@@ -42,6 +43,15 @@ class WithOwnStatistics(NetworkDistribution):
         self.distribution = distribution
         self.inputs = inputs
 
+    @property
+    def strata(self) -> int:
+        """Number of strata, as in the distribution itself."""
+        return self.distribution.strata
+
+    def repeats(self, count: int) -> list[int]:
+        """The numbers of the first equal samples, as in the distribution itself."""
+        return self.distribution.repeats(count)
+
     @contextmanager
     def draws(self, model: nn.Module, seed: int = 0) -> Iterator[Callable[[int | None], None]]:
         """Return a context as in the base class, with statistics of its own for every sample.
@@ -55,18 +65,19 @@ class WithOwnStatistics(NetworkDistribution):
             raise ValueError("batch_norm must be None for a model without batch norm statistics, got inputs")
         device = next(model.parameters(), torch.empty(0)).device
         batches = list(_batches(self.inputs, device))
-        buffers = [(buffer, buffer.clone()) for layer in layers for buffer in layer.buffers()]
-        try:
-            with self.distribution.draws(model, seed) as put_weights:
+        with exclusively(model):
+            buffers = [(buffer, buffer.clone()) for layer in layers for buffer in layer.buffers()]
+            try:
+                with self.distribution.draws(model, seed) as put_weights:
 
-                def put(number: int | None) -> None:
-                    put_weights(number)
-                    estimate(model, layers, batches)
+                    def put(number: int | None) -> None:
+                        put_weights(number)
+                        estimate(model, layers, batches)
 
-                yield put
-        finally:
-            for buffer, before in buffers:
-                buffer.copy_(before)
+                    yield put
+            finally:
+                for buffer, before in buffers:
+                    buffer.copy_(before)
 
 
 def warn_of_running_statistics(model: nn.Module, posterior: NetworkDistribution) -> None:

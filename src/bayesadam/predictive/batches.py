@@ -10,11 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
 from bayesadam.posterior import NetworkDistribution
+from bayesadam.posterior.exclusive import exclusively
 from bayesadam.posterior.modes import quietly
 
 Output = Callable[[Any], Tensor]
+
+PASS_ROWS, PASS_BYTES = 250, 2**18
+"""Least number of rows of a pass by default on a CPU, and the size of their inputs up to which it has more."""
+ON_ACCELERATORS = 16
+"""Factor of both for other devices, where small passes are slow."""
+SAME = 0.02
+"""Difference of outputs, relative to the largest, that is attributed to rounding."""
 
 
 def as_batches(inputs: Any) -> tuple[Iterable[Any], bool]:
@@ -34,17 +43,28 @@ def groups(batches: Iterable[Any], device: torch.device, single: bool, limit: in
     group: list[Any] = []
     size = 0
     for batch in batches:
-        if not single and isinstance(batch, list | tuple):
+        if not single and isinstance(batch, list | tuple) and not isinstance(batch, PackedSequence):
             batch = batch[0]
             if isinstance(batch, list):  # the default collate function makes lists of tuples
                 batch = tuple(batch)
-        group.append(map_tensors(batch, lambda tensor: tensor.to(device)))
-        size += sum(t.numel() * t.element_size() for t in tensors_of(batch))
+        group.append(placed(batch, device))
+        size += sum(value.data.nbytes for value in tensors_of(batch))
         if size >= limit:
             yield group
             group, size = [], 0
     if group:
         yield group
+
+
+def placed(batch: Any, device: torch.device | None) -> Any:
+    """A batch on a device, with copies of inference tensors where these cannot be used, as in a graph."""
+    copied = not torch.is_inference_mode_enabled()
+
+    def place(tensor: Tensor) -> Tensor:
+        found = tensor.to(device=device)
+        return found.clone() if copied and found.is_inference() else found
+
+    return map_tensors(batch, place)
 
 
 def no_batches() -> ValueError:
@@ -58,7 +78,8 @@ def arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """
     if isinstance(batch, Mapping):
         return (), dict(batch)
-    return batch if isinstance(batch, tuple) else (batch,), {}
+    several = isinstance(batch, tuple) and not isinstance(batch, PackedSequence)
+    return batch if several else (batch,), {}
 
 
 def call(model: nn.Module, batch: Any, output: Output | None, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -87,46 +108,92 @@ class Rows:
 
     Args:
         batch: A batch. The length of its first tensor with an axis is the number of rows; tensors of another length
-            belong to all rows.
+            belong to all rows. Packed sequences have a row for each sequence.
 
     Attributes:
         batch: The batch, as the model takes it.
-        count: Number of rows.
+        count: Number of rows; 1 if the batch has no tensor with an axis.
     """
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch
-        tensors = tensors_of(batch)
-        self.count = next((len(tensor) for tensor in tensors if tensor.ndim), 1)
-        self._shared = [tensor.ndim == 0 or len(tensor) != self.count for tensor in tensors]
+        lengths = [_length(value) for value in tensors_of(batch)]
+        known = next((length for length in lengths if length is not None), None)
+        self.count = 1 if known is None else known
+        self._known = known is not None
+        self._shared = [length != known for length in lengths]
 
     def part(self, start: int, stop: int) -> Rows:
         """The rows from ``start`` to ``stop``."""
-        part = copy(self)
-        part.batch = self._map(lambda tensor: tensor[start:stop])
-        part.count = len(range(self.count)[start:stop])
-        return part
+        return self if start <= 0 and stop >= self.count else self._taken(slice(start, stop))
 
     def select(self, numbers: Tensor) -> Rows:
         """The rows with these numbers."""
-        part = copy(self)
-        part.batch = self._map(lambda tensor: tensor[numbers.to(tensor.device)])
-        part.count = len(numbers)
-        return part
+        return self._taken(numbers)
 
     def examples(self) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
-        """The tensors that have rows, for ``vmap``, and a function that makes a batch of one row of each."""
-        tensors = zip(tensors_of(self.batch), self._shared, strict=True)
+        """The tensors that have rows, for ``vmap``, and a function that makes a batch of one row of each.
+
+        Raises:
+            RuntimeError: There are packed sequences.
+        """
+        tensors = []
+        for value, shared in zip(tensors_of(self.batch), self._shared, strict=True):
+            if isinstance(value, PackedSequence):
+                raise RuntimeError("packed sequences cannot be mapped over")
+            tensors += [] if shared else [value]
 
         def example(rows: list[Tensor]) -> Any:
             left = iter(rows)
             return self._map(lambda _: next(left).unsqueeze(0))
 
-        return [tensor for tensor, shared in tensors if not shared], example
+        return tensors, example
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Any:
+    def on(self, device: torch.device | None) -> Rows:
+        """The same rows on a device, see :func:`placed`."""
+        moved = copy(self)
+        moved.batch = placed(self.batch, device)
+        return moved
+
+    def check(self, output: Tensor, *, known: bool = False) -> None:
+        """Raise ``ValueError`` if an output does not have as many rows.
+
+        Args:
+            output: An output for these rows.
+            known: Whether the number of rows is known, even if the batch has no tensor with an axis.
+        """
+        if (known or self._known) and output.shape[:1] != (self.count,):
+            raise ValueError(
+                f"output must have the {self.count} rows of the inputs along its first axis (batch_first=True, say), "
+                f"got shape {tuple(output.shape)}"
+            )
+
+    def per_pass(self) -> int:
+        """Number of rows in a pass by default; passes are of about the same size, so that none has a single row."""
+        if any(self._shared) or not self.count:  # such as the edges of a graph, whose nodes are the rows
+            return self.count
+        data = [value.data for value in tensors_of(self.batch)]
+        size = -(-sum(value.nbytes for value in data) // self.count)
+        limit = max(PASS_ROWS, PASS_BYTES // max(size, 1))
+        if any(value.device.type != "cpu" for value in data):
+            limit *= ON_ACCELERATORS
+        return -(-self.count // -(-self.count // limit))
+
+    def _taken(self, rows: slice | Tensor) -> Rows:
+        def take(value: Tensor | PackedSequence) -> Tensor | PackedSequence:
+            if isinstance(value, PackedSequence):
+                sequences = unpack_sequence(value)
+                return pack_sequence([sequences[n] for n in torch.arange(self.count)[rows]], enforce_sorted=False)
+            return value[rows.to(value.device) if isinstance(rows, Tensor) else rows]
+
+        part = copy(self)
+        part.batch = self._map(take)
+        part.count = len(torch.arange(self.count)[rows])
+        return part
+
+    def _map(self, function: Callable[[Any], Any]) -> Any:
         shared = iter(self._shared)
-        return map_tensors(self.batch, lambda tensor: tensor if next(shared) else function(tensor))
+        return _map(self.batch, lambda value: value if next(shared) else function(value))
 
 
 class Chunked:
@@ -134,35 +201,46 @@ class Chunked:
 
     Args:
         function: Function that returns tensors with the rows along their first axis.
-        rows: Number of rows in the first chunk; ``None`` stands for all.
+        rows: Number of rows in a chunk. By default they are :meth:`Rows.per_pass`, if the outputs of a row do not
+            depend on other rows, as they do where time is the first axis.
     """
 
     def __init__(self, function: Callable[[Rows], tuple[Tensor, ...]], rows: int | None) -> None:
         self.function = function
         self.rows = rows
+        self._apart: bool | None = None
 
     def __call__(self, batch: Any) -> tuple[Tensor, ...]:
         """Apply the function to the whole batch."""
         rows = Rows(batch)
-        if self.rows is None:
-            try:
-                return self.function(rows)
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                self.rows = max(1, rows.count // 2)
+        size = self.rows or self._size(rows)
         parts: list[tuple[Tensor, ...]] = []
         start = 0
         while start < rows.count or not parts:
-            stop = min(start + self.rows, rows.count)
+            stop = min(start + size, rows.count)
             try:
                 parts.append(self.function(rows.part(start, stop)))
                 start = stop
             except RuntimeError as error:
-                if not is_out_of_memory(error) or self.rows == 1:
+                if not is_out_of_memory(error) or size <= 1:
                     raise
-                self.rows //= 2
-        return tuple(map(torch.cat, zip(*parts, strict=True)))
+                self.rows = size = size // 2
+        return parts[0] if len(parts) == 1 else tuple(map(torch.cat, zip(*parts, strict=True)))
+
+    def _size(self, rows: Rows) -> int:
+        size = rows.per_pass()
+        if size < rows.count and self._apart is None:
+            self._apart = self._are_apart(rows)
+        return size if self._apart else rows.count
+
+    def _are_apart(self, rows: Rows) -> bool:
+        """Whether the last rows of a small batch have the same outputs in a batch of their own."""
+        try:
+            (among, *_), (alone, *_) = (self.function(rows.part(start, 16)) for start in (0, 12))
+        except Exception:  # a model that takes no other number of rows; its own error is raised later
+            return False
+        expected = among[12:].float()
+        return torch.allclose(alone.float(), expected, rtol=0.0, atol=SAME * expected.abs().max().item())
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -174,27 +252,28 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
     """Context that sets the model to evaluation mode; afterwards every module is back in its mode, by its own
-    ``train``.
+    ``train``. Other threads wait for it.
 
     Modules with a ``train`` of their own may change their tensors, for example merge weights, and restore them only up
     to rounding. Their tensors are therefore saved and put back.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    own = [t for m in _changing(model) for t in (*m.parameters(recurse=False), *m.buffers(recurse=False))]
-    kept = [(tensor, tensor.detach().clone()) for tensor in own]
-    try:
-        model.eval()
-        with quietly(model):
-            yield
-    finally:
-        for module, mode in modes:  # parents first, whose children may be in another mode
-            if module.training != mode:
-                module.train(mode)
-        for module, mode in modes:  # some never train, some have several parents
-            module.training = mode
-        with torch.no_grad():
-            for tensor, value in kept:
-                tensor.copy_(value)
+    with exclusively(model):
+        modes = [(module, module.training) for module in model.modules()]
+        own = [t for m in _changing(model) for t in (*m.parameters(recurse=False), *m.buffers(recurse=False))]
+        kept = [(tensor, tensor.detach().clone()) for tensor in own]
+        try:
+            model.eval()
+            with quietly(model):
+                yield
+        finally:
+            for module, mode in modes:  # parents first, whose children may be in another mode
+                if module.training != mode:
+                    module.train(mode)
+            for module, mode in modes:  # some never train, some have several parents
+                module.training = mode
+            with torch.no_grad():
+                for tensor, value in kept:
+                    tensor.copy_(value)
 
 
 @contextmanager
@@ -262,18 +341,40 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in named.items() if isinstance(value, Tensor)}
 
 
-def tensors_of(batch: Any) -> list[Tensor]:
-    """The tensors of a batch, in the order of :func:`map_tensors`."""
-    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple) else [batch]
-    return [value for value in values if isinstance(value, Tensor)]
+def tensors_of(batch: Any) -> list[Tensor | PackedSequence]:
+    """The tensors and packed sequences of a batch, in the order of :func:`map_tensors`."""
+    found: list[Tensor | PackedSequence] = []
+    _map(batch, found.append)
+    return found
 
 
 def map_tensors(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to all tensors of a batch."""
+    """Apply a function to all tensors of a batch, and to the values of packed sequences."""
+
+    def apply(value: Tensor | PackedSequence) -> Tensor | PackedSequence:
+        if isinstance(value, Tensor):
+            return function(value)
+        data = function(value.data)
+        return value.to(data.device)._replace(data=data)  # type: ignore[arg-type]
+
+    return _map(batch, apply)
+
+
+def _map(batch: Any, function: Callable[[Any], Any]) -> Any:
+    """Apply a function to all tensors and packed sequences of a batch."""
 
     def apply(value: Any) -> Any:
-        return function(value) if isinstance(value, Tensor) else value
+        return function(value) if isinstance(value, Tensor | PackedSequence) else value
 
     if isinstance(batch, Mapping):
         return {key: apply(value) for key, value in batch.items()}
-    return tuple(map(apply, batch)) if isinstance(batch, tuple) else apply(batch)
+    if isinstance(batch, tuple) and not isinstance(batch, PackedSequence):
+        return tuple(map(apply, batch))
+    return apply(batch)
+
+
+def _length(value: Tensor | PackedSequence) -> int | None:
+    """Number of rows; ``None`` for a single number."""
+    if isinstance(value, PackedSequence):
+        return int(value.batch_sizes[0])
+    return len(value) if value.ndim else None

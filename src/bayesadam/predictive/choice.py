@@ -1,9 +1,14 @@
-"""Choosing the method of prediction that suits a posterior."""
+"""Choosing the method of prediction that suits a posterior, and warnings of what does not suit."""
 
 from __future__ import annotations
 
 import warnings
+import weakref
 
+from torch import Tensor, nn
+
+from bayesadam.likelihoods import Bernoulli, Categorical, Likelihood
+from bayesadam.likelihoods.classification import TemperedClassification
 from bayesadam.posterior import Mixture, NetworkDistribution, Posterior
 
 LOCAL = ("badam", "laplace")
@@ -17,6 +22,13 @@ LAST_LAYER = ("last_layer", "last_layer_kron")
 
 MOST_OUTPUTS = 128
 """Largest number of outputs per row for which ``"auto"`` linearises, since every row then needs a covariance matrix."""
+
+
+ENOUGH = 32
+"""Number of outputs from which on it is no chance that all of them are in [0, 1]."""
+
+_WARNED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Models of which :func:`warn_of_probabilities` has warned."""
 
 
 def suited_method(posterior: NetworkDistribution) -> str:
@@ -44,6 +56,27 @@ def warn_of_samples(posterior: NetworkDistribution) -> None:
             UserWarning,
             stacklevel=3,
         )
+
+
+def warn_of_probabilities(model: nn.Module, likelihood: Likelihood, outputs: Tensor) -> None:
+    """Warn, once for a model, if outputs ``(..., D)`` that should be logits seem to be probabilities."""
+    while isinstance(likelihood, TemperedClassification):
+        likelihood = likelihood.base
+    if not isinstance(likelihood, Categorical | Bernoulli) or outputs.numel() < ENOUGH or model in _WARNED:
+        return
+    low, high = outputs.aminmax()
+    if not 0 <= low < high <= 1:
+        return
+    if isinstance(likelihood, Categorical) and ((outputs.sum(-1) - 1).abs() > 0.01).any():
+        return
+    _WARNED.add(model)
+    warnings.warn(
+        f"the outputs of the model seem to be probabilities, but {type(likelihood).__name__} needs logits: leave out "
+        "the softmax or sigmoid at the end of the model, or give output=torch.log for a softmax, output=torch.logit "
+        "for a sigmoid",
+        UserWarning,
+        stacklevel=4,
+    )
 
 
 def mark_as_tuned(posterior: Posterior, method: str) -> None:

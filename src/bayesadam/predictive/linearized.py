@@ -23,7 +23,6 @@ from bayesadam.predictive.batches import (
     check_weights_are_used,
     draws_in_eval_mode,
     groups,
-    map_tensors,
     no_batches,
 )
 from bayesadam.predictive.covariance import OutputCovariance, WeightCovariance, weight_covariance
@@ -75,9 +74,7 @@ def linearized_outputs(
         network = MeanNetwork(model, weights.names, output, part)
         linearize = Chunked(_Linearized(network, weights, most), batch_size)
         for group in groups(batches, device, single, 0):
-            # An inference tensor cannot be part of a graph.
-            plain = (map_tensors(batch, lambda t: t.clone() if t.is_inference() else t) for batch in group)
-            found += map(linearize, plain)
+            found += map(linearize, group)
             advance()
     if not found:
         raise no_batches()
@@ -98,10 +95,7 @@ class _Linearized:
         outputs = self.network.outputs(rows.batch)
         wanted = self.network.part(outputs)
         total, width = rows.count, wanted[:1].numel()
-        if wanted.shape[:1] != (total,):
-            raise ValueError(
-                f"output must have the {total} rows of the inputs along its first axis, got {tuple(wanted.shape)}"
-            )
+        rows.check(wanted, known=True)
         if width > self.most:
             raise TooManyOutputsError(f"a row must have at most {self.most:g} outputs, got {width}")
         like = wanted.new_empty((), dtype=wide(wanted.dtype))

@@ -39,14 +39,12 @@ class GaussianMixturePredictive(RowByRow, RegressionPredictive):
         self.within = stacked(part.epistemic for part in parts)
         self.noise = stacked(part.aleatoric for part in parts)
         log_variances = stacked(part.log_variances[0] for part in parts)
-        super().__init__(stacked(part.mean for part in parts), self.within + self.noise, log_variances)
+        means = stacked(part.mean for part in parts)
+        super().__init__(means, self.within + self.noise, log_variances, strata=len(means))
 
     @cached_property
     def epistemic(self) -> Tensor:
-        """Epistemic variance: the mean of the components' epistemic variances plus the variance of their means.
-
-        The variance of the means is the unbiased estimate; it is 0 if there is only one component.
-        """
+        """Epistemic variance: the mean of the components' epistemic variances plus the variance of their means."""
         return self.within.mean(0) + super().epistemic
 
     @cached_property
@@ -81,5 +79,5 @@ def mixed(parts: Sequence[Predictive]) -> Predictive:
         logits = cast("Sequence[GaussianLogitsPredictive]", parts)
         return LogitsMixturePredictive(torch.cat([part.log_probs for part in logits]), binary=first.binary)
     assert isinstance(first, MixturePredictive)
-    draws = torch.cat([part.outputs for part in cast("Sequence[MixturePredictive]", parts)])
-    return MixturePredictive(draws, first.likelihood, independent=True)
+    draws = torch.stack([part.outputs for part in cast("Sequence[MixturePredictive]", parts)], dim=1)
+    return MixturePredictive(draws.flatten(0, 1), first.likelihood, independent=True, strata=len(parts))

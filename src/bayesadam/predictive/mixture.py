@@ -10,8 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from bayesadam.functional.generators import seeded
 from bayesadam.likelihoods import Likelihood, MissingCapabilityError
-from bayesadam.likelihoods.base import seeded
 
 DRAWS = 1024
 """Number of draws from which quantiles are taken if the distribution function is unknown."""
@@ -36,12 +36,15 @@ class MixturePredictive:
         likelihood: Likelihood of the targets given the outputs; a copy is kept.
         independent: Whether the outputs of different data points were drawn independently, so that their joint density
             is not known.
+        strata: Number of strata, such as the components of a mixture, with equally many samples each: output ``s`` is
+            from stratum ``s % strata``.
     """
 
-    def __init__(self, outputs: Tensor, likelihood: Likelihood, *, independent: bool = False) -> None:
+    def __init__(self, outputs: Tensor, likelihood: Likelihood, *, independent: bool = False, strata: int = 1) -> None:
         self.outputs = outputs
         self.likelihood = copy.deepcopy(likelihood).requires_grad_(False).to(outputs.device)
         self.independent = independent
+        self.strata = strata
 
     def __repr__(self) -> str:
         count, *shape = self.outputs.shape
@@ -67,10 +70,9 @@ class MixturePredictive:
     def epistemic(self) -> Tensor:
         """Epistemic variance: the variance of ``E[y | output]`` over the components, which more data would reduce.
 
-        It is the unbiased estimate, and 0 if there is only one component.
+        It is the unbiased estimate of :func:`variance_of_strata`, and 0 if there is only one component.
         """
-        means = self._moments[0]
-        return means.var(0) if len(means) > 1 else torch.zeros_like(self.mean)
+        return variance_of_strata(self._moments[0], self.strata)
 
     @cached_property
     def aleatoric(self) -> Tensor:
@@ -84,7 +86,7 @@ class MixturePredictive:
 
     def log_prob(self, target: Tensor) -> Tensor:
         """Pointwise log density ``log mean_s p(y_n | x_n, theta_s)`` of every data point, ``(N,)``, in nats."""
-        return _log_mean_exp(self._log_densities(target))
+        return log_mean_exp(self._log_densities(target))
 
     def joint_log_likelihood(self, target: Tensor) -> Tensor:
         """Joint log density ``log mean_s prod_n p(y_n | x_n, theta_s)`` of all data points in nats, 0-d, not divided by
@@ -98,7 +100,7 @@ class MixturePredictive:
                 "method must be 'monte_carlo' for the joint log-likelihood, got a separate distribution for every "
                 "data point"
             )
-        return _log_mean_exp(self._log_densities(target).double().flatten(1).sum(-1))
+        return log_mean_exp(self._log_densities(target).double().flatten(1).sum(-1))
 
     def sample(self, count: int = 1, *, seed: int = 0) -> Tensor:
         """Draw targets, ``(count, N)`` or ``(count, N, D)``, each from a randomly chosen component.
@@ -153,7 +155,9 @@ class MixturePredictive:
         factor = torch.as_tensor(std, dtype=self.outputs.dtype, device=self.device)
         shift = torch.as_tensor(mean, dtype=self.outputs.dtype, device=self.device)
         likelihood = self.likelihood.rescaled(factor)
-        return MixturePredictive(shift + factor * self.outputs, likelihood, independent=self.independent)
+        return MixturePredictive(
+            shift + factor * self.outputs, likelihood, independent=self.independent, strata=self.strata
+        )
 
     def _log_densities(self, target: Tensor) -> Tensor:
         """Log densities of every component and data point, ``(S, N)``."""
@@ -215,7 +219,25 @@ class MixturePredictive:
         return torch.where(fine, middle, center), torch.where(fine, spread, width), positive
 
 
-def _log_mean_exp(values: Tensor) -> Tensor:
+def variance_of_strata(values: Tensor, strata: int) -> Tensor:
+    """Unbiased estimate of the variance of a mixture of equally weighted strata, along the first axis.
+
+    The weights of the strata are exact, so only the samples within each are corrected for their number: the variance of
+    the members of an ensemble, of which there is one sample each, is that of the ensemble.
+
+    Args:
+        values: Values at the samples, ``(S, ...)``; number ``s`` is from stratum ``s % strata``.
+        strata: Number of strata.
+    """
+    variance = values.var(0, correction=0)
+    each = len(values) // strata
+    if each > 1:
+        variance = variance + values.reshape(each, strata, *values.shape[1:]).var(0).mean(0) / len(values)
+    return variance
+
+
+def log_mean_exp(values: Tensor) -> Tensor:
+    """``log(mean(exp(values)))`` along the first axis."""
     return values.logsumexp(0) - math.log(len(values))
 
 

@@ -17,6 +17,7 @@ from bayesadam.moments import Graph, Moments
 from bayesadam.posterior import BernoulliPosterior, DiagonalGaussian, NetworkDistribution, PartialGaussian, Posterior
 from bayesadam.predictive.batches import (
     Chunked,
+    Rows,
     arguments,
     as_batches,
     check_weights_are_used,
@@ -100,16 +101,17 @@ def propagated_outputs(
         graph = Graph(model)  # which may depend on the mode
         placed = {name: _placed(value, covered[name], device) for name, value in weights.items()}
 
-        def run(batch: Any) -> tuple[Tensor, ...]:
-            args, kwargs = arguments(map_tensors(batch, _widened))
+        def run(rows: Rows) -> tuple[Tensor, ...]:
+            args, kwargs = arguments(map_tensors(rows.batch, _widened))
             with without_autocast([value.mean for value in placed.values()]):
                 result = graph.run(model, placed, args, kwargs, covariance=covariance)
+            rows.check(result.mean)
             # For outputs with a second axis only the diagonal blocks of the covariance would be known.
             several = result.covariance is not None and result.mean.ndim == 2 and result.mean.shape[-1] > 1
             parts = (result.mean, result.spread())
             return (*parts, result.covariance) if several else parts  # type: ignore[return-value]
 
-        propagate = Chunked(lambda rows: run(rows.batch), batch_size)
+        propagate = Chunked(run, batch_size)
         for group in groups(batches, device, single, 0):
             found += map(propagate, group)
             advance()

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.posterior import NetworkDistribution
-from bayesadam.predictive.batches import Chunked, Output, as_batches, call, draws_in_eval_mode, groups, no_batches
+from bayesadam.predictive.batches import (
+    Chunked,
+    Output,
+    Rows,
+    as_batches,
+    call,
+    draws_in_eval_mode,
+    groups,
+    no_batches,
+)
 from bayesadam.progress import progress_bar
 
 GROUP_BYTES = 2**28
@@ -22,22 +31,37 @@ def outputs_at_samples(
     model: nn.Module,
     posterior: NetworkDistribution,
     inputs: Any,
-    numbers: Sequence[int] | None,
+    repeats: Sequence[int] | None,
     *,
     seed: int,
     output: Output | None,
     batch_size: int | None,
     progress: bool | None,
 ) -> Tensor:
-    """Outputs ``(S, N, ...)`` at the samples with these numbers, or ``(1, N, ...)`` at the mean if they are
-    ``None``.
+    """Outputs ``(S, N, ...)`` at the first ``S`` samples, or ``(1, N, ...)`` at the mean.
+
+    Args:
+        model: See :func:`bayesadam.predict`.
+        posterior: See :func:`bayesadam.predict`.
+        inputs: See :func:`bayesadam.predict`.
+        repeats: For each of the ``S`` samples, the number of the first one that is equal; ``None`` for the mean.
+        seed: See :func:`bayesadam.predict`.
+        output: See :func:`bayesadam.predict`.
+        batch_size: See :func:`bayesadam.predict`.
+        progress: See :func:`bayesadam.predict`.
     """
     device = next(model.parameters(), torch.empty(0)).device
     batches, single = as_batches(inputs)
-    forward = Chunked(lambda rows: (call(model, rows.batch, output),), batch_size)
+
+    def run(rows: Rows) -> tuple[Tensor, ...]:
+        found = call(model, rows.batch, output)
+        rows.check(found)
+        return (found,)
+
+    forward = Chunked(run, batch_size)
     parts = []
-    samples = [None] if numbers is None else numbers
-    total = operator.length_hint(batches) * len(samples) or None
+    samples = [None] if repeats is None else repeats
+    total = operator.length_hint(batches) * len(set(samples)) or None
     with (
         draws_in_eval_mode(model, posterior, seed) as put,
         progress_bar("predicting", total, progress, shown=not single) as advance,
@@ -45,6 +69,9 @@ def outputs_at_samples(
         for group in groups(batches, device, single, GROUP_BYTES):
             outputs = torch.empty(0)
             for row, number in enumerate(samples):
+                if number is not None and number < row:
+                    outputs[row] = outputs[number]
+                    continue
                 put(number)
                 chunks: list[Tensor] = []
                 for batch in group:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesadam.predictive.batches import Rows, map_tensors
+from bayesadam.predictive.batches import Rows, placed
 
 Data = tuple[Any, Tensor] | Iterable[Any]
 ROWS = 512
@@ -50,8 +50,7 @@ def batches_of_rows(
         step = (batch_size or ROWS) if single else max(1, rows.count)
         for start in range(0, rows.count, step):
             part = rows.part(start, start + step)
-            part.batch = map_tensors(part.batch, lambda tensor: tensor.to(device=device))
-            yield part, target[start : start + step].to(device)
+            yield part.on(device), placed(target[start : start + step], device)
 
 
 class Remembered:

@@ -16,12 +16,13 @@ from bayesadam import noise
 from bayesadam.checks import check, is_whole
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.posterior import Mixture, NetworkDistribution
+from bayesadam.posterior.exclusive import exclusively
 from bayesadam.posterior.mixture import component_seed
 from bayesadam.posterior.sharded import unsharded
 from bayesadam.posterior.training_inputs import inputs_of
 from bayesadam.predictive.batch_norm import WithOwnStatistics, warn_of_running_statistics
 from bayesadam.predictive.batches import repeatable
-from bayesadam.predictive.choice import MOST_OUTPUTS, suited_method, warn_of_samples
+from bayesadam.predictive.choice import MOST_OUTPUTS, suited_method, warn_of_probabilities, warn_of_samples
 from bayesadam.predictive.gaussian import LINKS, from_gaussian, uncertain_part
 from bayesadam.predictive.linearized import TooManyOutputsError, linearized_outputs
 from bayesadam.predictive.linearized_mixture import mixed
@@ -54,9 +55,9 @@ def predict(
     """Predictive distribution of a network whose weights have a posterior.
 
     The model is run in evaluation mode (without dropout, batch norm with running statistics) and without gradients.
-    Afterwards its weights and modes are as before, even after an exception. Modules whose own ``train`` method merges
-    or caches weights do so for every sample; the methods ``"linearized"`` and ``"moments"`` refuse such modules if any
-    of their weights are random.
+    Afterwards its weights and modes are as before, even after an exception. Several threads may predict with one model;
+    they take turns. Modules whose own ``train`` method merges or caches weights do so for every sample; the methods
+    ``"linearized"`` and ``"moments"`` refuse such modules if any of their weights are random.
 
     Args:
         model: The network. Its trainable parameters must be those of the posterior, by its own names or by those of the
@@ -65,11 +66,14 @@ def predict(
             :class:`bayesadam.MCDropout`.
         inputs: A tensor; a tuple (``model(*inputs)``); a dict (``model(**inputs)``); or a loader that yields batches of
             any of these. If a batch is a list or tuple, as ``(inputs, targets)``, only its first entry is used. Inputs
-            are moved to the model's device.
+            are moved to the model's device. A ``PackedSequence`` is used like a tensor with a row for each sequence.
         likelihood: Likelihood of the targets given the output, one of :mod:`bayesadam.likelihoods` or your own. It
             determines the class of the result.
-        mc_samples: Number of posterior samples. For ``"linearized"`` and ``"moments"`` it is the number of draws of the
-            outputs, and not used for Gaussian targets.
+        mc_samples: Number of posterior samples. For a mixture it is rounded up to a multiple of the number of
+            components, so that all have their weight; samples that are the same network, such as those of a component
+            without variance, take one pass, and a point mass or an ensemble of networks has each of them once. For
+            ``"linearized"`` and ``"moments"`` it is the number of draws of the outputs, and not used for Gaussian
+            targets.
         seed: Seed of the samples. Sample ``i`` depends on ``(seed, i)`` only, and not on batches, chunks or a global
             generator.
         method: One of the following. ``"auto"`` is ``"linearized"`` for posteriors of :func:`bayesadam.badam` and
@@ -89,9 +93,11 @@ def predict(
             (default) or ``"probit"``; see :class:`GaussianLogitsPredictive`.
         output: Function that takes the output tensor, with rows along its first axis, out of what the model returns. It
             cannot be used with ``"moments"``.
-        batch_size: Rows per forward pass; by default a whole batch. It is halved when memory runs out. The first tensor
-            of a tuple or dict determines the number of rows; tensors of another length are passed whole with every
-            part.
+        batch_size: Rows per forward pass. The default is as many rows as 256 KiB of inputs have, and at least 250 (on
+            other devices than CPUs 16 times as many); it is a whole batch if the outputs of a row depend on other rows,
+            as a few rows show, or if a tensor has another length. The number of rows is halved when memory runs out.
+            The first tensor of a tuple or dict determines the number of rows; tensors of another length are passed
+            whole with every part. Outputs must have the rows of the inputs along their first axis.
         batch_norm: How the statistics of batch norm layers are found. With ``"auto"``, if the optimiser that trained
             the model was attached to it (``attach`` or ``follow``), they are estimated anew for every sample on the
             latest 512 training inputs, and for the mean network with ``method="mean"``; otherwise the running
@@ -114,7 +120,8 @@ def predict(
     Raises:
         ValueError: The method or link is unknown, a link is given that is not used or is for a mixture, the likelihood
             is none, the model does not match the posterior, the method is not for this posterior, a loader is empty,
-            ``batch_norm`` has inputs for a model without such layers, or a number is out of range.
+            the outputs do not have the rows of the inputs, ``batch_norm`` has inputs for a model without such layers,
+            or a number is out of range.
         TypeError: The model does not return a tensor and ``output`` is not given.
         RuntimeError: The method is ``"linearized"`` and the output does not depend on the weights by differentiable
             operations.
@@ -234,13 +241,15 @@ def network_outputs(
     drawing["common"] = how.common
     if how.method == "moments":
         covariance = how.link != "probit"  # which makes use of variances alone
-        with unsharded(model):
+        with exclusively(model), unsharded(model):
             moments = propagated_outputs(model, posterior, inputs, covariance=covariance, **running)
+        warn_of_probabilities(model, how.likelihood, moments.mean)
         return Run("moments", partial(from_moments, moments, **drawing))
     if how.method == "linearized":
         part = partial(uncertain_part, how.likelihood)
-        with unsharded(model):
+        with exclusively(model), unsharded(model):
             found = linearized_outputs(model, posterior, inputs, part, output=how.output, most=most, **running)
+        warn_of_probabilities(model, how.likelihood, found[0])
 
         def linearized(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
             outputs, covariance = found
@@ -248,9 +257,15 @@ def network_outputs(
             return from_gaussian(outputs, spread, likelihood, **drawing)
 
         return Run("linearized", linearized)
-    numbers = range(how.mc_samples) if how.method == "monte_carlo" else None
+    strata, numbers = 1, None
+    if how.method == "monte_carlo":
+        strata = posterior.strata
+        numbers = posterior.repeats(-(-how.mc_samples // strata) * strata)
+        if max(numbers) < strata:  # then the first sample of each stratum is all of it
+            numbers = numbers[:strata]
     outputs = outputs_at_samples(model, posterior, inputs, numbers, seed=how.seed, output=how.output, **running)
-    return Run(how.method, partial(from_outputs, outputs))
+    warn_of_probabilities(model, how.likelihood, outputs)
+    return Run(how.method, partial(from_outputs, outputs, strata=strata))
 
 
 def _linearized_mixture(model: nn.Module, posterior: Mixture, inputs: Any, how: How, most: float) -> Run:

@@ -6,7 +6,6 @@ points: ``N`` in a shape may also stand for ``N, T``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.likelihoods import Likelihood, gaussian_log_density
-from bayesadam.predictive.mixture import MixturePredictive
+from bayesadam.predictive.mixture import MixturePredictive, log_mean_exp, variance_of_strata
 
 
 class RegressionPredictive:
@@ -25,10 +24,15 @@ class RegressionPredictive:
         variances: Variances of the components (the noise), of the same shape or broadcasting to it.
         log_variances: Logarithms of the variances, if known; they are still accurate where a variance is too large or
             too small for its dtype. Default: computed from ``variances``.
+        strata: Number of strata, such as the components of a mixture, with equally many samples each: sample ``s`` is
+            from stratum ``s % strata``.
     """
 
-    def __init__(self, means: Tensor, variances: Tensor, log_variances: Tensor | None = None) -> None:
+    def __init__(
+        self, means: Tensor, variances: Tensor, log_variances: Tensor | None = None, *, strata: int = 1
+    ) -> None:
         self.means = means
+        self.strata = strata
         self.variances = variances.expand(means.shape)
         self._log_variances = log_variances
 
@@ -55,9 +59,10 @@ class RegressionPredictive:
         """Epistemic variance: the variance of the network's prediction over the posterior, which more data would
         reduce.
 
-        It is the unbiased estimate from the samples, and 0 if there is only one sample.
+        It is the unbiased estimate from the samples, and 0 if there is only one sample. The members of an ensemble are
+        no samples, but all of it: for them it is the mean squared distance from their mean.
         """
-        return self.means.var(0) if len(self.means) > 1 else torch.zeros_like(self.mean)
+        return variance_of_strata(self.means, self.strata)
 
     @cached_property
     def aleatoric(self) -> Tensor:
@@ -71,13 +76,13 @@ class RegressionPredictive:
 
     def log_prob(self, target: Tensor) -> Tensor:
         """Pointwise log density ``log mean_s p(y_n | x_n, theta_s)`` of every data point, ``(N,)``, in nats."""
-        return _log_mean_exp(self._log_densities(target))
+        return log_mean_exp(self._log_densities(target))
 
     def joint_log_likelihood(self, target: Tensor) -> Tensor:
         """Joint log density ``log mean_s prod_n p(y_n | x_n, theta_s)`` of all data points in nats, 0-d, not divided
         by N.
         """
-        return _log_mean_exp(self._log_densities(target).double().flatten(1).sum(-1))
+        return log_mean_exp(self._log_densities(target).double().flatten(1).sum(-1))
 
     def cdf(self, target: Tensor) -> Tensor:
         """``P(y <= target)`` of each of the targets, of their shape, in float64."""
@@ -106,7 +111,8 @@ class RegressionPredictive:
         scale = torch.as_tensor(std, dtype=self.means.dtype, device=self.means.device)
         shift = torch.as_tensor(mean, dtype=self.means.dtype, device=self.means.device)
         log_variances = self.log_variances + 2.0 * scale.abs().log()
-        return RegressionPredictive(shift + scale * self.means, scale.square() * self.variances, log_variances)
+        variances = scale.square() * self.variances
+        return RegressionPredictive(shift + scale * self.means, variances, log_variances, strata=self.strata)
 
     def _levels(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
         levels = torch.as_tensor(probabilities, dtype=torch.float64, device=self.means.device)
@@ -150,7 +156,7 @@ class ClassificationPredictive:
     @cached_property
     def class_probs(self) -> Tensor:
         """Predictive probability of every class, ``(N, C)``; classes 0 and 1 for a Bernoulli likelihood."""
-        return _log_mean_exp(self.log_probs).exp()
+        return log_mean_exp(self.log_probs).exp()
 
     @property
     def probs(self) -> Tensor:
@@ -160,7 +166,7 @@ class ClassificationPredictive:
     @cached_property
     def entropy(self) -> Tensor:
         """Entropy of the predictive distribution in nats, ``(N,)``, which measures the total uncertainty."""
-        return _entropy(_log_mean_exp(self.log_probs))
+        return _entropy(log_mean_exp(self.log_probs))
 
     @cached_property
     def mutual_information(self) -> Tensor:
@@ -179,14 +185,14 @@ class ClassificationPredictive:
         Raises:
             ValueError: The target has another shape, a label is out of range, or class numbers are not integers.
         """
-        return _log_mean_exp(self._log_densities(target))
+        return log_mean_exp(self._log_densities(target))
 
     def joint_log_likelihood(self, target: Tensor) -> Tensor:
         """Joint log probability ``log mean_s prod_n p(y_n | x_n, theta_s)`` of all data points in nats, 0-d, not
         divided by N.
         """
         terms = self._log_densities(target).double()
-        return _log_mean_exp(terms.flatten(1).sum(-1))
+        return log_mean_exp(terms.flatten(1).sum(-1))
 
     def _log_densities(self, target: Tensor) -> Tensor:
         shape, classes = self.log_probs.shape[1:-1], self.log_probs.shape[-1]
@@ -211,26 +217,25 @@ class ClassificationPredictive:
 Predictive = RegressionPredictive | ClassificationPredictive | MixturePredictive
 
 
-def from_outputs(outputs: Tensor, likelihood: Likelihood) -> Predictive:
-    """Make the predictive distribution of outputs ``(S, N, ...)`` at ``S`` posterior samples, in float32 or wider."""
+def from_outputs(outputs: Tensor, likelihood: Likelihood, *, strata: int = 1) -> Predictive:
+    """Make the predictive distribution of outputs ``(S, N, ...)`` at ``S`` posterior samples, in float32 or wider.
+
+    Sample ``s`` is from stratum ``s % strata``.
+    """
     # The mutual information depends on small differences between samples, which 8 bits would lose.
     outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
     if likelihood.defines("mean_and_log_variance"):
         mean, log_variance = likelihood.mean_and_log_variance(outputs)
-        return RegressionPredictive(mean, log_variance.exp(), log_variance)
+        return RegressionPredictive(mean, log_variance.exp(), log_variance, strata=strata)
     if likelihood.defines("log_probs"):
         log_probs = likelihood.log_probs(outputs)
         return ClassificationPredictive(log_probs, binary=log_probs.ndim > outputs.ndim)
-    return MixturePredictive(outputs, likelihood)
+    return MixturePredictive(outputs, likelihood, strata=strata)
 
 
 def _described(found: RegressionPredictive | ClassificationPredictive, components: Tensor) -> str:
     count, *shape = components.shape
     return f"{type(found).__name__}({tuple(shape)}, {count} component{'s' * (count != 1)})"
-
-
-def _log_mean_exp(values: Tensor) -> Tensor:
-    return values.logsumexp(0) - math.log(len(values))
 
 
 def _entropy(log_probs: Tensor) -> Tensor:

@@ -9,9 +9,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from bayesadam.functional.generators import seeded
 from bayesadam.functional.moments.quadrature import gauss_hermite
 from bayesadam.functional.monotone import Monotone
-from bayesadam.likelihoods.base import seeded
 from bayesadam.predictive.gaussian import GaussianPredictive, RowByRow
 
 NODES = 64

@@ -1,177 +1,135 @@
-"""Charts of a classification: the calibration of its probabilities, and its confidence."""
+"""Charts of a classification: mistaken classes, the calibration of the probabilities, and the confidence."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from bokeh.models import ColumnDataSource
-from numpy.typing import NDArray
+from bokeh.core.properties import value
 from scipy import stats
 
 from bayesadam.metrics import calibration_curve
-from bayesadam.report.chart import Chart, Key, blank, hover
+from bayesadam.report.chart import FONT, Chart, percent_ticks
+from bayesadam.report.numbers import canvas_text, count, percent
 from bayesadam.report.palette import LIGHT
-from bayesadam.report.values import Array, percent, vector
+from bayesadam.report.predicted import PredictedClasses
 
-_BINS = 10
-
-
-@dataclass(frozen=True)
-class Answers:
-    """Labels and predictions of the held-out rows, without rows with missing values.
-
-    Attributes:
-        label: Indices of the actual classes, ``(N,)``.
-        predicted: Indices of the predicted classes, ``(N,)``.
-        confidence: Probability of the predicted class, ``(N,)``.
-        rows: Indices of these rows in the lists of the report, ``(N,)``.
-        probs: Probabilities of all classes, ``(N, C)``.
-    """
-
-    label: NDArray[np.intp]
-    predicted: NDArray[np.intp]
-    confidence: Array
-    rows: NDArray[np.intp]
-    probs: Array
-
-    @property
-    def classes(self) -> int:
-        """Number of classes."""
-        return int(self.probs.shape[1])
-
-    @property
-    def right(self) -> NDArray[np.bool_]:
-        """Mask of the rows whose predicted class is the actual one."""
-        return np.equal(self.label, self.predicted)
+_CLASSES = 20
+"""Maximum number of classes of the confusion matrix."""
 
 
-def answers(held: Mapping[str, Any]) -> Answers | None:
-    """Return labels, predicted classes and their probabilities; ``None`` if there are none."""
-    label = vector(held.get("label"))
-    if not len(label) or not held.get("probs"):
-        return None
-    probs = np.stack([vector(row) for row in held["probs"]])
-    rows = np.flatnonzero(np.isfinite(label) & np.isfinite(probs).all(axis=1))
-    if not len(rows):
-        return None
-    probs = probs[rows]
-    return Answers(label[rows].astype(np.intp), probs.argmax(axis=1), probs.max(axis=1), rows, probs)
+def confusion(rows: PredictedClasses, classes: Sequence[str]) -> Chart:
+    """Return a chart of the counts of actual and predicted classes, limited to the classes with the most mistakes."""
+    counts = np.zeros((len(classes), len(classes)), dtype=int)
+    np.add.at(counts, (rows.label, rows.predicted), 1)
+    mistakes = counts - np.diag(counts.diagonal())
+    shown = np.sort(np.argsort(-(mistakes.sum(0) + mistakes.sum(1)), kind="stable")[:_CLASSES])
+    part = counts[np.ix_(shown, shown)]
+    share = part / np.maximum(counts.sum(axis=1)[shown, None], 1)
+    size = len(shown)
+    names = [canvas_text(classes[code], 14) for code in shown]
+    chart = Chart(
+        "confusion",
+        "Confusion matrix",
+        "Rows are actual classes, columns predicted ones, numbers are counts of held-out rows: the diagonal is right, "
+        "everything else is one class taken for another; a stronger colour is a larger share of the actual class."
+        + (f" Shown are the {_CLASSES} classes with the most mistakes." if len(classes) > _CLASSES else ""),
+        "predicted",
+        "actual",
+        x_range=(-0.5, size - 0.5),
+        y_range=(size - 0.5, -0.5),
+        height=int(np.clip(34 * size + 90, 220, 640)),
+        max_width=max(360, 62 * size + 140),
+        wide=True,
+    )
+    actual, predicted = (grid.ravel() for grid in np.indices(part.shape))
+    texts = {
+        "actual": [classes[shown[i]] for i in actual],
+        "predicted": [classes[shown[i]] for i in predicted],
+        "rows": [count(int(number)) for number in part.ravel()],
+        "of the actual class": [percent(float(one), 1) for one in share.ravel()],
+    }
+    alpha = 0.75 * share.ravel()
+    chart.boxes(predicted - 0.5, predicted + 0.5, actual - 0.5, actual + 0.5, "cell", texts, alpha=alpha)
+    cells = [text if text != "0" else "" for text in texts["rows"]]
+    chart.plot.text(
+        predicted,
+        actual,
+        cells,
+        text_align="center",
+        text_baseline="middle",
+        text_color=LIGHT["ink"],
+        text_font=value(FONT),
+        text_font_size="13px" if size <= 12 else "10px",
+    )
+    for axis in (chart.plot.xaxis[0], chart.plot.yaxis[0]):
+        chart.ticks(axis, range(size), names)
+    if size * (7 * max(map(len, names)) + 8) > 300:  # side by side, the labels would overlap on a phone
+        chart.plot.xaxis[0].major_label_orientation = 0.9
+    chart.plot.xgrid[0].visible = chart.plot.ygrid[0].visible = False
+    order = [i for i in np.argsort(-part.ravel(), kind="stable") if part.ravel()[i]]
+    chart.table({name: [column[i] for i in order] for name, column in texts.items()}, most=60)
+    return chart
 
 
-def reliability(held: Mapping[str, Any]) -> Chart | None:
+def reliability(rows: PredictedClasses) -> Chart:
     """Return a chart of accuracy against confidence in bins of equal width, with the range that chance allows."""
-    given = answers(held)
-    if given is None:
-        return None
-    curve = calibration_curve(torch.from_numpy(given.probs), torch.from_numpy(given.label), bins=_BINS)
+    curve = calibration_curve(torch.from_numpy(rows.probs), torch.from_numpy(rows.label), bins=10)
     confidence, correct, share = (values[curve[2] > 0].numpy() for values in curve)
-    count = (share * len(given.label)).round().astype(int)
-    low, high = (ends / count for ends in stats.binom.interval(0.95, count, confidence))
-    start = max(0.0, min(float(confidence.min()), 1.0 / given.classes) - 0.05)
-    plot = blank("confidence", "share that is right", x_range=(start, 1.03), y_range=(-0.03, 1.05))
-    plot.line([start, 1], [start, 1], line_color=LIGHT["muted"], line_dash="dashed", line_width=1.5)
-    source = ColumnDataSource(
-        {
-            "confidence": confidence,
-            "correct": correct,
-            "low": low,
-            "high": high,
-            "count": count.astype(float),
-            "size": 7.0 + 17.0 * np.sqrt(count / count.max()),
-        }
-    )
-    plot.segment(
-        "confidence", "low", "confidence", "high", source=source, line_color=LIGHT["ink"], line_alpha=0.25, line_width=9
-    )
-    plot.line("confidence", "correct", source=source, line_color=LIGHT["blue"], line_width=1.5)
-    marks = plot.scatter(
-        "confidence",
-        "correct",
-        size="size",
-        source=source,
-        fill_color=LIGHT["blue"],
-        fill_alpha=0.6,
-        line_color=LIGHT["blue"],
-    )
-    hover(plot, [marks], {"confidence": "@confidence{%.3f}", "right": "@correct{%.3f}", "rows": "@count{%d}"})
-    sure, true = percent(given.confidence.mean(), 1), percent(given.right.mean(), 1)
-    return Chart(
+    counts = (share * len(rows)).round().astype(int)
+    low, high = (ends / counts for ends in stats.binom.interval(0.95, counts, np.minimum(confidence, 1.0)))
+    start = max(0.0, min(float(confidence.min()), 1.0 / rows.probs.shape[1]) - 0.08)
+    chart = Chart(
         "reliability",
         "Reliability",
         "On the dashed line, 80% of the rows that are predicted with 80% confidence are right. Below it the model is "
-        "overconfident, above it underconfident. Larger marks have more rows, and the grey bars show the range that "
-        "chance allows.",
-        f"Accuracy against confidence of {len(given.label)} held-out rows in {len(count)} bins; the mean "
-        f"confidence is {sure}, and {true} are right.",
-        plot,
-        ("confidence", "right", "rows", "by chance"),
-        [
-            (percent(c, 1), percent(r, 1), str(n), f"{percent(a, 1)} to {percent(b, 1)}")
-            for c, r, n, a, b in zip(confidence, correct, count, low, high, strict=True)
-        ],
-        (
-            Key("circle", "blue", "held-out rows"),
-            Key("dashed", "muted", "as sure as right"),
-            Key("band", "ink", "expected by chance, 95%"),
-        ),
+        "overconfident, above it underconfident. Larger marks have more rows.",
+        "confidence",
+        "share that is right",
+        x_range=(start, 1.06),
+        y_range=(-0.06, 1.08),
     )
+    percent_ticks(chart.plot.xaxis[0], chart.plot.yaxis[0])
+    chart.band(confidence, low, high, "ink", width=9, alpha=0.25, key="expected by chance, 95%")
+    chart.line([start, 1], [start, 1], "muted", dash="dashed", key="as sure as right")
+    chart.line(confidence, correct, "blue")
+    texts = {
+        "confidence": [percent(one, 1) for one in confidence],
+        "right": [percent(one, 1) for one in correct],
+        "rows": [count(int(number)) for number in counts],
+        "by chance": [f"{percent(a)} to {percent(b)}" for a, b in zip(low, high, strict=True)],
+    }
+    size = 7.0 + 15.0 * np.sqrt(counts / counts.max())
+    key = "rows that the networks have not seen"
+    chart.points(confidence, correct, "blue", texts, size=size, alpha=0.6, key=key)
+    chart.table(texts)
+    return chart
 
 
-def sharpness(held: Mapping[str, Any]) -> Chart | None:
+def confidences(rows: PredictedClasses) -> Chart:
     """Return a histogram of the confidence, with right and wrong predictions in different colours."""
-    given = answers(held)
-    if given is None:
-        return None
-    edges = np.linspace(1.0 / given.classes, 1.0, 16)
-    right, _ = np.histogram(given.confidence[given.right], edges)
-    wrong, _ = np.histogram(given.confidence[~given.right], edges)
-    top = 1.12 * float((right + wrong).max())
-    plot = blank("confidence", "rows", x_range=(edges[0], 1.0), y_range=(0, top))
-    plot.xgrid[0].visible = False
-    source = ColumnDataSource(
-        {
-            "left": edges[:-1],
-            "right_edge": edges[1:],
-            "right": right.astype(float),
-            "wrong": wrong.astype(float),
-            "total": (right + wrong).astype(float),
-        }
+    edges = np.linspace(1.0 / rows.probs.shape[1], 1.0, 16)
+    right, wrong = (np.histogram(rows.confidence[mask], edges)[0] for mask in (rows.right, ~rows.right))
+    chart = Chart(
+        "confidences",
+        "Confidence",
+        "Of two models whose probabilities are right, the one with more rows far to the right is more useful. The "
+        "hatched part is wrong, and should be small where the confidence is high.",
+        "confidence",
+        "rows",
+        x_range=(float(edges[0]), 1.0),
+        y_range=(0, 1.12 * float((right + wrong).max())),
     )
-    shared: dict[str, Any] = {"left": "left", "right": "right_edge", "source": source}
-    bars = [
-        plot.quad(
-            **shared, bottom="wrong", top="total", fill_color=LIGHT["blue"], fill_alpha=0.55, line_color=LIGHT["blue"]
-        ),
-        plot.quad(
-            **shared,
-            bottom=0,
-            top="wrong",
-            fill_color=LIGHT["vermilion"],
-            fill_alpha=0.3,
-            line_color=LIGHT["vermilion"],
-            hatch_pattern="right_diagonal_line",
-            hatch_color=LIGHT["vermilion"],
-            hatch_scale=6,
-        ),
-    ]
-    hover(plot, bars, {"from": "@left{%.2f}", "to": "@right_edge{%.2f}", "right": "@right{%d}", "wrong": "@wrong{%d}"})
-    sure = given.confidence >= 0.9
-    return Chart(
-        "sharpness",
-        "Sharpness",
-        "Of two calibrated models, the one with more rows far to the right is more useful. The hatched part is wrong, "
-        "and should be small where the confidence is high.",
-        f"Histogram of the confidence of {len(given.label)} held-out rows; {percent(sure.mean())} are predicted with "
-        f"at least 90%, and of these {percent(given.right[sure].mean() if sure.any() else None)} are right.",
-        plot,
-        ("from", "to", "right", "wrong"),
-        [
-            (percent(a), percent(b), str(r), str(w))
-            for a, b, r, w in zip(edges[:-1], edges[1:], right, wrong, strict=True)
-        ],
-        (Key("bar", "blue", "right"), Key("hatched", "vermilion", "wrong")),
-    )
+    percent_ticks(chart.plot.xaxis[0])
+    chart.plot.xgrid[0].visible = False
+    texts = {
+        "from": [percent(edge) for edge in edges[:-1]],
+        "to": [percent(edge) for edge in edges[1:]],
+        "right": [count(int(number)) for number in right],
+        "wrong": [count(int(number)) for number in wrong],
+    }
+    chart.boxes(edges[:-1], edges[1:], wrong, right + wrong, "blue", texts, key="right")
+    chart.boxes(edges[:-1], edges[1:], 0.0, wrong, "vermilion", texts, hatched=True, alpha=0.3, key="wrong")
+    chart.table(texts)
+    return chart

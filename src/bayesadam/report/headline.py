@@ -1,4 +1,4 @@
-"""The result in words: the size of the error, the coverage, and whether uncertainty and error are related."""
+"""The result in words: the error, the width of the intervals, their coverage, and the comparison with other models."""
 
 from __future__ import annotations
 
@@ -8,126 +8,103 @@ from typing import Any
 
 import numpy as np
 from markupsafe import Markup
+from scipy import stats
 
-from bayesadam.report import classification, curve
-from bayesadam.report.regression import LEVEL
-from bayesadam.report.uncertainty import Errors, errors
-from bayesadam.report.values import columns, number, percent, rounded, standard_error
+from bayesadam.report import verdict
+from bayesadam.report.numbers import count, number, percent
+from bayesadam.report.predicted import FEW, LEVEL, Predicted, PredictedNumbers
 
-_FEW = 20
-"""Minimum number of rows for a statement on the relation of uncertainty and error."""
 OURS = "bayesadam"
 
 
-def headline(data: Mapping[str, Any]) -> list[Markup]:
-    """Return the sentences for the top of the page. Their values are escaped and put in ``<strong>``."""
-    held = data.get("held_out") or {}
-    given = errors(held, data["task"])
-    if given is None:
-        return [Markup("No rows were held out, so nothing is known about how good the model is on new data.")]
-    sentences = [_regression(held, given) if given.regression else _classification(held, given)]
-    sentences.append(_knows(given))
-    if comparison := _comparison(data.get("metrics") or {}, data.get("margins") or {}):
-        sentences.append(comparison)
-    return [sentence for sentence in sentences if sentence]
+def headline(held_out: Predicted | None, unseen: Predicted | None, margins: Mapping[str, Any]) -> list[Markup]:
+    """Return the sentences for the top of the page. Their values are escaped and put in ``<strong>``.
 
-
-def _rows(given: Errors) -> Markup:
-    count = len(given.actual)
-    return (
-        _fill("On <strong>one</strong> held-out row")
-        if count == 1
-        else _fill("On <strong>{}</strong> held-out rows", f"{count:,d}")
-    )
-
-
-def _regression(held: Mapping[str, Any], given: Errors) -> Markup:
-    error = _fill("the typical error (root mean square) is <strong>{}</strong>", given.text(given.score(given.actual)))
-    y, lower, upper = columns(held, "y", "lower", "upper")
-    if not len(y):
-        return _fill("{} {}.", _rows(given), error)
-    inside = int(((lower <= y) & (y <= upper)).sum())
-    share = _fill("the {} intervals cover <strong>{}</strong>", percent(LEVEL), percent(inside / len(y)))
-    verdict = f", {curve.intervals(held, inside, len(y), LEVEL)}" if len(y) >= _FEW else ""
-    return _fill("{} {}, and {}{}.", _rows(given), error, share, verdict)
-
-
-def _classification(held: Mapping[str, Any], given: Errors) -> Markup:
-    right = 1.0 - given.actual
-    confidence = 1.0 - given.expected
-    text = _fill("{} it is right in <strong>{}</strong>", _rows(given), percent(float(right.mean()), 1))
-    sure = _fill(" and <strong>{}</strong> sure on average", percent(float(confidence.mean()), 1))
-    return _fill("{}{}{}.", text, sure, f": {curve.probabilities(confidence, right)}" if len(right) >= _FEW else "")
-
-
-def _knows(given: Errors) -> Markup:
-    """Compare the errors of the more certain half of the rows with those of the other half, and test the difference."""
-    if len(given.actual) < _FEW:
-        return Markup("")
-    order = np.argsort(given.expected, kind="stable")
-    sure, unsure = np.array_split(given.actual[order], 2)
-    gap = float(unsure.mean() - sure.mean())
-    clear = gap > 2.0 * math.hypot(standard_error(sure), standard_error(unsure))
-    halves = _fill(
-        "<strong>{}</strong> on the half it is surest of, <strong>{}</strong> on the other half",
-        given.text(given.score(sure)),
-        given.text(given.score(unsure)),
-    )
-    words = "the error is" if given.regression else "the share of errors is"
-    if clear and gap > 0:
-        return _fill("It knows when it is wrong: {} {}.", words, halves)
-    return _fill("Whether it knows when it is wrong cannot be told from these rows: {} {}.", words, halves)
-
-
-def _comparison(metrics: Mapping[str, Any], margins: Mapping[str, Any]) -> Markup:
-    """Compare the NLL, the score that takes uncertainty into account, with those of the other models.
-
-    If the difference is within two of its standard errors, neither model is called better.
+    Args:
+        held_out: Held-out rows, for the error.
+        unseen: All rows that the networks have not seen, for the verdict on uncertainty.
+        margins: NLL of each other model minus ours, and the standard error of the difference, by name of the model.
     """
-    scores = {model: (values or {}).get("NLL") for model, values in metrics.items()}
-    known = {
-        model: score for model, score in scores.items() if isinstance(score, (int, float)) and math.isfinite(score)
-    }
-    if OURS not in known or len(known) < 2:
-        return Markup("")
-    ours = known.pop(OURS)
-    groups: dict[str, list[str]] = {"lower than": [], "higher than": [], "not clearly other than": []}
-    for model, score in known.items():
-        above, error = margins.get(model) or (score - ours, 0.0)
-        clear = "lower than" if above > 0 else "higher than"
-        groups[clear if abs(above) > 2.0 * error else "not clearly other than"].append(model)
-    parts = [
-        _fill("{} {}", words, Markup(" and ").join(_fill("{} ({})", number(known[m]), m) for m in models))
-        for words, models in groups.items()
-        if models
+    if held_out is None or unseen is None:
+        return [Markup("No rows were held out, so nothing is known about how good the model is on new data.")]
+    return [
+        sentence for sentence in (_error(held_out), _promise(unseen), _knows(unseen), _comparison(margins)) if sentence
     ]
+
+
+def _error(rows: Predicted) -> Markup:
+    where = "one held-out row" if len(rows) == 1 else f"{count(len(rows))} held-out rows"
+    if isinstance(rows, PredictedNumbers):
+        text = (
+            "On {} the typical error (root mean square) is <strong>{}</strong>, and the {} intervals are typically "
+            "<strong>{}</strong> wide."
+        )
+        return _fill(text, where, number(rows.error), percent(LEVEL), number(rows.width))
+    return _fill("On {} it is right in <strong>{}</strong>.", where, percent(float(rows.right.mean()), 1))
+
+
+def _promise(rows: Predicted) -> Markup:
+    """Return the verdict on the intervals or on the probabilities."""
+    if len(rows) < FEW:
+        return Markup("")
+    if isinstance(rows, PredictedNumbers):
+        text = "Of {} rows that its networks had not seen, the intervals cover <strong>{}</strong>, {}."
+        return _fill(text, count(len(rows)), percent(float(rows.inside.mean())), verdict.intervals(rows))
+    sure, right = (percent(float(values.mean()), 1) for values in (rows.confidence, rows.right))
+    text = "On {} rows that its networks had not seen, it is <strong>{}</strong> sure on average, and right in {}: {}."
+    return _fill(text, count(len(rows)), sure, right, verdict.probabilities(rows))
+
+
+def _knows(rows: Predicted) -> Markup:
+    """Compare the errors of the more certain half of the rows with those of the other half, and test the difference."""
+    actual, expected = rows.errors
+    if len(actual) < FEW or not np.isfinite(expected).all():
+        return Markup("")
+    sure, unsure = np.array_split(actual[np.argsort(expected, kind="stable")], 2)
+    gap = float(unsure.mean() - sure.mean())
+    known = gap > 2.0 * math.hypot(stats.sem(sure), stats.sem(unsure))
+    regression = isinstance(rows, PredictedNumbers)
+    halves = [number(math.sqrt(half.mean())) if regression else percent(half.mean(), 1) for half in (sure, unsure)]
     return _fill(
-        "Its negative log-likelihood, <strong>{}</strong>, is {}; lower is better.",
-        number(ours),
-        Markup(", but ").join(parts),
+        "{}: the {} is <strong>{}</strong> on the half it is surest of, <strong>{}</strong> on the other half.",
+        "It knows when it is wrong" if known else "Whether it knows when it is wrong cannot be told from these rows",
+        "error" if regression else "share of errors",
+        *halves,
     )
+
+
+def _comparison(margins: Mapping[str, Any]) -> Markup:
+    """Compare with other models by the NLL, which takes uncertainty into account.
+
+    If a difference is within two of its standard errors, neither model is called better.
+    """
+    groups: dict[str, list[str]] = {"better than": [], "worse than": [], "not clearly different from": []}
+    known = {model: margin for model, margin in margins.items() if margin is not None}
+    for model, (above, error) in known.items():
+        clear = "better than" if above > 0 else "worse than"
+        groups[clear if abs(above) > 2.0 * error else "not clearly different from"].append(model)
+    parts = [f"{words} {' and '.join(models)}" for words, models in groups.items() if models]
+    text = "Measured with its uncertainty (negative log-likelihood), it is {}."
+    return _fill(text, ", but ".join(parts)) if parts else Markup("")
 
 
 def _fill(text: str, *values: Any) -> Markup:
     return Markup(text).format(*values)
 
 
-def figures(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+def figures(held_out: Any, unseen: Any) -> list[tuple[str, str]]:
     """Return names and values of the numbers that are shown in large type."""
-    held = data.get("held_out") or {}
-    given = errors(held, data["task"])
-    if given is None:
+    if held_out is None:
         return []
-    shown = [("held-out rows", f"{len(given.actual):,d}")]
-    if given.regression:
-        shown.append(("RMSE", rounded(given.score(given.actual))))
-        y, lower, upper = columns(held, "y", "lower", "upper")
-        if len(y):
-            shown.append((f"{LEVEL:.0%} intervals cover", percent(float(((lower <= y) & (y <= upper)).mean()), 1)))
-    elif answers := classification.answers(held):
-        shown.append(("accuracy", percent(float(answers.right.mean()), 1)))
-        shown.append(("mean confidence", percent(float(answers.confidence.mean()), 1)))
-    (nll,) = columns(held, "nll")
-    if len(nll):
-        shown.append(("NLL", number(float(nll.mean()))))
-    return shown
+    if isinstance(held_out, PredictedNumbers):
+        shown = [
+            ("typical error", number(held_out.error)),
+            (f"width of a {LEVEL:.0%} interval", number(held_out.width)),
+            ("of the intervals hold", percent(float(unseen.inside.mean()), 1)),
+        ]
+    else:
+        shown = [
+            ("are right", percent(float(held_out.right.mean()), 1)),
+            ("sure on average", percent(float(held_out.confidence.mean()), 1)),
+        ]
+    return [*shown, ("held-out rows", count(len(held_out)))]

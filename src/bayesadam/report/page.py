@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -16,12 +16,16 @@ from bokeh.resources import Resources
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from bayesadam.report import classification, confusion, inputs, network, regression, slices, target, uncertainty
+from bayesadam.report import classification, inputs, regression, uncertainty
 from bayesadam.report.chart import Chart
 from bayesadam.report.headline import OURS, figures, headline
+from bayesadam.report.numbers import count, data_value, percent
 from bayesadam.report.palette import PALETTE, custom_properties
+from bayesadam.report.predicted import FEW, Predicted, PredictedNumbers, predicted
 from bayesadam.report.scores import scores
-from bayesadam.report.values import aligned, number, percent, plain, whole
+from bayesadam.report.target import distribution
+from bayesadam.report.training import validation
+from bayesadam.report.verdict import failures
 
 _COLUMNS = 200
 """Maximum number of columns of the data that are listed."""
@@ -50,129 +54,131 @@ class Section:
 
 def render(data: Mapping[str, Any]) -> str:
     """Return the whole page as text."""
-    sections = [section for section in _sections(data) if section.charts or section.block]
+    held_out = predicted(data.get("held_out"), data["task"])
+    unseen = predicted(data.get("unseen"), data["task"]) or held_out
+    sections = [section for section in _sections(data, held_out, unseen) if section.charts or section.block]
+    for section in sections:
+        narrow = [chart for chart in section.charts if not chart.wide]
+        if len(narrow) % 2:  # two charts are side by side, and none is beside a hole
+            narrow[-1].wide = True
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"number": number, "percent": percent, "whole": whole, "plain": plain}
-    template = environment.from_string(_file("template.html"))
+    environment.filters |= {"percent": percent, "count": count, "data_value": data_value}
     charts = [json_item(chart.plot, f"chart-{chart.name}") for section in sections for chart in section.charts]  # type: ignore[arg-type]
-    scripts = [Resources(mode="inline", components=["bokeh"], log_level="warn").js_raw, [_file("charts.js")]]
-    return template.render(
+    scripts = [*Resources(mode="inline", components=["bokeh"], log_level="warn").js_raw, _file("charts.js")]
+    return environment.from_string(_file("template.html")).render(
         data=data,
         title=str(data.get("title") or data.get("target") or "Report"),
         subtitle=_subtitle(data),
         created=_created(data),
-        headline=headline(data),
-        figures=figures(data),
+        headline=headline(held_out, unseen, data.get("margins") or {}),
+        figures=figures(held_out, unseen),
         sections=sections,
         style=Markup(_style()),
-        policy=_policy([script for group in scripts for script in group]),
-        scripts=[Markup(script) for group in scripts for script in group],
+        policy=_policy(scripts),
+        scripts=[Markup(script) for script in scripts],
         charts=Markup(_harmless(serialize_json(charts))),
         palette=Markup(_harmless(json.dumps(dict(PALETTE.values())))),
     )
 
 
-def _sections(data: Mapping[str, Any]) -> list[Section]:
-    held = data.get("held_out") or {}
-    task = data["task"]
-    goal = str(data.get("target") or "target")
-    weights, training = data.get("weights") or {}, data.get("training") or {}
-    if task == "regression":
-        results = _drawn(lambda: regression.predictions(held, goal))
-        calibration = _drawn(
-            lambda: regression.pit(held), lambda: regression.coverage(held), lambda: regression.sharpness(held, goal)
-        )
-        names: list[str] = []
-    else:
-        answers = classification.answers(held)
-        names = data.get("classes") or [str(code) for code in range(answers.classes if answers else 0)]
-        results = _drawn(lambda: confusion.confusion(held, names))
-        calibration = _drawn(lambda: classification.reliability(held), lambda: classification.sharpness(held))
-    knows = _drawn(
-        lambda: uncertainty.error_by_uncertainty(held, task, goal),
-        lambda: uncertainty.rejection(held, task, goal),
-        lambda: uncertainty.epistemic_share(held, task, data.get("epistemic_error")),
-    )
-    about_weights = _drawn(
-        lambda: network.signal_to_noise(weights),
-        lambda: network.pruning(weights, "nll"),
-        lambda: network.pruning(weights, "rmse" if task == "regression" else "accuracy"),
-    )
-    trained = _drawn(lambda: network.history(training))
+def _sections(data: Mapping[str, Any], held_out: Predicted | None, unseen: Predicted | None) -> list[Section]:
+    target = str(data.get("target") or "target")
+    classes = [str(label) for label in data.get("classes") or ()]
+    explained = data.get("explained") or {}
     return [
-        _scores(data.get("metrics") or {}),
-        Section("predictions", "Predictions", charts=results),
-        Section("calibration", "Can its uncertainty be believed?", charts=calibration),
-        Section("knows", "Does it know when it is wrong?", charts=knows),
-        *_inputs(data.get("drivers") or {}, task, goal, names),
-        _surprises(data.get("surprises") or [], goal),
-        _data(data.get("data") or {}, goal),
-        Section("network", "The network", charts=[*about_weights, *trained]),
+        *_predictions(held_out, unseen, target, classes, data),
+        *_inputs(explained, data["task"], target, classes),
+        _surprises(data.get("surprises") or [], target),
+        _data(data.get("data") or {}, target),
+        Section("training", "The training", charts=_drawn(validation(data.get("training") or {}))),
         _reproduce(data.get("reproduce") or {}),
     ]
 
 
-def _drawn(*makers: Callable[[], Chart | None]) -> list[Chart]:
-    return [chart for maker in makers if (chart := maker()) is not None]
+def _drawn(*charts: Chart | None) -> list[Chart]:
+    return [chart for chart in charts if chart is not None]
 
 
-def _scores(metrics: Mapping[str, Any]) -> Section:
-    models = [model for model, values in metrics.items() if values]
-    return Section(
-        "scores",
-        "Scores on held-out data",
-        "All models were trained on the same rows and scored on the same held-out rows." if len(models) > 1 else "",
-        block="scores" if models else "",
-        values={"columns": scores({model: metrics[model] for model in models}), "models": models, "ours": OURS},
-    )
-
-
-def _inputs(drivers: Mapping[str, Any], task: str, goal: str, classes: Sequence[str]) -> list[Section]:
-    """Return the sections on the effects of the inputs and on groups of rows with wrong uncertainty."""
-    charts = inputs.importance(drivers.get("importance") or [], task)
-    charts += inputs.dependence(drivers.get("dependence") or [], task, goal, classes)
-    found = slices.slices(drivers.get("slices") or [])
-    return [
-        Section("inputs", "What it depends on", charts=charts),
+def _predictions(
+    held_out: Any, unseen: Any, target: str, classes: Sequence[str], data: Mapping[str, Any]
+) -> list[Section]:
+    """Return the sections on scores, predictions, calibration, and the relation of error and uncertainty."""
+    metrics = {model: values for model, values in (data.get("metrics") or {}).items() if values}
+    found = [
         Section(
-            "slices",
+            "scores",
+            "Scores on held-out data",
+            "All models were trained on the same rows and scored on the same held-out rows.",
+            block="scores" if metrics else "",
+            values={"columns": scores(metrics), "models": list(metrics), "ours": OURS},
+        )
+    ]
+    if held_out is None or unseen is None:
+        return found
+    if isinstance(held_out, PredictedNumbers):
+        results = regression.predictions(held_out, target)
+        calibration = [regression.coverage(unseen), regression.widths(held_out, target)]
+    else:
+        results = classification.confusion(held_out, classes)
+        calibration = [classification.reliability(unseen), classification.confidences(held_out)]
+    known = _drawn(
+        uncertainty.error_by_uncertainty(unseen, target),
+        uncertainty.epistemic_share(unseen, data.get("epistemic_error")),
+    )
+    about = (
+        f"Judged by {count(len(unseen))} rows that the networks had not seen: the held-out rows, and each training row "
+        "by the networks that left it out, which also determine the scale of the uncertainty."
+        if data.get("unseen")
+        else ""
+    )
+    return [
+        *found,
+        Section("predictions", "Predictions", charts=[results]),
+        Section("calibration", "Can its uncertainty be believed?", about, calibration if len(unseen) >= FEW else []),
+        Section("knows", "Does it know when it is wrong?", charts=known),
+    ]
+
+
+def _inputs(explained: Mapping[str, Any], task: str, target: str, classes: Sequence[str]) -> list[Section]:
+    """Return the sections on the effects of the inputs and on groups of rows with wrong uncertainty."""
+    importance, dependence = (explained.get(name) or [] for name in ("importance", "dependence"))
+    charts = [inputs.importance(importance, task, target)] if importance else []
+    charts += inputs.dependence(dependence, task, target, classes)
+    groups = explained.get("groups") or []
+    return [
+        Section("inputs", "What it depends on", explained.get("about", ""), charts),
+        Section(
+            "failures",
             "Where it fails",
-            "Intervals may hold on average and fail for some of the rows."
-            if task == "regression"
-            else "Probabilities may be right on average and wrong for some of the rows.",
-            block="slices" if found else "",
-            values=slices.table(found, task) if found else {},
+            block="failures" if groups else "",
+            values=failures(groups, task) | {"what": "inside" if task == "regression" else "right"},
         ),
     ]
 
 
-def _surprises(rows: list[Mapping[str, Any]], goal: str) -> Section:
-    names = list(dict.fromkeys(str(name) for row in rows for name in row.get("values") or {}))
+def _surprises(rows: list[Mapping[str, Any]], target: str) -> Section:
     return Section(
         "surprises",
         "Most surprising rows",
         "The held-out rows to which the model gave the least probability: look for errors in the data, and for cases "
         "that it has not seen.",
         block="surprises" if rows else "",
-        values={"rows": rows, "names": names, "target": goal},
+        values={"rows": rows, "names": list(rows[0]["values"]) if rows else [], "target": target},
     )
 
 
-def _data(data: Mapping[str, Any], goal: str) -> Section:
+def _data(data: Mapping[str, Any], target: str) -> Section:
     counts = {"rows": "rows", "trained on": "train_rows", "held out": "held_out_rows"}
-    facts = {name: whole(data[key]) for name, key in counts.items() if data.get(key) is not None}
-    facts = ({"file": str(data["file"])} if data.get("file") else {}) | facts
+    facts = {"file": str(data["file"])} if data.get("file") else {}
+    facts |= {name: count(data[key]) for name, key in counts.items() if data.get(key) is not None}
     if data.get("held_out_how"):
-        facts["held out"] = ", ".join(
-            [*([facts["held out"]] if "held out" in facts else []), str(data["held_out_how"])]
-        )
+        facts["held out"] = f"{facts.get('held out', 'rows')}, {data['held_out_how']}"
     columns = data.get("columns") or []
-    parts = (facts, columns, data.get("left_out"), data.get("notes"))
     return Section(
         "data",
         "The data",
-        charts=_drawn(lambda: target.distribution(data, goal)),
-        block="data" if any(parts) else "",
+        charts=_drawn(distribution(data.get("target_histogram") or {}, target)),
+        block="data" if data else "",
         values={
             "facts": facts,
             "columns": columns[:_COLUMNS],
@@ -185,29 +191,16 @@ def _data(data: Mapping[str, Any], goal: str) -> Section:
 
 def _reproduce(given: Mapping[str, Any]) -> Section:
     config = json.dumps(given["config"], indent=2, ensure_ascii=False, default=str) if given.get("config") else ""
-    values = {"command": str(given.get("command") or ""), "config": config}
-    seconds = {name: value for name, value in (given.get("seconds") or {}).items() if value is not None}
-    tables = {
-        "versions": given.get("versions") or {},
-        "seconds": dict(zip(seconds, aligned(list(seconds.values()), 2), strict=True)),
-    }
-    return Section(
-        "reproduce",
-        "How to make it again",
-        block="reproduce" if any(values.values()) or any(tables.values()) else "",
-        values=values | tables,
-    )
+    seconds = {name: f"{value:.1f}" for name, value in (given.get("seconds") or {}).items()}
+    values = {name: given.get(name) or "" for name in ("command", "versions")} | {"config": config, "seconds": seconds}
+    block = "reproduce" if any(values.values()) else ""
+    return Section("reproduce", "How to make it again", block=block, values=values)
 
 
 def _subtitle(data: Mapping[str, Any]) -> list[str]:
-    kind = "Regression" if data["task"] == "regression" else "Classification"
-    about = data.get("data") or {}
+    kind = data["task"].capitalize()
     parts = [f"{kind} of {data['target']}" if data.get("target") else kind]
-    if about.get("file"):
-        parts.append(str(about["file"]))
-    if data.get("created"):
-        parts.append(_created(data))
-    return parts
+    return [*parts, *(str(part) for part in ((data.get("data") or {}).get("file"), _created(data)) if part)]
 
 
 def _created(data: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bayesadam.report.values import aligned, number, percent
+from bayesadam.report.numbers import NONE, percent, same_decimals
 
 
 @dataclass(frozen=True)
@@ -26,32 +26,25 @@ class Column:
 
 
 def scores(metrics: Mapping[str, Any]) -> list[Column]:
-    """Return the columns in the order in which they first appear. No duration is marked as the best."""
+    """Return the columns, that of the error first. No duration is marked as the best."""
     models = {model: values or {} for model, values in metrics.items()}
     names = list(dict.fromkeys(name for values in models.values() for name in values))
+    names.sort(key=lambda name: name not in ("RMSE", "accuracy"))
     return [_column(name, {model: values.get(name) for model, values in models.items()}) for name in names]
 
 
-def _column(name: str, values: Mapping[str, Any]) -> Column:
+def _column(name: str, values: Mapping[str, float | None]) -> Column:
     hint, distance = _aim(name)
+    known = {model: value for model, value in values.items() if value is not None and math.isfinite(value)}
     shares = name in ("accuracy", "coverage 95%")
-    numbers = {
-        model: float(value)
-        for model, value in values.items()
-        if isinstance(value, (int, float)) and math.isfinite(value)
-    }
-    texts = dict.fromkeys(values, number(None))
-    if shares:
-        texts |= {model: percent(value, 1) for model, value in numbers.items()}
-    else:
-        texts |= dict(zip(numbers, aligned(list(numbers.values()), 4 if hint else 2), strict=True))
-    best: set[str] = set()
-    if hint and len(numbers) > 1:
-        least = min(distance(value) for value in numbers.values())
-        # Scores with the same text are equally good.
-        leaders = {texts[model] for model, value in numbers.items() if distance(value) == least}
-        best = {model for model in numbers if texts[model] in leaders}
-    return Column(name, hint, {model: (texts[model], model in best) for model in values})
+    shown = [percent(value, 1) for value in known.values()] if shares else same_decimals(known.values())
+    texts = dict.fromkeys(values, NONE) | dict(zip(known, shown, strict=True))
+    leaders: set[str] = set()
+    if hint and len(known) > 1:
+        least = min(map(distance, known.values()))
+        leaders = {texts[model] for model, value in known.items() if distance(value) == least}
+    # Scores with the same text are equally good.
+    return Column(name, hint, {model: (text, text in leaders) for model, text in texts.items()})
 
 
 def _aim(name: str) -> tuple[str, Any]:

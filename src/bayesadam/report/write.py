@@ -14,20 +14,15 @@ VERSION = 1
 def write_report(path: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
     """Write a report as a single HTML file, which needs neither a network nor other files.
 
-    The page has sections on the result in words, the data, the scores with those of other models, predictions,
-    calibration, the relation of error and uncertainty, the importance of inputs, groups of rows with wrong uncertainty,
-    the most surprising rows, the weights, the training, and how to reproduce it. Sections without data, or with too few
-    data for a chart, are omitted.
+    The page has sections on the result in words, the scores with those of other models, predictions, calibration, the
+    relation of error and uncertainty, the importance of inputs, groups of rows with wrong uncertainty, the most
+    surprising rows, the data, the training, and how to reproduce it. Sections without data, or with too few data for a
+    chart, are omitted.
 
     Args:
         path: Path of the file. An existing file is replaced.
-        data: JSON values: ``version`` (1), ``task`` (``"regression"`` or ``"classification"``) and any of ``title``,
-            ``target``, ``classes``, ``created``, ``data``, ``metrics``, ``margins``, ``held_out``, ``drivers``,
-            ``surprises``, ``training``, ``weights`` and ``reproduce``. Numbers that are missing are ``None``. In
-            ``held_out`` all lists are as long as the first and an optional ``row`` has the rows' numbers in the file;
-            ``weights["signal_to_noise"]`` has quantiles of the logarithm to base 10 from the least to the largest, at
-            evenly spaced probabilities. ``margins`` has, by model, the difference between its NLL and ours and the
-            standard error of this difference.
+        data: JSON values: ``version`` (1), ``task`` (``"regression"`` or ``"classification"``), and any of the other
+            entries that :func:`bayesadam.report.report_data` returns. Numbers that are missing are ``None``.
 
     Raises:
         ImportError: Bokeh or SciPy is not installed.

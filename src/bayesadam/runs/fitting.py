@@ -16,12 +16,12 @@ import torch
 
 from bayesadam.files import write_json, write_text
 from bayesadam.report import write_report
+from bayesadam.report.report_data import Rows, report_data, validation
 from bayesadam.runs import folder as names
 from bayesadam.runs.baselines import MAX_ROWS, baselines
-from bayesadam.runs.contents import contents
 from bayesadam.runs.errors import RunError
 from bayesadam.runs.folder import check_place, new_run
-from bayesadam.runs.held_out import predict_held_out
+from bayesadam.runs.held_out import Arrays, predict_held_out, values_of
 from bayesadam.runs.prepare import Prepared, prepare
 from bayesadam.runs.scores import Scores, margin, scores
 from bayesadam.runs.settings import Settings
@@ -86,7 +86,7 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False)
         truth = prepared.targets[prepared.split.held_out]
         inputs = prepared.held_out_inputs
         with _timed(seconds, "predictions"):
-            held_out = predict_held_out(estimator, inputs, truth, target)
+            held_out = predict_held_out(estimator, inputs, truth)
         watcher.stage("linear model and gradient boosting")
         with _timed(seconds, "baselines"):
             try:
@@ -120,7 +120,7 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False)
             )
         watcher.stage("report")
         settings = _as_done(settings, estimator, interrupted)
-        report = contents(prepared, settings, estimator, held_out, inputs, metrics, margins, seconds, watcher, out)
+        report = _report(prepared, settings, estimator, held_out, metrics, margins, seconds, watcher, out)
         model = save_estimator(estimator, folder)
         prepared.preprocessing.save(folder / names.PREPROCESSING, model=model)
         parts = {name: report["data"][name] for name in ("train_rows", "held_out_rows", "held_out_how")}
@@ -130,6 +130,64 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False)
         write_report(folder / names.REPORT, report)
         settings.save(folder / names.CONFIG)
     return Result(metrics, interrupted, epochs, prepared.notes[shown:], seconds)
+
+
+def _report(
+    prepared: Prepared,
+    settings: Settings,
+    estimator: Any,
+    held_out: Arrays,
+    metrics: dict[str, Scores],
+    margins: dict[str, list[float] | None],
+    seconds: dict[str, float],
+    watcher: Watcher,
+    out: Path,
+) -> dict[str, Any]:
+    """Return the data of the report."""
+    target, split, known = prepared.preprocessing.target, prepared.split, prepared.preprocessing.inputs
+    features = np.repeat(np.arange(len(known.columns)), [len(column.features) for column in known.columns])
+    matrix = np.empty((len(prepared.targets), len(features)), dtype=np.float32)
+    matrix[split.training], matrix[split.held_out] = prepared.inputs, prepared.held_out_inputs
+
+    def predictive(donors: Any) -> Any:
+        """Return the predictions of rows that have column ``j`` of row ``donors[i, j]``."""
+        return estimator.predictive(matrix[donors[:, features], np.arange(matrix.shape[1])])
+
+    shared = replace(settings, data=prepared.file.path.name)  # without folders
+    left_out = None
+    if estimator.left_out_ is not None:
+        rows, pred = estimator.left_out_
+        at = split.training[rows]
+        left_out = at, values_of(pred, prepared.targets[at])
+    return report_data(
+        Rows(
+            prepared.columns,
+            prepared.targets,
+            prepared.rows + prepared.file.first_line,
+            split.held_out,
+            target.name,
+            target.classes,
+        ),
+        held_out,
+        left_out,
+        predictive,
+        seed=settings.seed,
+        about={
+            "file": prepared.file.path.name,
+            "held_out_how": split.how,
+            "left_out": {name: watcher.words(why) for name, why in known.left_out.items()},
+            "epistemic_error": float(estimator.calibration_["error"][0]) if "error" in estimator.calibration_ else None,
+        },
+        notes=[watcher.words(note) for note in prepared.notes],
+        metrics=metrics,
+        margins=margins,
+        training=validation(estimator.history_["held_out_nll"], estimator.epochs_),
+        reproduce={
+            "command": watcher.command(shared, Path(out.name)),
+            "config": vars(shared),
+            "seconds": seconds,
+        },
+    )
 
 
 def _train(prepared: Prepared, settings: Settings, on_epoch: Callable[[Any], None]) -> tuple[Any, list[str]]:

@@ -64,14 +64,15 @@ def new_run(out: Path, *, force: bool = False) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    try:
-        check_place(out, force=force)
-    except RunError as error:
-        raise RunError(f"{error}; the new run is in {str(folder)!r}") from None
     before = folder.with_suffix(".old")
-    if out.exists():
-        out.rename(before)
-    folder.rename(out)
+    with files.locked(out.parent):
+        try:
+            check_place(out, force=force)
+        except RunError as error:
+            raise RunError(f"{error}; the new run is in {str(folder)!r}") from None
+        if out.exists():
+            out.rename(before)
+        folder.rename(out)
     shutil.rmtree(before, ignore_errors=True)
 
 
@@ -91,12 +92,13 @@ class Run:
     """
 
     def __init__(self, path: Path) -> None:
-        _require(path, POSTERIOR, MODEL, PREPROCESSING)
         self.path = path
-        with _damaged(path, f"{POSTERIOR} or {MODEL}"):
-            self.estimator, digest = read_estimator(path)
-        with _damaged(path, PREPROCESSING):
-            self.preprocessing = Preprocessing.load(path / PREPROCESSING, model=digest)
+        with files.locked(path.parent, shared=True):  # from `new_run`
+            _require(path, POSTERIOR, MODEL, PREPROCESSING)
+            with _damaged(path, f"{POSTERIOR} or {MODEL}"):
+                self.estimator, digest = read_estimator(path)
+            with _damaged(path, PREPROCESSING):
+                self.preprocessing = Preprocessing.load(path / PREPROCESSING, model=digest)
 
 
 def rewrite_report(path: Path) -> Path:
@@ -106,9 +108,10 @@ def rewrite_report(path: Path) -> Path:
         RunError: The path is not a run folder, or the data are damaged.
         OSError: The page cannot be written.
     """
-    _require(path, REPORT_DATA)
-    with _damaged(path, REPORT_DATA):
-        data, _ = files.read_json(path / REPORT_DATA, "it must be what bayesadam fit has written")
+    with files.locked(path.parent, shared=True):
+        _require(path, REPORT_DATA)
+        with _damaged(path, REPORT_DATA):
+            data, _ = files.read_json(path / REPORT_DATA, "it must be what bayesadam fit has written")
     write_report(path / REPORT, data)
     return path / REPORT
 

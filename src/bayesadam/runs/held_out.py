@@ -11,29 +11,32 @@ from numpy.typing import NDArray
 
 from bayesadam.metrics import predictive_crps
 from bayesadam.predictive import ClassificationPredictive
-from bayesadam.tabular import Target
 from bayesadam.tabular.file import CHUNK_ROWS
 
 COVERAGE = 0.95
 Arrays = dict[str, NDArray[np.float64]]
 
 
-def predict_held_out(estimator: Any, inputs: NDArray[np.float32], targets: NDArray[Any], target: Target) -> Arrays:
+def predict_held_out(estimator: Any, inputs: NDArray[np.float32], targets: NDArray[Any]) -> Arrays:
     """Return one value per row, by name, in the form that the report needs.
 
     Args:
         estimator: The fitted estimator.
         inputs: ``(N, D)``.
         targets: ``(N,)``, values or indices of classes.
-        target: The target, which determines the task.
 
     Returns:
         Regression: "y", "mean", "std", "epistemic_std", "lower", "upper", "pit", "nll", "crps".
         Classification: "label",
         "probs" (``(N, C)``), "entropy", "mutual_information", "nll".
     """
-    row = _regression if target.task == "regression" else _classification
-    return collect(lambda rows: row(estimator.predictive(inputs[rows]), targets[rows]), len(inputs))
+    return collect(lambda rows: values_of(estimator.predictive(inputs[rows]), targets[rows]), len(inputs))
+
+
+def values_of(found: Any, targets: NDArray[Any]) -> Arrays:
+    """Return the values of :func:`predict_held_out` for a predictive distribution and the actual targets."""
+    row = _classification if isinstance(found, ClassificationPredictive) else _regression
+    return {name: _array(values) for name, values in row(found, targets).items()}
 
 
 def _regression(found: Any, y: NDArray[Any]) -> dict[str, Any]:
@@ -63,10 +66,10 @@ def _classification(found: ClassificationPredictive, y: NDArray[Any]) -> dict[st
     }
 
 
-def collect(part: Callable[[slice], dict[str, Any]], rows: int) -> Arrays:
-    """Join the arrays of all chunks, in float64."""
+def collect(part: Callable[[slice], Arrays], rows: int) -> Arrays:
+    """Join the arrays of all chunks."""
     parts = [part(chunk) for chunk in _chunks(rows)]
-    return {name: np.concatenate([_array(chunk[name]) for chunk in parts]) for name in parts[0]}
+    return {name: np.concatenate([chunk[name] for chunk in parts]) for name in parts[0]}
 
 
 def _chunks(rows: int) -> Iterator[slice]:

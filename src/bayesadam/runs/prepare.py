@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
@@ -22,7 +23,6 @@ from bayesadam.tabular import (
     TableFile,
     Target,
     copies_of,
-    describe,
     group_codes,
     group_split,
     numbers_of,
@@ -32,8 +32,11 @@ from bayesadam.tabular import (
     time_split,
 )
 from bayesadam.tabular.choose import numbers_rows
+from bayesadam.tabular.columns import Column, Number
+from bayesadam.tabular.dates import Date, as_times
 from bayesadam.tabular.describe import how_read
-from bayesadam.tabular.errors import Place, quoted
+from bayesadam.tabular.errors import Place, quoted, row_place
+from bayesadam.tabular.numbers import as_numbers
 
 _DIFFERENT = 0.5
 """Smallest share of distinct rows for which equal rows count as copies. With a smaller share, rows are equal because
@@ -48,7 +51,7 @@ class Prepared:
 
     Attributes:
         file: The file of the table.
-        held_out: The held-out rows. The training rows are not kept, because ``inputs`` has their matrix.
+        columns: Numbers, dates and texts of the inputs of all rows that are used, for the report.
         rows: Indices, in the file, of the rows that are used.
         split: Indices of training and held-out rows among the rows that are used.
         preprocessing: The preprocessing, learned from the training rows.
@@ -56,12 +59,11 @@ class Prepared:
         held_out_inputs: Matrix of the held-out rows.
         targets: Targets of all rows that are used: values or indices of classes.
         groups: Groups of the training rows, where copies of a row form a group; or None.
-        described: Description of every input, see :func:`bayesadam.tabular.describe`.
         notes: Notes for the user.
     """
 
     file: TableFile
-    held_out: pa.Table
+    columns: pd.DataFrame
     rows: NDArray[np.int64]
     split: Split
     preprocessing: Preprocessing
@@ -69,7 +71,6 @@ class Prepared:
     held_out_inputs: NDArray[np.float32]
     targets: NDArray[Any]
     groups: NDArray[np.int64] | None
-    described: list[dict[str, Any]]
     notes: list[str]
 
 
@@ -124,7 +125,7 @@ def prepare(settings: Settings) -> Prepared:
     groups = group_codes(table.column(settings.group)) if settings.group else copies
     return Prepared(
         file=file,
-        held_out=table.take(split.held_out),
+        columns=pd.DataFrame({c.name: _values(c, table.column(c.name)) for c in preprocessing.inputs.columns}),
         rows=rows,
         split=split,
         preprocessing=preprocessing,
@@ -132,9 +133,17 @@ def prepare(settings: Settings) -> Prepared:
         held_out_inputs=preprocessing.transform(table, rows=split.held_out, place=place),
         targets=targets,
         groups=None if groups is None else groups[split.training],
-        described=[describe(column, table.column(column.name)) for column in preprocessing.inputs.columns],
         notes=[*file.notes, *notes, *told, *preprocessing.notes(table, place=place, day_first=settings.day_first)],
     )
+
+
+def _values(column: Column, values: pa.ChunkedArray) -> Any:
+    """Return the values of an input as numbers, dates or texts."""
+    if isinstance(column, Number):
+        return as_numbers(values, column.name, decimal=column.decimal, unit=column.unit)
+    if isinstance(column, Date):
+        return as_times(values, column.name, row_place, column.order)
+    return pd.array([None if value is None else str(value) for value in values.to_pylist()], dtype="object")
 
 
 def _check_names(settings: Settings, columns: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bayesadam import population
 from bayesadam.checks import is_whole
+from bayesadam.functional.generators import GENERATORS
 from bayesadam.likelihoods import Likelihood
 from bayesadam.moments import fawn
 from bayesadam.population import Population
@@ -243,7 +244,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
 
     def _network(self, inputs: int) -> nn.Module:
         """Create a network with new random weights, without changing the state of PyTorch's generator."""
-        with torch.random.fork_rng(devices=[]):
+        with GENERATORS, torch.random.fork_rng(devices=[]):
             return perceptron(inputs, self.hidden, self._outputs(), self.activation).to(self.device)
 
     def _options(self, rows: Sequence[int], priors: Mixture | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
@@ -74,6 +74,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             regression. The list is empty if there are no regressions.
         history_: Arrays ``"loss"`` and ``"held_out_nll"``, ``(members, epochs)``. The latter is NaN for epochs at which
             it was not computed.
+        left_out_: Training rows that members left out, and the predictive distribution of their labels by these
+            members; ``None`` without calibration and for a loaded estimator.
         epochs_: Number of epochs for which the members were trained.
         stopped_: Reason for the end of the training: ``"end"`` (all epochs), ``"early"`` (early stopping), ``"time"``
             (the time budget) or ``"interrupted"`` (Ctrl-C).
@@ -239,25 +241,26 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         known = None if before is None or not self.calibrate else float(before["temperature"])
         self.calibration_ = {"temperature": known or 1.0, "linear": [] if before is None else before["linear"]}
         rows = divided.rows
+        self.left_out_: tuple[NDArray[np.int64], ClassificationPredictive] | None = None
         if not self.calibrate or len(rows) < 2:
             return
         place = np.zeros(len(inputs), dtype=np.int64)
         place[rows] = np.arange(len(rows))
         filled = np.zeros(len(inputs), dtype=np.int64)
         several = int(divided.left_out.sum(0).max())
-        found: list[Tensor] = []
+        unscaled: list[Tensor] = []
         for member in np.flatnonzero(divided.left_out.any(1)).tolist():
             own = np.flatnonzero(divided.left_out[member])
             log_probs = self._member_log_probs(inputs[torch.from_numpy(own).to(inputs.device)], member)
-            if not found:
+            if not unscaled:
                 shape = (several, len(log_probs), len(rows), log_probs.shape[-1])
-                found.append(torch.full(shape, torch.nan, dtype=torch.float64))
+                unscaled.append(torch.full(shape, torch.nan, dtype=torch.float64))
             for slot in np.unique(filled[own]):
                 here = filled[own] == slot
-                found[0][slot][:, place[own[here]]] = log_probs[:, here]
+                unscaled[0][slot][:, place[own[here]]] = log_probs[:, here]
             filled[own] += 1
         whole = (filled[rows] == several).nonzero()[0]  # all rows, unless partitions are uneven
-        log_probs = found[0].flatten(0, 1)[:, whole]
+        log_probs = unscaled[0].flatten(0, 1)[:, whole]
         labels, own_weight = targets.cpu()[rows][whole], torch.from_numpy(weight[rows][whole])
         parts = []
         if before is None and not self._networks_only:
@@ -268,9 +271,12 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             alone = temperature(log_probs, labels, own_weight)
             share, weights = pool(tempered(log_probs, alone), unseen, labels, own_weight)
             self.calibration_ = {"temperature": alone / share, "linear": weights}
+            beside: Tensor | None = torch.tensordot(torch.tensor(weights, dtype=unseen.dtype), unseen, 1)
         else:
             beside = self._beside(inputs[torch.from_numpy(rows[whole]).to(inputs.device)])
             self.calibration_["temperature"] = temperature(log_probs, labels, own_weight, known, beside)
+        found = tempered(log_probs, self.calibration_["temperature"], beside)
+        self.left_out_ = rows[whole], ClassificationPredictive(found)
 
     def _beside(self, X: Tensor) -> Tensor | None:
         """Return the weighted sum of the regressions' log probabilities, ``(N, C)``; ``None`` without regressions."""

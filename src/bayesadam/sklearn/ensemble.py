@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from bayesadam.functional.monotone import Monotone
 from bayesadam.likelihoods import Gaussian, Likelihood
-from bayesadam.predictive import MixturePredictive, RegressionPredictive
+from bayesadam.predictive import GaussianPredictive, MixturePredictive, RegressionPredictive
 from bayesadam.predictive.result import Predictive
+from bayesadam.predictive.transformed import TransformedPredictive
 from bayesadam.sklearn import likelihoods, target_transform
 from bayesadam.sklearn.base import Array, BayesianMLP
 from bayesadam.sklearn.calibration import Scales, mean_weights, output_scale, scaled
@@ -42,6 +43,10 @@ class RegressionEnsemble(BayesianMLP):
     _linear: list[LinearPart]
     _left_out: LeftOutScores | None
     """Errors on the rows that members left out, for cross-conformal intervals."""
+    left_out_: tuple[NDArray[np.int64], GaussianPredictive | TransformedPredictive] | None
+    """The training rows that members left out, and the predictions of these members, calibrated and in the units of the
+    targets. It is ``None`` for a likelihood that is not Gaussian, and is not saved.
+    """
 
     @property
     def _gaussian(self) -> bool:
@@ -92,7 +97,7 @@ class RegressionEnsemble(BayesianMLP):
             known = list(np.stack([before["epistemic"], before["aleatoric"]], axis=1))
             scales = [Scales(a, b, 0.0, error) for (a, b), error in zip(known, before["error"], strict=True)]
         rows = divided.rows
-        self._left_out = None
+        self._left_out = self.left_out_ = None
         if self._calibrates and self._gaussian and len(rows) >= 2:
             found = np.zeros((3, len(divided.left_out), len(inputs), width))
             for member in np.flatnonzero(divided.left_out.any(1)).tolist():
@@ -108,6 +113,7 @@ class RegressionEnsemble(BayesianMLP):
             self._left_out = LeftOutScores.of(divided.left_out[:, rows], np.abs(residual))
             own_inputs = as_array(inputs)[rows]
             described = self.noise if self._known_noise or self._learned_noise else "constant"
+            noise = np.empty_like(aleatoric)
             for output in range(width):
                 left_out = LeftOut(
                     own_inputs,
@@ -118,7 +124,11 @@ class RegressionEnsemble(BayesianMLP):
                     weight[rows],
                     divided.fold[rows],
                 )
-                scales[output], patterns[output] = calibrated(left_out, described, known[output], patterns[output])
+                scales[output], patterns[output], noise[:, output] = calibrated(
+                    left_out, described, known[output], patterns[output]
+                )
+            epistemic = epistemic * [own.epistemic for own in scales]
+            self.left_out_ = rows, self._in_units(mean, self._beyond(own_inputs, epistemic, noise), noise)
         elif self._calibrates and not self._gaussian and len(rows) >= 2:
             earlier = None if before is None else known[0][0]
             scales = [self._output_scale(divided, inputs, targets, weight, earlier)] * width
@@ -195,9 +205,13 @@ class RegressionEnsemble(BayesianMLP):
             found: Any = self._all_predictions(rows)
             parts.append(torch.cat([scaled(pred.outputs.double(), factor) for pred in found]))
         outputs = torch.cat(parts, dim=1)
-        outputs = outputs if self._several else outputs[..., 0]
+        likelihood = likelihoods.average(self._likelihoods).double()
+        if not self._several and likelihood.outputs_per_target > 1:
+            likelihood = likelihoods.SingleTarget(likelihood)
+        elif not self._several:
+            outputs = outputs[..., 0]
         independent = self._method.predict in ("linearized", "moments")
-        pred = MixturePredictive(outputs, likelihoods.average(self._likelihoods).double(), independent=independent)
+        pred = MixturePredictive(outputs, likelihood, independent=independent)
         if not self._template.defines("rescaled"):
             return pred
         scales = (self._y_mean, self._y_std) if self._several else (self._y_mean[0], self._y_std[0])
@@ -215,9 +229,18 @@ class RegressionEnsemble(BayesianMLP):
             if pattern is not None:
                 aleatoric[:, output] *= np.exp(pattern.log_factor(inputs, mean[:, output]))
         epistemic = self.calibration_["epistemic"] * epistemic
-        if self._reach is not None:
-            epistemic = epistemic + self._reach.leverage(inputs)[:, None] * aleatoric
-        return mean, epistemic, aleatoric
+        return mean, self._beyond(inputs, epistemic, aleatoric), aleatoric
+
+    def _beyond(self, inputs: Array, epistemic: Array, aleatoric: Array) -> Array:
+        """Return epistemic variances, ``(N, K)``, which are larger beyond the region of the training rows."""
+        return epistemic if self._reach is None else epistemic + self._reach.leverage(inputs)[:, None] * aleatoric
+
+    def _in_units(self, mean: Array, epistemic: Array, aleatoric: Array) -> GaussianPredictive | TransformedPredictive:
+        """Return the predictive distribution in the units of the targets, given standardised moments, ``(N, K)``."""
+        scale = self._y_std
+        values = (self._y_mean + scale * mean, scale**2 * epistemic, scale**2 * aleatoric)
+        pred = GaussianPredictive(*(torch.from_numpy(rows if self._several else rows[:, 0]) for rows in values))
+        return target_transform.in_units(pred, self._functions)
 
     def _cross_interval(self, X: ArrayLike, coverage: float) -> Array:
         """Return intervals from the errors on the rows left out, computed in training units and transformed back."""

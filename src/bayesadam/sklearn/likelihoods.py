@@ -47,6 +47,40 @@ def made(value: Any, outputs: int) -> Likelihood:
     return likelihoods.StudentT(4.0 * ones, scale=0.5 * ones, **each)
 
 
+class SingleTarget(Likelihood):
+    """A likelihood with several outputs for the only target of a data point; targets are ``(N,)``, not ``(N, 1)``."""
+
+    def __init__(self, base: Likelihood) -> None:
+        torch.nn.Module.__init__(self)  # what is defined is what the base defines
+        self.base = base
+        self.discrete = base.discrete  # type: ignore[misc]
+
+    def defines(self, capability: str) -> bool:
+        """Whether the likelihood ``base`` defines the capability."""
+        return self.base.defines(capability)
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """Check the target as ``base`` does."""
+        self.base.check(output, target.unsqueeze(-1))
+
+    def log_density(self, output: Tensor, target: Tensor) -> Tensor:
+        """Log density of ``base``."""
+        return self.base.log_density(output, target.unsqueeze(-1))
+
+    def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance by ``base``."""
+        mean, variance = self.base.moments(output)
+        return mean.squeeze(-1), variance.squeeze(-1)
+
+    def sample(self, output: Tensor, *, seed: int = 0) -> Tensor:
+        """One draw from ``base``."""
+        return self.base.sample(output, seed=seed).squeeze(-1)
+
+    def cdf(self, output: Tensor, value: Tensor) -> Tensor:
+        """Distribution function of ``base``."""
+        return self.base.cdf(output, value.unsqueeze(-1)).squeeze(-1)
+
+
 def best_constant(likelihood: Likelihood, targets: Tensor) -> tuple[Likelihood, Tensor]:
     """Find the constant output and the parameters that describe the targets best, from which training starts.
 

@@ -121,8 +121,9 @@ class NoisePattern:
 
 def calibrated(
     left_out: LeftOut, noise: str | float, before: Floats | None = None, pattern: NoisePattern | None = None
-) -> tuple[Scales, NoisePattern | None]:
-    """Return the factors of both variances, and the pattern of the noise if there is one.
+) -> tuple[Scales, NoisePattern | None, Floats]:
+    """Return the factors of both variances, the pattern of the noise if there is one, and the calibrated variances of
+    the noise, ``(N,)``, of which each is from a pattern that was fitted to the rows of other folds.
 
     Args:
         left_out: The rows to which they are fitted.
@@ -139,19 +140,20 @@ def calibrated(
     constant = variance_scales(*parts, before, fixed_noise=fixed)
     few = effective_rows(left_out.weight) < FEWEST
     if fixed or noise == "constant" or pattern is not None or few:
-        return constant, pattern
+        return constant, pattern, constant.aleatoric * left_out.aleatoric
     # The factor is at most 1: epistemic variances that resemble the noise could otherwise be scaled to explain it.
     found = _fit(left_out, min(1.0, constant.epistemic) * left_out.epistemic)
     if found is None:
-        return constant, None
+        return constant, None, constant.aleatoric * left_out.aleatoric
     pattern, values = found
     scales = variance_scales(*parts, before, pattern=values)
     gain = _loss(left_out, constant, values) - _loss(left_out, scales, values)
     mean = np.average(gain, weights=left_out.weight)
     error = math.sqrt(float((left_out.weight**2 * (gain - mean) ** 2).sum())) / float(left_out.weight.sum())
     if scales.strength == 0 or (noise == "auto" and mean <= error):
-        return constant, None
-    return scales, replace(pattern, strength=scales.strength)
+        return constant, None, constant.aleatoric * left_out.aleatoric
+    noise_variance = scales.aleatoric * np.exp(scales.strength * values) * left_out.aleatoric
+    return scales, replace(pattern, strength=scales.strength), noise_variance
 
 
 def _digits(values: Floats) -> Any:

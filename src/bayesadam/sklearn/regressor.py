@@ -120,6 +120,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             likelihood describes the noise.
         history_: Arrays ``"loss"`` and ``"held_out_nll"``, ``(members, epochs)``. The latter is NaN for epochs at which
             it was not computed.
+        left_out_: Training rows that members left out, and the predictive distribution of their targets by these
+            members; ``None`` without calibration, for a likelihood that is not Gaussian, and for a loaded estimator.
         epochs_: Number of epochs for which the members were trained.
         stopped_: Reason for the end of training: ``"end"``, ``"early"`` (stopping), ``"time"`` or ``"interrupted"``.
         interrupted_: Whether Ctrl-C ended the training.
@@ -206,11 +208,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         if not self._gaussian:
             return self._mixture(X)
         found = [self._standardised(part) for part in self._in_parts(X)]
-        mean, epistemic, aleatoric = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        scale = self._y_std
-        values = (self._y_mean + scale * mean, scale**2 * epistemic, scale**2 * aleatoric)
-        pred = GaussianPredictive(*(torch.from_numpy(rows if self._several else rows[:, 0]) for rows in values))
-        return target_transform.in_units(pred, self._functions)
+        return self._in_units(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
     def predict_interval(self, X: ArrayLike, coverage: float = 0.95, *, method: str = "bayes") -> Array:
         """Return intervals that contain the target with a given probability, ``(N, 2)`` or ``(N, K, 2)``, in its units.

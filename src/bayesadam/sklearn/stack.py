@@ -77,6 +77,7 @@ class Stack:
         outputs, covariance = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
         return outputs, covariance
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def _linearized(self, x: Tensor, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
         """Linearise some rows, by a forward pass and a backward pass for each uncertain output."""

@@ -41,7 +41,8 @@ _KINDS = {kind.__name__: kind for kind in (BayesianMLPRegressor, BayesianMLPClas
 def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> str:
     """Write a fitted estimator into a folder, which is created if it does not exist.
 
-    At any moment the folder holds either the complete earlier estimator or the complete new one.
+    At any moment the folder holds either the complete earlier estimator or the complete new one. Several processes may
+    save to one folder and read it.
 
     Returns:
         The digest of ``model.json``.
@@ -84,10 +85,11 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> st
     told["linear"] = [part.record() for part in estimator._linear]
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    with files.whole_file(path / POSTERIOR) as temporary:
-        told["posterior"] = estimator.posterior_._write(temporary)
-        digest = files.write_json(path / NEXT, told)
-    (path / NEXT).replace(path / MODEL)
+    with files.locked(path):
+        with files.whole_file(path / POSTERIOR) as temporary:
+            told["posterior"] = estimator.posterior_._write(temporary)
+            digest = files.write_json(path / NEXT, told)
+        (path / NEXT).replace(path / MODEL)
     return digest
 
 
@@ -105,13 +107,14 @@ def load_estimator(folder: str | os.PathLike[str]) -> BayesianMLPRegressor | Bay
 def read_estimator(folder: str | os.PathLike[str]) -> tuple[BayesianMLPRegressor | BayesianMLPClassifier, str]:
     """Return the estimator and the digest of ``model.json``."""
     path = Path(folder)
-    try:
-        told, posterior, digest = _pair(path, MODEL)
-    except (FileNotFoundError, files.DamagedFile):  # save() may have been stopped between its two files
+    with files.locked(path, shared=True):
         try:
-            told, posterior, digest = _pair(path, NEXT)
-        except (OSError, files.DamagedFile):  # or save() may just have completed
             told, posterior, digest = _pair(path, MODEL)
+        except (FileNotFoundError, files.DamagedFile):  # save() may have been stopped between its two files
+            try:
+                told, posterior, digest = _pair(path, NEXT)
+            except (OSError, files.DamagedFile):  # or save() may just have completed
+                told, posterior, digest = _pair(path, MODEL)
     with files.reading(_RULE, path / MODEL):
         return _restored(told, posterior), digest
 
@@ -152,6 +155,7 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
     estimator.epochs_, estimator.stopped_ = told["epochs"], told["stopped"]
     estimator.interrupted_ = estimator.stopped_ == "interrupted"
     estimator.history_ = {name: np.array(values, dtype=np.float64) for name, values in told["history"].items()}
+    estimator.left_out_ = None
     members = len(posterior.components)
     if told["kind"] == BayesianMLPClassifier.__name__:
         estimator.classes_ = np.array(told["classes"]["values"], dtype=told["classes"]["dtype"])

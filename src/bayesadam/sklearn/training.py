@@ -22,8 +22,8 @@ FIRST_LOOK, LOOKS_APART, PATIENCE = 10, 1.3, 8
 """The first epoch after which the error is computed, the ratio between two such epochs, and the number of such epochs
 without improvement after which the training ends."""
 
-STATUS_EVERY = 0.5
-"""Seconds between two evaluations on the rows left out."""
+RECORDS_APART = 1.1
+"""Ratio between two epochs after which the negative log density of the rows left out is recorded."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class TrainingStatus:
         epochs: Number of epochs of the whole training.
         loss: Mean training loss of the members, in nats per row, for standardised targets.
         held_out_nll: Negative log density of the rows that each member leaves out, under the member's mean weights,
-            averaged over the members, for targets in their units. It is computed about twice a second; this is the last
-            value.
+            averaged over the members, for targets in their units. It is computed after the first ten epochs, and then
+            at intervals of a tenth of the epochs so far; this is the last value.
         seconds: Seconds since the training began.
     """
 
@@ -106,7 +106,7 @@ class Training:
         self._chosen: Population | None = None
         self._least, self._next = math.inf, FIRST_LOOK
         self._steps: dict[str, Any] = {}
-        self._looked = -math.inf
+        self._next_record = 1
         self._held_out_nll: float | None = None
         self._begin = 0.0
 
@@ -161,7 +161,7 @@ class Training:
             progress=self.verbose,
             sample_weight=self.sample_weight,
             **self._steps,
-            **self.options,
+            options=self.options,
         )
 
     def _fit_into(self, seconds: float) -> None:
@@ -193,12 +193,12 @@ class Training:
         late = self.time_budget is not None and now - self._begin > self.time_budget
         self.loss = nets.history["loss"]
         enough = self._choose(epoch + 1, nets, last or late)
+        if self.held_out and (last or epoch + 1 >= self._next_record):
+            self._next_record = math.ceil(max((epoch + 1) * RECORDS_APART, epoch + 2))
+            values = held_out_nll(nets, self.held_out, self.held_out_weights) + self.offset
+            self.held_out_nll[:, epoch] = values
+            self._held_out_nll = float(values.nanmean())  # with few rows, some members leave out none
         if self.on_epoch is not None:
-            if self.held_out and (last or now - self._looked > STATUS_EVERY):
-                self._looked = now
-                values = held_out_nll(nets, self.held_out, self.held_out_weights) + self.offset
-                self.held_out_nll[:, epoch] = values
-                self._held_out_nll = float(values.nanmean())  # with few rows, some members leave out none
             loss = float(self.loss[:, epoch].nanmean())
             self.on_epoch(TrainingStatus(epoch + 1, self.epochs, loss, self._held_out_nll, now - self._begin))
         if (enough or late) and not last:

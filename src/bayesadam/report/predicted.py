@@ -1,0 +1,128 @@
+"""Predictions of rows that the networks have not seen, with the actual values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bayesadam.report.numbers import Array
+
+LEVEL = 0.95
+"""Nominal coverage of the intervals."""
+FEW = 20
+"""Minimum number of rows for a statement or a chart about uncertainty."""
+
+
+@dataclass(frozen=True)
+class PredictedNumbers:
+    """Predictions of numbers, ``(N,)`` each.
+
+    Attributes:
+        y: Actual values.
+        mean: Predictive means.
+        std: Predictive standard deviations; NaN where there is none.
+        epistemic_std: Standard deviations of the epistemic part.
+        lower: Lower ends of the 95% intervals.
+        upper: Upper ends.
+        pit: Predicted probabilities of a value below the actual one (probability integral transform).
+        row: Numbers of the rows in the file.
+    """
+
+    y: Array
+    mean: Array
+    std: Array
+    epistemic_std: Array
+    lower: Array
+    upper: Array
+    pit: Array
+    row: Array
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def errors(self) -> tuple[Array, Array]:
+        """Squared errors and their expectations, the variances, ``(N,)`` each."""
+        return (self.y - self.mean) ** 2, self.std**2
+
+    @property
+    def inside(self) -> NDArray[np.bool_]:
+        """Mask of the rows inside their intervals."""
+        return np.asarray((self.lower <= self.y) & (self.y <= self.upper))
+
+    @property
+    def error(self) -> float:
+        """Root mean squared error."""
+        return float(np.sqrt(np.mean((self.y - self.mean) ** 2)))
+
+    @property
+    def width(self) -> float:
+        """Median width of the intervals."""
+        return float(np.median(self.upper - self.lower))
+
+
+@dataclass(frozen=True)
+class PredictedClasses:
+    """Predictions of classes.
+
+    Attributes:
+        label: Indices of the actual classes, ``(N,)``.
+        probs: Probabilities of all classes, ``(N, C)``.
+        entropy: Entropy of the probabilities, ``(N,)``.
+        mutual_information: The epistemic part of the entropy, ``(N,)``.
+        row: Numbers of the rows in the file, ``(N,)``.
+    """
+
+    label: NDArray[np.intp]
+    probs: Array
+    entropy: Array
+    mutual_information: Array
+    row: Array
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    @property
+    def errors(self) -> tuple[Array, Array]:
+        """1 for a wrong class and 0 for a right one, and the expectation of this, ``(N,)`` each."""
+        return (~self.right).astype(np.float64), 1.0 - self.confidence
+
+    @property
+    def predicted(self) -> NDArray[np.intp]:
+        """Indices of the most probable classes."""
+        return np.asarray(self.probs.argmax(axis=1))
+
+    @property
+    def confidence(self) -> Array:
+        """Probabilities of the most probable classes."""
+        return np.asarray(self.probs.max(axis=1))
+
+    @property
+    def right(self) -> NDArray[np.bool_]:
+        """Mask of the rows whose most probable class is the actual one."""
+        return np.equal(self.label, self.predicted)
+
+
+Predicted = PredictedNumbers | PredictedClasses
+
+
+def predicted(columns: Mapping[str, Any] | None, task: str) -> Predicted | None:
+    """Return the rows of the report's data without those whose prediction is missing; ``None`` if there are none."""
+    kind = PredictedNumbers if task == "regression" else PredictedClasses
+    if not columns:
+        return None
+    arrays: dict[str, Array] = {name: np.array(columns[name], dtype=np.float64) for name in kind.__dataclass_fields__}
+    required = ("y", "mean", "lower", "upper", "pit") if task == "regression" else ("label", "probs")
+    known = np.logical_and.reduce(
+        [np.isfinite(arrays[name]).reshape(len(arrays[name]), -1).all(1) for name in required]
+    )
+    if not known.any():
+        return None
+    arrays = {name: values[known] for name, values in arrays.items()}
+    if task == "regression":
+        return PredictedNumbers(**arrays)
+    return PredictedClasses(arrays.pop("label").astype(np.intp), **arrays)

@@ -1,0 +1,118 @@
+"""A likelihood of one's own with two outputs for each target, beside the one of the library that is the same."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Normal
+
+import bayesadam as ba
+from bayesadam import population
+from bayesadam.likelihoods import Likelihood
+from bayesadam.sklearn import BayesianMLPRegressor
+
+
+class Noisy(Likelihood):
+    """Mean and log variance, without a ``check`` of its own."""
+
+    outputs_per_target = 2
+
+    def distribution(self, output):
+        mean, log_variance = output.chunk(2, -1)
+        return Normal(mean, (0.5 * log_variance).exp(), validate_args=False)
+
+
+X = torch.linspace(-2, 2, 300).view(100, 3)
+OWN, SHIPPED = Noisy(), ba.HeteroscedasticGaussian()
+
+
+def targets(count):
+    torch.manual_seed(0)
+    return X[:, :1].sin() + 0.1 * torch.randn(100, count)
+
+
+def network(count, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2 * count))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+class TestLoops:
+    def test_training(self, count):
+        model, y = network(count), targets(count)
+        torch.testing.assert_close(OWN.nll(model(X), y), SHIPPED.nll(model(X), y))
+        torch.testing.assert_close(OWN.log_prob(model(X), y), SHIPPED.log_prob(model(X), y))
+
+    @pytest.mark.parametrize("method", ["monte_carlo", "mean"])
+    def test_predictions(self, count, method):
+        model, y = network(count), targets(count)
+        q = ba.DiagonalGaussian.point_mass(model)
+        q = ba.DiagonalGaussian(q.mean, {name: torch.full_like(mean, 0.01) for name, mean in q.mean.items()})
+        own, shipped = (ba.predict(model, q, X, likelihood=each, method=method) for each in (OWN, SHIPPED))
+        for name in ("mean", "variance", "epistemic", "aleatoric"):
+            torch.testing.assert_close(getattr(own, name), getattr(shipped, name))
+        torch.testing.assert_close(own.log_prob(y), shipped.log_prob(y))
+        torch.testing.assert_close(own.quantile(0.3), shipped.quantile(0.3), atol=1e-4, rtol=1e-4)
+        assert own.sample(5).shape == (5, 100, count)
+        assert ba.metrics.nll(own, y) == pytest.approx(ba.metrics.nll(shipped, y), rel=1e-5)
+
+    @pytest.mark.parametrize("structure", ["diagonal", "last_layer"])
+    def test_laplace(self, count, structure):
+        model, y = network(count), targets(count)
+        options = {"structure": structure, "curvature": "empirical_fisher", "prior_precision": 1.0}
+        with torch.no_grad():
+            model[2].bias[count:] = 4.0  # wide enough for a curvature that does no harm
+        own, shipped = (ba.laplace(model, (X, y), likelihood=each, **options) for each in (OWN, SHIPPED))
+        for name, variance in shipped.variance.items():
+            torch.testing.assert_close(own.variance[name], variance)
+
+    def test_populations(self, count):
+        options = {"epochs": 2, "batch_size": 50, "method": "vadam"}
+        own, shipped = (
+            population.train([network(count)], (X, targets(count)), likelihood=each, **options)
+            for each in (OWN, SHIPPED)
+        )
+        for name, mean in shipped.posteriors[0].mean.items():
+            torch.testing.assert_close(own.posteriors[0].mean[name], mean, atol=1e-4, rtol=1e-3)
+
+    def test_wrong_shapes(self, count):
+        message = rf"^target must be of a shape with one number for every 2 outputs, \(5, {count}\), got \(5,\)$"
+        with pytest.raises(ValueError, match=message):
+            OWN.nll(torch.zeros(5, 2 * count), torch.zeros(5))
+        message = rf"^output must have 2 numbers for each target along its last axis, got shape \(5, {2 * count + 1}\)$"
+        with pytest.raises(ValueError, match=message):
+            OWN.nll(torch.zeros(5, 2 * count + 1), torch.zeros(5, count))
+
+
+class TestRegressor:
+    @pytest.mark.parametrize("method", ["laplace", "badam", "anchored", "vadam"])
+    @pytest.mark.parametrize("count", [None, 1, 2])
+    def test_shapes(self, method, count):
+        y = targets(count or 1).numpy()
+        y = y[:, 0] if count is None else y
+        model = BayesianMLPRegressor(
+            method=method, likelihood=Noisy(), epochs=5, members=2, hidden=(4,), random_state=0
+        )
+        found = model.fit(X.numpy(), y).predictive(X.numpy())
+        assert found.outputs.shape[1:] == (100, 2 * (count or 1))
+        mean, std = model.predict(X.numpy(), return_std=True)
+        assert mean.shape == std.shape == y.shape
+        assert (std > 0).all()
+        assert model.predict(X.numpy(), quantiles=[0.1, 0.5, 0.9]).shape == (*y.shape, 3)
+        assert model.predict_interval(X.numpy()).shape == (*y.shape, 2)
+        assert model.sample_y(X.numpy(), 7).shape == (*y.shape, 7)
+        assert found.log_prob(torch.from_numpy(y)).shape == (100,)
+        assert found.cdf(torch.from_numpy(y)).shape == y.shape
+
+    def test_one_column_is_one_target(self):
+        y = targets(1).numpy()
+        options = {"likelihood": Noisy(), "epochs": 20, "members": 2, "hidden": (4,), "random_state": 0}
+        flat, column = (BayesianMLPRegressor(**options).fit(X.numpy(), own) for own in (y[:, 0], y))
+        one, other = flat.predictive(X.numpy()), column.predictive(X.numpy())
+        for name in ("mean", "variance", "epistemic"):
+            assert np.array_equal(getattr(one, name), getattr(other, name)[:, 0])
+        assert torch.equal(one.quantile(0.2), other.quantile(0.2)[:, 0])
+        assert torch.equal(one.sample(3), other.sample(3)[..., 0])
+        target = torch.from_numpy(y).double()
+        assert torch.equal(one.log_prob(target[:, 0]), other.log_prob(target))
+        assert torch.equal(one.cdf(target[:, 0]), other.cdf(target)[:, 0])

@@ -1,0 +1,94 @@
+"""Models whose outputs are probabilities where logits are needed."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import bayesadam as ba
+
+MESSAGE = "^the outputs of the model seem to be probabilities, but {} needs logits: "
+X, BAYES = torch.linspace(-1, 1, 120).view(40, 3), ba.DiagonalGaussian
+KINDS = {
+    "softmax": (nn.Softmax(-1), 4, ba.Categorical()),
+    "tempered": (nn.Softmax(-1), 4, ba.Categorical().tempered(2.0)),
+    "sigmoid": (nn.Sigmoid(), 1, ba.Bernoulli()),
+    "labels": (nn.Sigmoid(), 3, ba.Bernoulli()),
+}
+
+
+def network(last, outputs):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, outputs), last)
+
+
+def target(outputs, likelihood):
+    classes = likelihood.log_probs(torch.zeros(40, outputs)).ndim == 2
+    return torch.arange(40) % outputs if classes else torch.arange(40).view(40, 1).expand(40, outputs) % 2.0
+
+
+def posterior(model):
+    mean = {name: p.detach().clone() for name, p in model.named_parameters()}
+    return BAYES(mean, {name: torch.full_like(p, 0.01) for name, p in mean.items()})
+
+
+def uses(kind, last=None):
+    """What warns, for a model that ends in another module than that of the kind."""
+    module, outputs, likelihood = KINDS[kind]
+    model = network(last or module, outputs)
+    data = (X, target(outputs, likelihood))
+    options = {"likelihood": likelihood}
+    return {
+        "predict": lambda: ba.predict(model, posterior(model), X, **options),
+        "mean": lambda: ba.predict(model, posterior(model), X, method="mean", **options),
+        "linearized": lambda: ba.predict(model, posterior(model), X, method="linearized", **options),
+        "laplace": lambda: ba.laplace(model, data, **options),
+        "last layer": lambda: ba.laplace(model, data, structure="last_layer", last_layer="2", **options),
+        "calibrate": lambda: ba.calibrate(model, data, **options),
+        "tune": lambda: ba.tune_posterior(posterior(model), model, data, **options),
+    }
+
+
+USES = list(uses("softmax"))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_one_warning_for_a_model(kind, use):
+    function = uses(kind)[use]
+    name = "Categorical" if isinstance(KINDS[kind][0], nn.Softmax) else "Bernoulli"
+    with pytest.warns(UserWarning, match=MESSAGE.format(name)) as caught:
+        function()
+    assert sum("seem to be probabilities" in str(warning.message) for warning in caught) == 1
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        function()
+    assert not any("seem to be probabilities" in str(warning.message) for warning in caught)
+
+
+@pytest.mark.parametrize("last", [nn.Identity(), nn.LogSoftmax(-1), nn.Tanh()], ids=lambda last: type(last).__name__)
+@pytest.mark.parametrize("use", ["predict", "linearized", "laplace"])
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_none_for_logits(kind, use, last):
+    uses(kind, last)[use]()
+
+
+def test_none_where_it_may_be_chance():
+    few = network(nn.Sigmoid(), 1)
+    ba.predict(few, posterior(few), X[:20], likelihood=ba.Bernoulli(), method="mean")
+    start = network(nn.Identity(), 1)
+    nn.init.zeros_(start[2].weight)
+    nn.init.zeros_(start[2].bias)
+    ba.predict(start, posterior(start), X, likelihood=ba.Bernoulli(), method="mean")
+    share = network(nn.Sigmoid(), 2)
+    ba.predict(share, posterior(share), X, likelihood=ba.Gaussian(), method="mean")
+
+
+@pytest.mark.parametrize(("kind", "output"), [("softmax", torch.log), ("sigmoid", torch.logit)])
+def test_the_advice_works(kind, output):
+    module, outputs, likelihood = KINDS[kind]
+    model = network(module, outputs)
+    found = ba.predict(model, posterior(model), X, likelihood=likelihood, method="mean", output=output)
+    torch.testing.assert_close(found.probs, model(X))

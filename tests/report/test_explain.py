@@ -1,0 +1,182 @@
+"""Importance and effects of inputs, and groups of rows, with predictions that are a formula of the columns."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from bayesadam.predictive import ClassificationPredictive, GaussianPredictive
+from bayesadam.report import explain
+
+ROWS = 240
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    generator = np.random.default_rng(0)
+    size = generator.normal(50, 20, ROWS).round(1)
+    size[:20] = np.nan
+    columns = {
+        "size": size,
+        "city": np.array(["Rome", "Oslo", "Rome", "Bern"])[np.arange(ROWS) % 4],
+        "sold": pd.Timestamp("2024-01-01") + pd.to_timedelta(generator.integers(0, 90, ROWS), "D"),
+    }
+    return pd.DataFrame(columns)
+
+
+def formula(inputs, classes=False):
+    """The mean is the size / 10, the standard deviation is 3 for Rome and 1 elsewhere."""
+
+    def predictive(donors):
+        size = inputs["size"].fillna(50.0).to_numpy()[donors[:, 0]] / 10.0
+        rome = inputs["city"].to_numpy()[donors[:, 1]] == "Rome"
+        mean, std = torch.from_numpy(size), torch.from_numpy(np.where(rome, 3.0, 1.0))
+        if classes:
+            logits = torch.stack([mean - 5.0, 5.0 - mean], dim=1)
+            return ClassificationPredictive(torch.stack([2.0 * logits, 3.0 * logits]).log_softmax(-1))
+        return GaussianPredictive(mean, 0.25 * std.square(), 0.75 * std.square())
+
+    return predictive
+
+
+def drawn(inputs, classes=False):
+    """What the formula says of the rows themselves, and targets that are drawn from it."""
+    pred = formula(inputs, classes)(np.repeat(np.arange(ROWS)[:, None], 3, axis=1))
+    generator = np.random.default_rng(1)
+    if classes:
+        return pred, (generator.random(ROWS) < pred.probs[:, 1].numpy()).astype(np.int64)
+    return pred, pred.mean.numpy() + pred.variance.sqrt().numpy() * generator.standard_normal(ROWS)
+
+
+def explained(inputs, classes=False):
+    return explain.effects(inputs, drawn(inputs, classes)[1], formula(inputs, classes), 0, classes=classes)
+
+
+class TestRegression:
+    def test_the_inputs_that_matter_come_first(self, inputs):
+        found = explained(inputs)["importance"]
+        assert found[0]["name"] == "size"
+        by_name = {entry["name"]: entry for entry in found}
+        for name, what in (
+            ("sold", "gain"),
+            ("sold", "error"),
+            ("sold", "spread"),
+            ("city", "gain"),
+            ("size", "spread"),
+        ):
+            assert by_name[name][what] == pytest.approx(0.0, abs=1e-6)
+        # Half of the rows get the other of two deviations, whose logarithms are log 3 apart.
+        assert by_name["city"]["spread"] == pytest.approx(0.5 * np.log(3.0), abs=0.1)
+        # The variance of the error grows by twice that of the size, which is 4 without missing values.
+        before = np.sqrt(5.0)
+        assert by_name["size"]["gain"] == pytest.approx(np.sqrt(before**2 + 2 * 4.0 * 220 / 240) - before, abs=0.35)
+        assert by_name["size"]["gain"] > 2 * by_name["size"]["error"] > 0.0
+
+    def test_effects_are_those_of_the_formula(self, inputs):
+        effects = {entry["name"]: entry for entry in explained(inputs)["dependence"]}
+        size = effects["size"]
+        assert len(size["at"]) == explain.GRID
+        np.testing.assert_allclose(size["mean"], np.array(size["order"]) / 10.0)
+        assert [float(text) for text in size["at"]] == size["order"]
+        np.testing.assert_allclose(np.array(size["std"]) / size["epistemic"], 2.0)
+        city = effects["city"]
+        assert (city["order"], city["kind"]) == (None, "category")
+        assert city["at"][0] == "Rome"  # the most frequent one
+        np.testing.assert_allclose(city["std"], [3.0, 1.0, 1.0])
+        sold = effects["sold"]
+        assert (sold["kind"], sold["at"]) == ("date", sorted(sold["at"]))
+        assert sold["at"][0].startswith("2024-01-0")
+
+    def test_groups_of_rows_are_counted(self, inputs):
+        pred, y = drawn(inputs)
+        y[np.arange(ROWS) % 4 == 1] += 8.0  # of Oslo
+        lower, upper = (values.numpy() for values in pred.quantile([0.025, 0.975]))
+        found = explain.groups(inputs, ["size", "city"], {"y": y, "lower": lower, "upper": upper})
+        inside = (lower <= y) & (y <= upper)
+        parts = {(part["name"], part["values"]): part for part in found}
+        oslo = parts["city", "Oslo"]
+        assert oslo["rows"] == 60
+        assert oslo["right"] == inside[np.arange(ROWS) % 4 == 1].sum() < 5
+        assert parts["size", "missing"]["rows"] == 20
+        numbers = [part for (name, values), part in parts.items() if name == "size" and values != "missing"]
+        assert len(numbers) == explain.PARTS
+        assert sum(part["rows"] for part in numbers) == ROWS - 20
+        assert sum(part["right"] for part in numbers) + parts["size", "missing"]["right"] == inside.sum()
+
+
+def test_classes(inputs):
+    found = explained(inputs, classes=True)
+    assert found["importance"][0]["name"] == "size"
+    effect = next(entry for entry in found["dependence"] if entry["name"] == "size")
+    (curve,) = effect["classes"]
+    assert curve["label"] == 1
+    assert curve["mean"][0] > 0.9 > 0.1 > curve["mean"][-1]
+    order = np.array(effect["order"]) / 10.0 - 5.0
+    draws = [1.0 / (1.0 + np.exp(2.0 * factor * order)) for factor in (2.0, 3.0)]
+    np.testing.assert_allclose(curve["low"], np.quantile(draws, 0.05, axis=0), rtol=1e-6)
+    np.testing.assert_allclose(curve["high"], np.quantile(draws, 0.95, axis=0), rtol=1e-6)
+    pred, label = drawn(inputs, classes=True)
+    probs = pred.probs.numpy()
+    rome = next(
+        part for part in explain.groups(inputs, ["city"], {"probs": probs, "label": label}) if part["values"] == "Rome"
+    )
+    rows = np.arange(ROWS) % 2 == 0
+    assert rome["expected"] == pytest.approx(probs[rows].max(1).sum())
+    assert rome["right"] == (probs[rows].argmax(1) == label[rows]).sum()
+
+
+def test_columns_without_two_values_have_no_effect(inputs):
+    constant = inputs.assign(size=np.nan, city=None)
+    found = explain.effects(constant, np.zeros(ROWS), formula(inputs), 0, classes=False)
+    assert len(found["importance"]) == 3
+    assert [entry["name"] for entry in found["dependence"]] == ["sold"]
+    assert explain.groups(
+        constant, ["city"], {"y": np.zeros(ROWS), "lower": np.zeros(ROWS), "upper": np.ones(ROWS)}
+    ) == [{"name": "city", "values": "missing", "rows": ROWS, "right": ROWS}]
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_the_work_is_bounded_for_many_inputs(inputs, classes):
+    """Of 203 inputs those are looked at that tell something of the target; the others keep their rows."""
+    noise = np.random.default_rng(3).normal(size=(ROWS, 200))
+    wide = pd.concat([pd.DataFrame(noise).add_prefix("noise"), inputs], axis=1)
+    asked = []
+
+    def predictive(donors):
+        asked.append(len(donors))
+        assert donors.shape[1] == 203
+        return formula(inputs, classes)(donors[:, 200:])
+
+    found = explain.effects(wide, drawn(inputs, classes)[1], predictive, 0, classes=classes)
+    assert len(found["importance"]) == explain.PREDICTIONS // (explain.SHUFFLES * explain.FEWEST)
+    assert found["importance"][0]["name"] == "size"
+    assert sum(asked) < 1.5 * explain.PREDICTIONS
+    assert {entry["gain"] for entry in found["importance"] if entry["name"].startswith("noise")} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (10115, "10115"),
+        (10000.0, "10000"),
+        (15140.0, "15140"),
+        (0.30000000000000004, "0.3"),
+        (1234.5678, "1235"),
+        (12345.678, "12346"),
+        (-98765.4321, "-98765"),
+        (0.000123456, "0.0001235"),
+        (20.0 / 3.0, "6.667"),
+        (1.23456e-12, "1.235e-12"),
+        (float("inf"), "inf"),
+        (2.5e20, "250000000000000000000"),
+        (pd.Timestamp("2024-05-01"), "2024-05-01"),
+        (pd.Timestamp("2024-05-01 08:15"), "2024-05-01 08:15"),
+        (pd.NaT, "–"),  # noqa: RUF001
+        (pd.NA, "–"),  # noqa: RUF001
+        (np.float64("nan"), "–"),  # noqa: RUF001
+        (True, "True"),
+        ("01067", "01067"),
+    ],
+)
+def test_texts_of_values(value, text):
+    assert explain.text_of(value) == text

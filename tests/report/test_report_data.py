@@ -1,0 +1,132 @@
+"""The data of a report, from a table and predictions that are a formula, to the page."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+
+from bayesadam.predictive import ClassificationPredictive, GaussianPredictive
+from bayesadam.report import write_report
+from bayesadam.report.report_data import Rows, report_data, validation
+
+ROWS = 300
+
+
+def table():
+    generator = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "postcode": generator.integers(10_000, 15_141, ROWS),
+            "area": generator.uniform(20, 200, ROWS).round(1) / 3,
+            "sold": pd.Timestamp("2024-01-01") + pd.to_timedelta(generator.integers(0, 500, ROWS), "D"),
+            "city": np.where(generator.random(ROWS) < 0.05, None, np.array(["Rome", "Oslo"])[np.arange(ROWS) % 2]),
+            "new": np.arange(ROWS) % 3 == 0,
+        }
+    )
+
+
+def made(held_out=60, classes=(), calibrated=True):
+    """The report's data for prices of about 2,000 per square metre, or for flats that are dear or cheap."""
+    inputs = table()
+    mean = 2_000.0 * inputs["area"].to_numpy()
+    probs = np.stack(
+        [1.0 / (1.0 + np.exp((mean - 90_000) / 20_000)), 1.0 / (1.0 + np.exp((90_000 - mean) / 20_000))], 1
+    )
+    generator = np.random.default_rng(1)
+    y = mean + 20_000.0 * generator.standard_normal(ROWS)
+    targets = (generator.random(ROWS) < probs[:, 1]).astype(np.int64) if classes else y
+
+    def predictive(donors):
+        center = torch.from_numpy(mean[donors[:, 1]])
+        if classes:
+            return ClassificationPredictive(torch.from_numpy(probs[donors[:, 1]]).log()[None])
+        return GaussianPredictive(center, torch.full_like(center, 1e8), torch.full_like(center, 3e8))
+
+    def columns(rows):
+        if classes:
+            label, own = targets[rows], probs[rows]
+            entropy = -(own * np.log(own)).sum(1)
+            nll = -np.log(own[np.arange(len(rows)), label])
+            return {"label": label, "probs": own, "entropy": entropy, "mutual_information": 0 * entropy, "nll": nll}
+        std, center = np.full(len(rows), 20_000.0), mean[rows]
+        found = {"y": y[rows], "mean": center, "std": std, "epistemic_std": 0.5 * std, "nll": (y[rows] - center) ** 2}
+        found |= {"lower": center - 1.96 * std, "upper": center + 1.96 * std}
+        return found | {"pit": stats.norm.cdf(y[rows], center, std)}
+
+    order = np.arange(held_out), np.arange(held_out, ROWS)
+    return report_data(
+        Rows(inputs, targets, np.arange(ROWS) + 2, order[0], "price", classes),
+        columns(order[0]),
+        (order[1], columns(order[1])) if calibrated else None,
+        predictive,
+        seed=0,
+        about={"file": "flats.csv", "held_out_how": "a random part", "left_out": {}, "epistemic_error": 0.3},
+        notes=["a note"],
+        metrics={"bayesadam": {"NLL": 1.0}},
+        margins={},
+        training=validation(np.array([[3.0, np.nan, 2.0, 1.0]]), 4),
+        reproduce={"command": "bayesadam fit flats.csv", "config": {}, "seconds": {"training": 1.23456789}},
+    )
+
+
+@pytest.mark.parametrize("classes", [(), ("cheap", "dear")])
+def test_it_becomes_a_page(classes, tmp_path):
+    data = json.loads(json.dumps(made(classes=classes), allow_nan=False))
+    write_report(tmp_path / "report.html", data)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for text in ("Effect of area", "Where it fails", "60 held-out rows", "Computed on the held-out rows.", "2024-0"):
+        assert text in page
+    assert data["explained"]["importance"][0]["name"] == "area"
+    assert len(data["held_out"]["row"]) == 60
+    assert len(data["unseen"]["row"]) == ROWS
+
+
+def test_columns_are_described_for_people():
+    described = {column["name"]: column for column in made()["data"]["columns"]}
+    inputs = table()
+    codes = inputs["postcode"]
+    assert described["postcode"]["summary"].startswith(f"{codes.min()} to {codes.max()}, median 1")
+    assert described["sold"] == {
+        "name": "sold",
+        "kind": "date",
+        "missing": 0.0,
+        "summary": f"{inputs['sold'].min():%Y-%m-%d} to {inputs['sold'].max():%Y-%m-%d}",
+    }
+    assert described["city"]["summary"].startswith("2 levels: ")
+    assert described["city"]["missing"] == pytest.approx(inputs["city"].isna().mean())
+    assert described["new"]["kind"] == "category"
+    assert all(len(text) <= 7 for text in described["area"]["summary"].replace(",", "").split())
+
+
+def test_surprises_are_the_least_probable_rows():
+    data = made()
+    worst = int(np.argmax(data["held_out"]["nll"]))
+    first = data["surprises"][0]
+    assert len(data["surprises"]) == 10
+    assert first["row"] == data["held_out"]["row"][worst] == worst + 2
+    assert float(first["y"].replace(",", "")) == pytest.approx(data["held_out"]["y"][worst], abs=500)
+    assert first["values"]["sold"] == f"{table()['sold'][worst]:%Y-%m-%d}"
+    wrong = made(classes=("cheap", "dear"))["surprises"]
+    assert 0 < len(wrong) <= 10
+    for row in wrong:  # only classes that were thought less probable than not
+        assert float(row["y"].split("(")[1].rstrip("%)")) < 50.0
+
+
+def test_with_few_held_out_rows_the_inputs_are_described_by_all():
+    assert made(held_out=20)["explained"]["about"] == "Computed on all rows."
+
+
+def test_without_rows_left_out_only_held_out_rows_are_judged(tmp_path):
+    data = made(calibrated=False)
+    assert data["unseen"] is None
+    write_report(tmp_path / "report.html", data)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Of 60 rows that its networks had not seen" in page
+    assert "Judged by" not in page
+
+
+def test_validation_has_the_epochs_at_which_it_was_recorded():
+    assert made()["training"] == {"epochs": [1, 3, 4], "validation_nll": [[3.0, 2.0, 1.0]], "kept_epoch": 4}
