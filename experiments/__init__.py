@@ -20,7 +20,6 @@ NAMES = (
     "fawn-histogram",
     "landscape",
     "half-cheetah",
-    "sb3-pendulum",
     "char-lm",
     "bandits",
 )

@@ -20,7 +20,6 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--jobs", type=int, default=-1, help="units at a time; -1 (default): one for each core")
     only = "units whose key contains this, or begins with this if they are optional; repeatable"
     run.add_argument("--only", action="append", default=[], metavar="TEXT", help=only)
-    run.add_argument("--quick", action="append_const", dest="only", const="quick-", help="short for --only quick-")
     run.add_argument("--fresh", action="store_true", help="redo units that are finished or begun")
     report = commands.add_parser("report", help="write tables and figures from the committed results")
     for command in (run, report):
@@ -48,8 +47,10 @@ def _line(name: str) -> str:
     except ModuleNotFoundError as error:
         return f"{name:21} needs {error.name}, which is not installed"
     keys = [unit.key for unit in experiment.units() if not unit.optional]
-    done = len(finished(experiment).keys() & set(keys))
-    return f"{name:21} {done:3} of {len(keys):3} units finished. {experiment.TITLE} ({experiment.SOURCE})"
+    lines = finished(experiment)
+    done, hours = len(lines.keys() & set(keys)), sum(line["cpu_seconds"] for line in lines.values()) / 3600.0
+    shown = f"{done:3} of {len(keys):3} units finished, {hours:5.2f} h of processor time"
+    return f"{name:21} {shown}. {experiment.TITLE} ({experiment.SOURCE})"
 
 
 def _run(given: argparse.Namespace) -> int:

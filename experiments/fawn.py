@@ -56,8 +56,10 @@ class Member(nn.Module):
             scales=config.get("scales", "outputs"),
         )
         if (drawn := config.get("drawn_std")) is not None:
-            for parameter in self.net.parameters():
+            for name, parameter in self.net.named_parameters():
                 nn.init.normal_(parameter, 0.0, drawn, generator)
+                if "log_variance" in name:
+                    parameter.data.abs_().log_()
         self.likelihood = ba.Gaussian(torch.full((1, outputs), config["noise_sd"] ** -2), learned=True)
         self._fit = {"ropd": ba.moments.log_predictive, "vi": ba.moments.expected_log_likelihood}[config["objective"]]
 
@@ -84,7 +86,7 @@ def fit(
         seeds: Seeds of the weights and of the order of the data, one per part.
         config: hidden, weights, scales, objective, covariance, initial_std, noise_sd (in standardised units), lr,
             batch_size, iterations; and drawn_std, the standard deviation of the draws around 0 with which all
-            parameters start, if they do.
+            parameters start, if they do. A variance is then the absolute value of its draw.
         progress: Function that is called regularly with the progress.
 
     Returns:

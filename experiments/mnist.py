@@ -21,7 +21,8 @@ from experiments.framework import Context, save
 
 LIKELIHOOD = ba.Categorical()
 
-Step = Callable[[Tensor, Tensor], Tensor]
+Step = Callable[[Tensor, Tensor, float], Tensor]
+"""Function that returns the loss of images and labels; the number multiplies the KL divergence, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ def train(config: Mapping[str, Any], x: Tensor, y: Tensor, context: Context) -> 
 
     Args:
         config: ``method`` ("adam", "bbb", "vadam", "ivon"), ``epochs``, ``batch_size``, ``seed``, ``hidden``;
-            ``dropout`` and ``options`` of the method.
+            ``dropout`` and ``options`` of the method; ``kl``, the schedule of the minibatches' shares of the KL
+            divergence (uniform by default).
         x: Images ``(n, 784)``.
         y: Labels ``(n,)``.
         context: Context of the unit.
@@ -66,6 +68,7 @@ def train(config: Mapping[str, Any], x: Tensor, y: Tensor, context: Context) -> 
     model = perceptron(seed, config["hidden"], config.get("dropout", 0.0))
     optimizer, module, loss_of, finish = prepare(config, model, len(x))
     each = math.ceil(len(x) / size)
+    shares = (each * ba.kl_weights(each, schedule=config.get("kl", "uniform"))).tolist()
     schedule = LambdaLR(optimizer, lambda done: half_cosine(min(done / each / config["epochs"], 1.0)))
     order, path, first = torch.Generator().manual_seed(seed), context.folder / "training.pt", 0
     stateful: dict[str, Any] = {"module": module, "optimizer": optimizer, "schedule": schedule}
@@ -81,7 +84,7 @@ def train(config: Mapping[str, Any], x: Tensor, y: Tensor, context: Context) -> 
     for epoch in range(first, config["epochs"]):
         for place, rows in enumerate(torch.split(torch.randperm(len(x), generator=order), size), 1):
             optimizer.zero_grad()
-            loss = loss_of(x[rows], y[rows])
+            loss = loss_of(x[rows], y[rows], shares[place - 1])
             torch.autograd.backward(loss)
             optimizer.step()
             schedule.step()
@@ -100,7 +103,7 @@ def prepare(
     """
     options, method, seed = dict(config["options"]), config["method"], config["seed"]
 
-    def nll(x: Tensor, y: Tensor) -> Tensor:
+    def nll(x: Tensor, y: Tensor, kl_weight: float) -> Tensor:
         return nn.functional.cross_entropy(model(x), y)
 
     if method == "adam":
@@ -111,7 +114,10 @@ def prepare(
         named = dict(zip(("pi", "sigma1", "sigma2"), arguments, strict=True)) if kind == "ScaleMixture" else {}
         prior = ba.priors.ScaleMixturePrior(**named) if named else ba.priors.GaussianPrior(*arguments)
         net = ba.variational(model, prior=prior, seed=seed, **options)
-        loss = partial(net.loss, likelihood=LIKELIHOOD, num_data=num_data)
+
+        def loss(x: Tensor, y: Tensor, kl_weight: float) -> Tensor:
+            return net.loss(x, y, likelihood=LIKELIHOOD, num_data=num_data, kl_weight=kl_weight)
+
         return torch.optim.Adam(net.parameters(), lr=lr, fused=True), net, loss, net.posterior
     if "betas" in options:
         options["betas"] = tuple(options["betas"])

@@ -35,6 +35,12 @@ class Part:
         return cls((x, y), inputs.transform(test[0].double()).float(), test[1], targets)
 
 
+def year() -> list[Part]:
+    """Load the published division of the years of songs."""
+    data = load("year")
+    return [Part.of((data.x_train, data.y_train), (data.x_test, data.y_test))]
+
+
 def splits(name: str, count: int) -> list[Part]:
     """Load the first published splits of a data set such as ``"uci/boston"``."""
     found = [load(name, split=split) for split in range(count)]

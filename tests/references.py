@@ -102,7 +102,7 @@ class Setting:
 
 
 def vadam(mu, steps, p):
-    """Khan et al. 2018, Fig. 1; s0 is not bias-corrected; temperature by eqs. 22-24 (methods section 2)."""
+    """Khan et al. 2018, Fig. 1; s0 is not bias-corrected; temperature by eqs. 22-24."""
     mu, n = list(mu), len(mu)
     m, v = [0.0] * n, [0.0] * n
     share, p1, p2 = 1.0, 1.0, 1.0
@@ -119,7 +119,7 @@ def vadam(mu, steps, p):
 
 
 def vprop(mu, steps, p):
-    """Khan et al. 2018, section 3.2 (Vprop)."""
+    """Khan et al. 2018, section 3.3, eq. 14 (Vprop)."""
     mu, n = list(mu), len(mu)
     s = [p.start] * n
     for t in range(steps):
@@ -132,7 +132,7 @@ def vprop(mu, steps, p):
 
 
 def vadagrad(mu, steps, p):
-    """Khan et al. 2018, section 4 (VadaGrad): F is the summed loss, the precision is s."""
+    """Khan et al. 2018, section 5, eq. 96 (VadaGrad): F is the summed loss, the precision is s."""
     mu, n = list(mu), len(mu)
     s = [p.initial_precision] * n
     for t in range(steps):
@@ -278,7 +278,7 @@ def bbb(mu, steps, p):
 
 
 def dense_von(mu, steps, p):
-    """VON with a full covariance (Khan et al. 2018, eqs. 58-60).
+    """VON with a full covariance (Khan et al. 2018, eqs. 52-54).
 
     Without ``hessian``, it is the symmetric part of ``P (theta - mu) g'``. The correction is
     ``r^2 / 2 E (S + d)^-1 E``.

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.utils.checkpoint import checkpoint
 
 import bayesadam as ba
 from bayesadam.distance import RandomFeatures, SpectralBound, distance_aware
@@ -187,3 +188,14 @@ def test_a_state_dict_is_loaded_with_the_same_outputs():
 def test_refusals(model, options, message):
     with pytest.raises(ValueError, match=f"^{message}$"):
         distance_aware(model, **options)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_bounded_weight_is_the_same_when_a_checkpoint_runs_again(reentrant):
+    layer = nn.Linear(4, 6)
+    parametrize.register_parametrization(layer, "weight", SpectralBound(layer.weight, bound=0.1))
+    layer.parametrizations.weight[0].direction.normal_()  # an estimate that a second iteration would change
+    x = torch.randn(3, 4, requires_grad=True)
+    output = checkpoint(layer, x, use_reentrant=reentrant)
+    output.sum().backward()
+    torch.testing.assert_close((x * x.grad).sum(), (output - layer.bias).sum(), rtol=1e-5, atol=1e-6)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
@@ -319,3 +320,19 @@ class TestOtherRandomness:
         expected = ba.predict(model, q, x, likelihood=ba.Gaussian()).means
         q, other = pickle.loads(pickle.dumps((q, model)))
         assert torch.equal(ba.predict(other, q, x, likelihood=ba.Gaussian()).means, expected)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_activation_checkpointing_is_refused_in_a_backward_pass(reentrant, inside):
+    model = Network()
+    body, x = model.forward, draw(5, 6).requires_grad_()
+    model.forward = lambda x: checkpoint(body, x, use_reentrant=reentrant)
+    with MCDropout(model).applied(model, 0):
+        output = model(x)
+        if inside:
+            with pytest.raises(RuntimeError, match="must not run a part of the model again"):
+                output.sum().backward()
+    if not inside:
+        with pytest.raises(RuntimeError, match="must not run a part of the model again"):
+            output.sum().backward()

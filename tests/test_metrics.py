@@ -261,6 +261,8 @@ SHAPES = r"^probs must be \(N, C\) with at least 2 classes, or \(N,\) of class 1
         *((m, (0.5 * ONES, torch.tensor([0.0, 0.75])), "^target must be class numbers, got 0.75") for m in SCORES),
         *((m, (0.5 * ONES, torch.tensor([0, -1])), "^target must be class numbers below 2, got -1$") for m in SCORES),
         *((m, (torch.full((2, 2), 0.5), torch.tensor([0, 2])), "^target must be .* below 2, got 2$") for m in SCORES),
+        (metrics.ood_auroc, (B, A), r"^inside must have one score for each data point, got shape \(5, 1\)"),
+        (metrics.ood_auroc, (A, B), r"^outside must have one score for each data point, got shape \(5, 1\)"),
         (partial(metrics.calibration_curve, bins=0), (0.5 * ONES, CLASSES), "^bins must be at least 1, got 0$"),
     ],
 )

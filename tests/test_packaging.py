@@ -110,15 +110,13 @@ def test_the_wheel_works_in_a_clean_environment(wheel, tmp_path):
 def test_the_page_about_versions_has_the_formats_and_the_least_versions():
     from bayesadam import files
     from bayesadam.report import write as reports
-    from bayesadam.runs import settings
     from bayesadam.sklearn import storage as estimators
-    from bayesadam.tabular import preprocessing
+    from bayesadam.sklearn.runs import settings
 
     page = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
     written = {
         "posterior,": files.VERSION,
         "`model.json`": estimators.VERSION,
-        "`preprocessing.json`": preprocessing.FORMAT_VERSION,
         "`config.json`": settings.FORMAT_VERSION,
         "`report.json`": reports.VERSION,
     }

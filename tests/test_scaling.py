@@ -3,13 +3,10 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
-from bayesadam import runs
-from bayesadam.runs.fitting import _train
-from bayesadam.runs.prepare import prepare
 from bayesadam.scaling import column_scales, in_one_unit, input_scales, standardized
-from bayesadam.sklearn import BayesianMLPRegressor
-from bayesadam.tabular import Preprocessing, Target, table_writer
+from bayesadam.sklearn import BayesianMLPRegressor, Settings, TableEncoder, fit_table
 
 
 @pytest.fixture
@@ -27,12 +24,6 @@ def reached(monkeypatch):
     return seen
 
 
-def written(table, path):
-    with table_writer(path) as write:
-        write(table)
-    return str(path)
-
-
 class TestTheSameInputs:
     def test_of_every_kind_of_column(self, reached, tmp_path):
         generator = np.random.default_rng(0)
@@ -41,12 +32,13 @@ class TestTheSameInputs:
         absent = np.arange(60) % 7 == 0
         known = pa.array(np.where(absent, np.nan, size), from_pandas=True)
         table = pa.table({"size": known, "new": new, "city": city, "price": size + 0.5})
-        settings = runs.Settings(written(table, tmp_path / "t.parquet"), "price", members=1, epochs=1, hidden=(2,))
-        prepared = prepare(settings)
-        _train(prepared, settings, lambda status: None)
-        rows = prepared.split.training
+        parquet.write_table(table, tmp_path / "t.parquet")
+        settings = Settings(str(tmp_path / "t.parquet"), "price", members=1, epochs=1, hidden=(2,))
+        result = fit_table(settings)
+        held_out = np.array(result.report["held_out"]["row"]) - 1
+        rows = np.setdiff1d(np.arange(60), held_out)
         filled = np.where(absent, np.median(size[rows][~absent[rows]]), size)
-        levels = prepared.preprocessing.inputs.columns[2].levels
+        levels = result.estimator.inputs_.columns_[2].levels
         codes = np.stack([filled, absent, new, city == levels[0], city == levels[1]], axis=1)[rows]
         BayesianMLPRegressor(members=1, epochs=1, hidden=(2,)).fit(codes, table["price"].to_numpy()[rows])
         np.testing.assert_allclose(reached[0], reached[1], rtol=1e-6, atol=1e-7)
@@ -64,12 +56,13 @@ class TestTheSameInputs:
 
 def test_one_unit_is_found_over_all_columns_of_a_table():
     ratings = {"a": [1.0, 5.0, 3.0, 2.0], "b": [1.0, 2.0, 5.0, 5.0], "c": [1.0, 1.0, 2.0, 1.0]}
-    found = Preprocessing.fit(pa.table({**ratings, "y": np.zeros(4)}), Target("y", "regression", ""))
+    model = BayesianMLPRegressor(members=1, epochs=1, hidden=(2,), encoder=TableEncoder())
+    model.fit(pa.table(ratings), np.arange(4.0))
     codes = np.stack([np.array(values) for values in ratings.values()], axis=1)
     mean, std = input_scales(codes)
-    assert len(set(found.std)) == 1
-    assert found.mean == tuple(mean)
-    assert found.std == tuple(std)
+    assert len(set(std)) == 1
+    np.testing.assert_array_equal(model._x_mean, mean)
+    np.testing.assert_array_equal(model._x_std, std)
     assert in_one_unit(codes.std(0), codes.min(0), codes.max(0)).tolist() == std.tolist()
 
 

@@ -33,6 +33,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "vogn": _neural("vogn", data_weight=30.0, prior_precision=100.0),
     "badam": _neural("badam", data_weight=512.0, prior_precision=3000.0),
     "badam-mle": _neural("badam-mle", data_weight=512.0, prior_precision=10.0),
+    "badam-mle-strong": _neural("badam-mle", data_weight=512.0, prior_precision=3000.0),
     "dropout": _neural("dropout"),
     "bbb": _neural("bbb", data_weight=512.0, prior_precision=10.0),
     "last-layer": _neural("last-layer", prior_precision=10.0),
@@ -55,6 +56,7 @@ LABELS = {
     "vogn": "VOGN",
     "badam": "Badam (prior in the loss)",
     "badam-mle": "Badam (prior added after)",
+    "badam-mle-strong": "Badam (added after, with the prior of the loss)",
     "dropout": "MC dropout",
     "bbb": "Bayes by Backprop",
     "last-layer": "last-layer Laplace",
@@ -68,6 +70,7 @@ LABELS = {
 PUBLISHED = {
     "vadam": "Vadam",
     "badam": "Badam",
+    "badam-mle": "Badam",
     "dropout": "MC dropout",
     "bbb": "BBB",
     "greedy": "Greedy",
@@ -77,7 +80,7 @@ PUBLISHED = {
 OURS = ("vadam", "ivon", "vogn")
 LONG = ("badam", "vadam", "ivon", "linear", "neural-linear", "uniform")
 """Algorithms that play the published number of rounds. The other algorithms stop after ``SHORT`` rounds."""
-RUNS, SHORT, QUICK_RUNS, QUICK = 10, 10_000, 3, 2_000
+RUNS, SHORT = 10, 10_000
 WHEEL = ("vadam", "ivon", "ivon-once", "vogn", "neural-linear", "linear", "greedy", "uniform")
 DELTAS = (0.5, 0.7, 0.9, 0.95, 0.99)
 WHEEL_ROUNDS, WHEEL_RUNS = 4_000, 5
@@ -97,21 +100,30 @@ Results = Mapping[str, Mapping[str, Any]]
 
 
 def units() -> list[Unit]:
-    """Return one unit per problem and algorithm with all runs, a short version of each, and those of the wheel."""
+    """Return one unit per problem and algorithm with all runs, and those of the wheel.
+
+    Optional are census, whose data must be downloaded; the published numbers of rounds for the algorithms that stop
+    earlier; and the published algorithms with the published settings.
+    """
     found = []
     for problem, length in LENGTHS.items():
-        for name in ALGORITHMS:
+        for name, own in ALGORITHMS.items():
             if problem in PROBLEMS.get(name, LENGTHS):
                 rounds = length if name in LONG else min(SHORT, length)
-                found.append(_unit(f"quick-{problem}", problem, name, min(QUICK, length), QUICK_RUNS))
-                found.append(_unit(f"table-{problem}", problem, name, rounds, RUNS))
+                found.append(_unit(f"table-{problem}", problem, name, rounds, RUNS, optional=problem == "census"))
+                if rounds < length:
+                    found.append(_unit(f"whole-{problem}", problem, name, length, RUNS, optional=True))
+            if name in PUBLISHED and own["belief"] == "neural":
+                unit = _unit(f"published-{problem}", problem, name, length, RUNS, True, published_settings=True)
+                found.append(unit)
     for delta in DELTAS:
         found += [_unit(f"wheel-{delta}", f"wheel-{delta}", name, WHEEL_ROUNDS, WHEEL_RUNS) for name in WHEEL]
     return found
 
 
-def _unit(start: str, problem: str, name: str, rounds: int, runs: int) -> Unit:
-    return Unit(f"{start}-{name}", {"problem": problem, "rounds": rounds, "runs": runs, **ALGORITHMS[name]})
+def _unit(start: str, problem: str, name: str, rounds: int, runs: int, optional: bool = False, **own: Any) -> Unit:
+    config = {"problem": problem, "rounds": rounds, "runs": runs, **ALGORITHMS[name], **own}
+    return Unit(f"{start}-{name}", config, optional)
 
 
 def run(unit: Unit, context: Context) -> dict[str, Any]:
@@ -148,19 +160,19 @@ def scores(earned: NDArray[np.float64], optimal: NDArray[np.float64]) -> dict[st
 
 
 def report(results: Results) -> Report:
-    """Return our table beside the published one, the short version, and the wheel."""
+    """Return our table beside the published one, and the wheel."""
     wheel = {name: [results.get(f"wheel-{delta}-{name}") for delta in DELTAS] for name in WHEEL}
     tables = {
         f"Mean and standard error over {RUNS} runs; published: mean and standard deviation": _table(results, "table"),
         "The best of ours and the best published algorithm": _target(results),
-        f"The first {QUICK:,} rounds at most, {QUICK_RUNS} runs": _table(results, "quick"),
         f"The wheel: mean and standard error over {WHEEL_RUNS} runs of {WHEEL_ROUNDS:,} rounds, by delta": frame(
             ["algorithm", *map(str, DELTAS)],
             [[LABELS[name], *map(_ratio, runs)] for name, runs in wheel.items() if any(runs)],
         ),
     }
-    kind = "table" if any(key.startswith("table-") for key in results) else "quick"
-    return Report(tables, {"curves": _curves(results, kind)})
+    if any(key.startswith("published-") for key in results):
+        tables["The same with the published learning rate, initial weights and clipping"] = _table(results, "published")
+    return Report(tables, {"curves": _curves(results)})
 
 
 def _ratio(result: Mapping[str, Any] | None) -> Number | None:
@@ -177,11 +189,14 @@ def _table(results: Results, kind: str) -> pd.DataFrame:
     rows = []
     for name, label in LABELS.items():
         own = [results.get(f"{kind}-{problem}-{name}") for problem in LENGTHS]
+        if kind == "table":
+            own = [results.get(f"whole-{problem}-{name}", one) for problem, one in zip(LENGTHS, own, strict=True)]
         if not any(own):
             continue
-        short = kind == "table" and name not in LONG
+        whole = LENGTHS.values()
+        short = any(one and one["rounds"][-1] < length for one, length in zip(own, whole, strict=True))
         rows.append([f"{label} (at most {SHORT:,} rounds)" if short else label, *map(_ratio, own)])
-        if kind == "table" and name in PUBLISHED:
+        if name in PUBLISHED:
             theirs = [paper.get((problem, PUBLISHED[name])) for problem in LENGTHS]
             rows.append([f"published: {PUBLISHED[name]}", *theirs])
     return frame(["algorithm", *(problem.capitalize() for problem in LENGTHS)], rows)
@@ -206,13 +221,13 @@ def _target(results: Results) -> pd.DataFrame:
     return frame(header, rows)
 
 
-def _curves(results: Results, kind: str) -> Figure:
+def _curves(results: Results) -> Figure:
     """Plot the cumulative reward, divided by that of the optimal policy, against the round."""
     figure, grid = panels(2, 3, 11, 6)
     axes = grid.ravel()
-    for axis, problem in zip(axes, LENGTHS, strict=True):
+    for axis, problem in zip(axes, LENGTHS, strict=False):  # census has no panel
         for name, color in COLORS.items():
-            found = results.get(f"{kind}-{problem}-{name}")
+            found = results.get(f"table-{problem}-{name}")
             if found is not None:
                 axis.plot(found["rounds"], found["curve"], color=color, lw=1.4, label=LABELS[name])
         axis.set_title(problem.capitalize(), fontsize=10)

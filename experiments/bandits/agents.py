@@ -25,6 +25,10 @@ TRAIN_EVERY, STEPS, BATCH_SIZE, CLIP = 20, 50, 512, 1.0
 """Rounds between two trainings, minibatches per training, their size, and the largest norm of a gradient."""
 LEARNING_RATES = {"ivon": 0.1, "vogn": 0.05}
 """Learning rates by method; 0.001 for all others."""
+PUBLISHED = {"lr": 0.1, "decay": 0.5, "start": 0.3, "clip": 5.0}
+"""Kessler et al. 2018, appendix D.3: learning rate ``lr / (1 + decay * step)``, which never restarts in the library of
+the authors; bound of the uniform initial weights; and largest norm of a gradient.
+"""
 SHAPE, RATE = 6.0, 6.0
 """Parameters of the inverse gamma prior of an unknown noise variance (Riquelme et al. 2018)."""
 CHOICES, WEIGHTS = 1, 2
@@ -43,7 +47,8 @@ def play(config: Mapping[str, Any], seed: int, progress: Callable[[int], None]) 
 
     Args:
         config: ``problem``, ``rounds``, ``belief``, ``options`` of the agent, ``policy`` (Thompson sampling if there is
-            none), and ``told`` if it learns the rewards of all actions in every round, as no bandit algorithm does.
+            none), ``told`` if it learns the rewards of all actions in every round, as no bandit algorithm does, and
+            ``published_settings`` if a network has those of :data:`PUBLISHED`.
         seed: Seed of the problem and of all random numbers of the agent.
         progress: Function that is called with the number of rounds so far.
     """
@@ -88,7 +93,8 @@ def make(config: Mapping[str, Any], num_features: int, num_actions: int, seed: i
     if config["belief"] == "linear":
         return Linear(num_features, num_actions, seed)
     last = config["options"]["method"] in ("last-layer", "neural-linear")
-    return (LastLayer if last else Network)(num_features, num_actions, seed, **config["options"])
+    options = {**config["options"], "published": config.get("published_settings", False)}
+    return (LastLayer if last else Network)(num_features, num_actions, seed, **options)
 
 
 class Linear:
@@ -121,6 +127,7 @@ class Network:
             posterior.
         data_weight: Number of times that every observation is counted.
         prior_precision: Precision of the weights' prior.
+        published: Whether learning rate, initial weights and clipping are those of :data:`PUBLISHED`.
     """
 
     def __init__(
@@ -131,6 +138,7 @@ class Network:
         method: str,
         data_weight: float = 512.0,
         prior_precision: float = 10.0,
+        published: bool = False,
     ) -> None:
         self.seed, self.method = seed, method
         self.data_weight, self.prior_precision = data_weight, prior_precision
@@ -141,6 +149,11 @@ class Network:
             if method == "dropout":
                 layers.append(nn.Dropout(0.2))
         self.model = nn.Sequential(*layers, nn.Linear(100, num_actions))
+        self.lr, self.decay, self.clip, self.steps = LEARNING_RATES.get(method, 0.001), 0.0, CLIP, 0
+        if published:
+            self.lr, self.decay, self.clip = PUBLISHED["lr"], PUBLISHED["decay"], PUBLISHED["clip"]
+            for parameter in self.model.parameters():
+                nn.init.uniform_(parameter, -PUBLISHED["start"], PUBLISHED["start"])
         self.optimizer = self._optimizer()
         self.shift, self.scale = torch.tensor(0.0), torch.tensor(1.0)
         self.posterior: ba.posterior.NetworkDistribution = ba.DiagonalGaussian.point_mass(self.model)
@@ -148,16 +161,15 @@ class Network:
             self._follow(data_weight)
 
     def _optimizer(self) -> Any:
-        lr = LEARNING_RATES.get(self.method, 0.001)
         if self.method not in OPTIMIZERS:
-            return torch.optim.Adam(self.model.parameters(), lr=lr)
+            return torch.optim.Adam(self.model.parameters(), lr=self.lr)
         own: dict[str, dict[str, Any]] = {
             "vadam": {"batch_size": BATCH_SIZE, "temperature": 1.0},
             "vogn": {"curvature": ba.PerExampleSquares(self.model)},
         }
         return OPTIMIZERS[self.method](
             self.model.named_parameters(),
-            lr=lr,
+            lr=self.lr,
             num_data=self.data_weight,
             prior_precision=self.prior_precision,
             initial_precision=self.prior_precision + self.data_weight,
@@ -203,10 +215,13 @@ class Network:
             chosen = self.model(contexts).gather(1, actions[:, None])[:, 0]
             loss: Tensor = 0.5 * (chosen - targets).square().mean()  # of a Gaussian with a standard deviation of 1
             torch.autograd.backward(loss)
-            nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
             return loss
 
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr / (1.0 + self.decay * self.steps)
         self.optimizer.step(closure)
+        self.steps += 1
 
     def _tell(self, num_data: float) -> None:
         """Tell the optimiser the size of the data, on which the width of the posterior depends."""
@@ -240,7 +255,7 @@ class LastLayer(Network):
     trained weights, with noise of standard deviation 1: the Laplace approximation of the last layer.
     """
 
-    def __init__(self, num_features: int, num_actions: int, seed: int, method: str, **options: float) -> None:
+    def __init__(self, num_features: int, num_actions: int, seed: int, method: str, **options: Any) -> None:
         super().__init__(num_features, num_actions, seed, method, **options)
         self.num_actions = num_actions
         self._forget()

@@ -1,4 +1,4 @@
-"""The six problems of the table, and the wheel: the rewards of all actions in every round of every run.
+"""The problems of the table, and the wheel: the rewards of all actions in every round of every run.
 
 Rewards and contexts are those of Riquelme et al. 2018 ("Deep Bayesian Bandits Showdown").
 """
@@ -28,6 +28,7 @@ LENGTHS = {
     "statlog": 43500,
     "adult": 45222,
     "covertype": 10000,
+    "census": 10000,
 }
 """Published number of rounds of each problem."""
 
@@ -143,7 +144,7 @@ def _rows(name: str, rng: np.random.Generator, rounds: int) -> tuple[Floats, NDA
     return x[rows].double().numpy(), y[rows].numpy()
 
 
-NUM_ACTIONS = {"mushroom": 2, "financial": 8, "jester": 8, "statlog": 7, "adult": 14, "covertype": 7}
+NUM_ACTIONS = {"mushroom": 2, "financial": 8, "jester": 8, "statlog": 7, "adult": 14, "covertype": 7, "census": 9}
 
 MAKERS: dict[str, Callable[[np.random.Generator, int], Table]] = {
     "mushroom": mushroom,
@@ -152,4 +153,5 @@ MAKERS: dict[str, Callable[[np.random.Generator, int], Table]] = {
     "statlog": _classes("statlog"),
     "adult": _classes("adult"),
     "covertype": _classes("covertype"),
+    "census": _classes("census"),
 }

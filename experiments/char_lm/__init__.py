@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from experiments.char_lm.training import Rows, load_text, mean_loss, scores, train
@@ -39,7 +38,6 @@ NETWORKS: Mapping[str, Mapping[str, Any]] = {
 }
 """torch-rnn's defaults (the paper does not describe its network), and a small transformer."""
 SAMPLES = (8, 32)
-PASSAGE = 400
 SETTING = ("method", "options", "decay", "decay_every")
 
 Setting = Mapping[str, Any]
@@ -99,7 +97,7 @@ FULL = "full-"
 """Beginning of the keys of the optional units, which have the published length."""
 EPOCHS: Mapping[str, Mapping[str, float]] = {
     "": {"lstm": 2, "transformer": 2, "search": 0.5},
-    FULL: {"lstm": 200, "transformer": 60, "search": 5},
+    FULL: {"lstm": 200, "transformer": 60, "search": 20},
 }
 """Numbers of epochs of the final trainings, by network, and of those by which a setting is chosen."""
 RECORDS = {"": 2, FULL: 1}
@@ -111,7 +109,6 @@ SEEDS: Mapping[str, Mapping[str, int]] = {
 """Numbers of seeds: ``"lstm"`` for the published methods with decay, ``"constant"`` for those without, as in the first
 40 published epochs, and ``"chosen-lstm"`` and ``"transformer"`` for the other methods.
 """
-COLUMNS = 80
 
 Results = Mapping[str, Mapping[str, Any]]
 
@@ -127,7 +124,7 @@ def _units(start: str) -> list[Unit]:
     def add(key: str, network: str, seed: int, setting: Setting) -> None:
         final = "part" not in setting
         config = {**PROTOCOL, "records": RECORDS[start], **NETWORKS[network], "seed": seed, "part": "final"}
-        config |= {"epochs": EPOCHS[start][network if final else "search"], "samples": [], "passage": 0}
+        config |= {"epochs": EPOCHS[start][network if final else "search"], "samples": []}
         found.append(Unit(start + key, {**config, **setting}, bool(start), phase=int(final)))
 
     steady = {"decay_every": PROTOCOL["published_epochs"]}
@@ -146,8 +143,7 @@ def _units(start: str) -> list[Unit]:
                 add(f"search-{network}-{name}-{number}", network, 0, {**candidate, "part": "search"})
             samples = list(SAMPLES) if name in ("ivon", "vadam") else []
             for seed in range(seeds["chosen-lstm" if network == "lstm" else network]):
-                final = {"method": name, "samples": samples, "passage": 0 if seed else PASSAGE}
-                add(f"{network}-{name}-{seed}", network, seed, final)
+                add(f"{network}-{name}-{seed}", network, seed, {"method": name, "samples": samples})
     return found
 
 
@@ -156,7 +152,7 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
 
     Returns:
         ``setting``, and ``chosen``, the unit by which it was chosen; ``curve``, ``diverged`` and ``steps`` of the
-        training; ``validation``, the loss at the end. A final training also has the scores ``test``, and ``passage``.
+        training; ``validation``, the loss at the end. A final training also has the scores ``test``.
         A posterior also has ``widths``, the 1%, 50% and 99% quantiles of its standard deviations.
     """
     config, text, chosen = dict(unit.config), load_text(), None
@@ -176,11 +172,7 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
         return {**result, "validation": math.nan}
     result["validation"] = mean_loss(model, Rows(text.validation, config))
     if config["part"] == "final":
-        test = scores(model, posterior, Rows(text.test, config), config["samples"], config["passage"])
-        if "passage" in test:
-            codes = test["passage"].pop("codes").tolist()
-            result["passage"] = {"text": "".join(text.alphabet[code] for code in codes), **test.pop("passage")}
-        result["test"] = test
+        result["test"] = scores(model, posterior, Rows(text.test, config), config["samples"])
     if posterior is not None:
         deviations = torch.cat([v.sqrt().flatten() for v in posterior.variance.values()])
         deviations = deviations[deviations > 0].sort().values  # norm layers have no noise
@@ -212,10 +204,8 @@ def report(results: Results) -> Report:
     if full:
         tables |= {f"Published length. {title}": t for title, t in _tables(full, paper, EPOCHS[FULL]).items()}
     figures = {"curves": _curves(short, paper)}
-    for network in NETWORKS:
-        if "passage" in (found := trained_by(short, network, "ivon").get(0, {})):
-            title = f"{LABELS[network][0]} trained by IVON"
-            figures[f"uncertainty_{network}"] = _passage(found["passage"], title)
+    if full:
+        figures["full-curves"] = _curves(full, paper)
     return Report(tables, figures)
 
 
@@ -328,31 +318,4 @@ def _curves(results: Results, paper: Mapping[str, float]) -> Figure:
         axis.set(xlabel="epoch", xlim=(0, None))
         axis.legend(frameon=False, fontsize=9)
     axes[0, 0].set(ylabel="test loss of the mean network (nats per character)", ylim=(1.2, 3.2))
-    return figure
-
-
-def _passage(found: Mapping[str, Any], title: str) -> Figure:
-    """Show a piece of the test text twice, coloured by the entropy and by the mutual information with the weights."""
-    text, places, row, column = found["text"], [], 0, 0
-    for character in text:
-        places.append((row, column))
-        row, column = (row + 1, 0) if character == "\n" or column + 1 == COLUMNS else (row, column + 1)
-    lines = 1 + max(place[0] for place in places)
-    figure, axes = panels(2, 1, 12.0, 1.3 + 0.5 * lines, grid="")
-    shown = {
-        "entropy of the average over samples (nats)": found["samples_entropy"],
-        "of it about the weights: mutual information (nats)": found["mutual_information"],
-    }
-    for axis, (label, values) in zip(axes.flat, shown.items(), strict=True):
-        norm = Normalize(0.0, sorted(values)[int(0.99 * (len(values) - 1))])
-        grid = [[float("nan")] * COLUMNS for _ in range(lines)]
-        for (row, column), character, value in zip(places, text, values, strict=True):
-            grid[row][column] = value
-            symbol = {"\r": "", "\n": "\u21b5"}.get(character, character)
-            kind = {"ha": "center", "va": "center", "family": "monospace", "fontsize": 8.5}
-            axis.text(column, row, symbol, color="white" if norm(value) > 0.6 else "black", **kind)
-        image = axis.imshow(grid, cmap="YlOrBr", norm=norm, aspect="auto", interpolation="nearest")
-        axis.set_axis_off()
-        figure.colorbar(image, ax=axis, pad=0.01, extend="max")
-        axis.set_title(f"{title}: {label}", fontsize=10, loc="left")
     return figure

@@ -298,9 +298,7 @@ def mean_loss(model: nn.Module, data: Rows) -> float:
 
 
 @torch.no_grad()
-def scores(
-    model: nn.Module, posterior: Posterior, data: Rows, counts: Sequence[int] = (), passage: int = 0
-) -> dict[str, Any]:
+def scores(model: nn.Module, posterior: Posterior, data: Rows, counts: Sequence[int] = ()) -> dict[str, Any]:
     """Return scores per character of the predictive distributions. Each sample reads the text with its own memory.
 
     Args:
@@ -308,48 +306,32 @@ def scores(
         posterior: Posterior from which weights are sampled.
         data: The text to predict.
         counts: Numbers of samples, in ascending order; predictions are averaged over the first samples.
-        passage: Length of the piece of text, from the beginning, of which every character is kept.
 
     Returns:
         Entries such as ``"mean"`` and ``"samples-8"``, each with ``nll`` in nats, ``perplexity``, ``ece`` in 15 bins
-        and ``accuracy``; ``"passage"`` has the NLL and the entropy of every character for the mean network and for the
-        largest number of samples, and for the samples also the mutual information.
+        and ``accuracy``.
     """
-    probs, _ = _probabilities(model, data)
+    probs = _probabilities(model, data)
     target = data.y.flatten()
     found: dict[str, Any] = {"mean": _scored(probs, target)}
-    shown = {"codes": target[:passage], **_characters("mean", probs[:passage], target[:passage])}
     if posterior is not None and counts:
-        total, inner = torch.zeros_like(probs), torch.zeros(len(probs))
+        total = torch.zeros_like(probs)
         for number in range(counts[-1]):
             with posterior.applied(model, sample=number):
-                probs, entropy = _probabilities(model, data)
-            total += probs
-            inner += entropy
+                total += _probabilities(model, data)
             if number + 1 in counts:
                 found[f"samples-{number + 1}"] = _scored(total / (number + 1), target)
-        average = total[:passage] / counts[-1]
-        shown |= _characters("samples", average, target[:passage])
-        shown["mutual_information"] = (_entropy(average) - inner[:passage] / counts[-1]).clamp(min=0.0)
-    if passage:
-        found["passage"] = shown
     return found
 
 
-def _probabilities(model: nn.Module, data: Rows) -> tuple[Tensor, Tensor]:
-    """Return the probabilities in the order of the text, ``(n, characters)``, and their entropies, ``(n,)``."""
-    probs, entropy = torch.empty(0), torch.empty(data.y.shape)
+def _probabilities(model: nn.Module, data: Rows) -> Tensor:
+    """Return the probabilities in the order of the text, ``(n, characters)``."""
+    probs = torch.empty(0)
     for block, logits in _logits(model, data):
         if not len(probs):
             probs = torch.empty(*data.y.shape, logits.shape[-1])
         probs[block] = logits.softmax(-1)
-        entropy[block] = _entropy(probs[block])
-    return probs.flatten(0, 1), entropy.flatten()
-
-
-def _entropy(probs: Tensor) -> Tensor:
-    found: Tensor = torch.special.entr(probs)
-    return found.sum(-1)
+    return probs.flatten(0, 1)
 
 
 def _scored(probs: Tensor, target: Tensor) -> dict[str, float]:
@@ -360,7 +342,3 @@ def _scored(probs: Tensor, target: Tensor) -> dict[str, float]:
         "ece": ba.metrics.expected_calibration_error(probs, target),
         "accuracy": ba.metrics.accuracy(probs, target),
     }
-
-
-def _characters(name: str, probs: Tensor, target: Tensor) -> dict[str, Tensor]:
-    return {f"{name}_nll": -probs.gather(1, target[:, None])[:, 0].log(), f"{name}_entropy": _entropy(probs)}

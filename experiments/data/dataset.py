@@ -94,7 +94,3 @@ class Dataset:
     def y(self) -> Tensor:
         """Targets of the training part, then of the test part."""
         return torch.cat([self.y_train, self.y_test])
-
-    def __repr__(self) -> str:
-        parts = (f"{part}={tuple(getattr(self, part).shape)}" for part in ("x_train", "y_train", "x_test", "y_test"))
-        return f"Dataset({self.name!r}, {self.task}, split={self.split}, {', '.join(parts)})"

@@ -26,6 +26,9 @@ _ADULT = (
 ).split()
 _ADULT_NUMBERS = "age fnlwgt education-num capital-gain capital-loss hours-per-week".split()
 _NO_RATING, _NUM_JOKES = 99, 40
+_YEAR, _CENSUS = (515_345, 91), (2_458_285, 69)
+"""Published numbers of rows and columns of files without a known checksum."""
+_CENSUS_ROWS = 100_000
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,25 @@ def jura(*paths: Path, features: int, targets: Sequence[str]) -> Table:
 def sarcos(path: Path, *, features: int, targets: Sequence[str]) -> Table:
     """A MATLAB matrix."""
     return _regression([loadmat(path)["sarcos_inv_test"]], features, targets)
+
+
+def year(path: Path, *, num_train: int) -> Table:
+    """Comma-separated numbers in an archive, the year first: published training, then test part."""
+    data = _complete(pd.read_csv(path, header=None), path, _YEAR).to_numpy(float, copy=True)
+    return Table(data[:, 1:], data[:, :1], ["year"], num_train)
+
+
+def census(path: Path) -> Table:
+    """Codes with a header, of which a random sample of rows is kept; the occupation is the class."""
+    data = _complete(pd.read_csv(path, dtype="int64"), path, _CENSUS).sample(_CENSUS_ROWS, random_state=0)
+    classes, y = np.unique(data.pop("dOccup").to_numpy(), return_inverse=True)
+    return Table(_one_hot(data.drop(columns="caseid").astype(str)), y.astype(np.int64), list(map(str, classes)))
+
+
+def _complete(data: pd.DataFrame, path: Path, shape: tuple[int, int]) -> pd.DataFrame:
+    if data.shape != shape:
+        raise ValueError(f"{path} must have {shape[0]:,} rows and {shape[1]} columns, got {data.shape}")
+    return data
 
 
 def _regression(parts: Sequence[Floats], features: int, targets: Sequence[str]) -> Table:
@@ -160,7 +182,7 @@ def adult(*paths: Path) -> Table:
 
 def _one_hot(words: pd.DataFrame) -> Floats:
     """Indicators of every value of every column, values sorted."""
-    indicators: Floats = pd.get_dummies(words, dtype=float).to_numpy()
+    indicators: Floats = pd.get_dummies(words, dtype=float).to_numpy(copy=True)
     return indicators
 
 

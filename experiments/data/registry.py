@@ -149,6 +149,11 @@ REGISTRY: dict[str, Entry] = {
         "covertype/test.csv.gz",
         "UCI, Covertype: a random sample of 16% of its rows, from github.com/ramp-kits/covertype",
     ),
+    "bandits/census": _bandit(
+        parsers.census,
+        "census/USCensus1990.data.txt",
+        "UCI, US Census Data (1990): a random sample of 100,000 rows; the label is the occupation",
+    ),
     "bandits/jester": _bandit(
         parsers.jester,
         "jester/jester-data-1.zip",
@@ -160,6 +165,13 @@ REGISTRY: dict[str, Entry] = {
         "financial/raw_stock_contexts",
         "Deep Bayesian Bandits Showdown (Riquelme et al. 2018): price differences of 21 stocks",
         _UNSTATED,
+    ),
+    "year": Entry(
+        "regression",
+        partial(parsers.year, num_train=463_715),
+        ["uci-extra/year/YearPredictionMSD.txt.zip"],
+        _CC_BY,
+        "UCI, YearPredictionMSD, with its published division",
     ),
     "jura": Entry(
         "regression",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -80,16 +79,13 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
     """Fit the networks for all splits, and return their scores."""
     config = unit.config
     divided = parts(DATASETS[config["dataset"]][0], config["splits"])
-    began = time.perf_counter()
     found, curves = fit(divided, [config["seed"] + split for split in range(len(divided))], config, context.progress)
-    seconds = time.perf_counter() - began
     return {
         "splits": [
             {**scores(fitted, part, config), **together(fitted, part)}
             for fitted, part in zip(found, divided, strict=True)
         ],
         "training_loss": curves,
-        "seconds_per_network": seconds / len(divided),
     }
 
 
@@ -129,7 +125,7 @@ def report(results: Mapping[str, Any]) -> Report:
             beside.append([dataset, name, len(values["nll"]), *cells])
             both += [Number.of(values[metric], decimals=3, sd=True) for metric in ("nll_independent", "nll_together")]
             change = Number.less(values["sampled_nll"], values["nll_together"], decimals=3, sd=True)
-            row += [Number.of(values["rmse"], sd=True), change, Number(result["seconds_per_network"], None, 1)]
+            row += [Number.of(values["rmse"], sd=True), change]
         crossed.append(both)
         errors.append(row)
         co, ropd = ([split["nll"] for split in results[f"{method}-{dataset}"]["splits"]] for method in ("co", "ropd"))
@@ -139,7 +135,7 @@ def report(results: Mapping[str, Any]) -> Report:
     header = ["data", "method", "splits", "ours", "ours, standardised", "standard error", "paper"]
     names = [name for name, _ in METHODS.values()]
     pairs = [f"{name}, {kind}" for name in names for kind in ("independent", "covariance")]
-    last = [each for name in names for each in (f"{name}: RMSE", "sampled less propagated NLL", "seconds a split")]
+    last = [each for name in names for each in (f"{name}: RMSE", "sampled less propagated NLL")]
     tables = {
         "Test NLL per point, of all targets together, in nats ± sd over splits": frame(header, beside),
         "Co-FAWN less FAWN-ROPD, pair by pair: NLL ± standard error (negative: the covariance helps)": frame(
@@ -148,7 +144,7 @@ def report(results: Mapping[str, Any]) -> Report:
         "The same networks scored with and without the covariance of their outputs: NLL ± sd": frame(
             ["data", *pairs], crossed
         ),
-        "RMSE over all targets; a mixture over 1,000 samples of the first layer less the full Gaussian; time": frame(
+        "RMSE over all targets; a mixture over 1,000 samples of the first layer less the full Gaussian": frame(
             ["data", *last], errors
         ),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ METHODS: Mapping[str, dict[str, Any]] = {
 """Settings of Khan et al. 2018, Table 3, with those that only their code has."""
 PROTOCOL = {
     "environment": "HalfCheetah-v5",
-    "episodes": 151,
     "steps": 1000,
     "every": 10,
     "tests": 20,
@@ -42,7 +42,7 @@ PROTOCOL = {
     "target_rate": 0.001,
     "critic_lr": 0.001,
 }
-"""Settings of the authors' code, except for the version of the environment and the number of episodes."""
+"""Settings of the authors' code, except for the version of the environment."""
 LABELS = {
     "vadam": ("Vadam", "#0072B2"),
     "vadagrad": ("VadaGrad", "#009E73"),
@@ -56,9 +56,9 @@ RUNS = {"run1(HalfCheetah-v1": "paper, run 1", "run2(HalfCheetah-v1_2nd": "paper
 """Prefixes of the names of the authors' two stored runs, and their names here. The paper shows the first run."""
 STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
 """97.5% quantiles of Student's t by the number of seeds."""
-FULL = "full-"
-"""Beginning of the keys of the optional units, which have the published length: 3,000 episodes and 5 seeds, about three
-hours of one core each.
+LENGTHS = {"": (151, 3, ""), "500-": (501, 5, "500 episodes. "), "full-": (3000, 5, "Published length. ")}
+"""Numbers of episodes and of seeds, and beginning of the tables' titles, by the beginning of the keys. The longer
+trainings, 500 episodes as in Fig. 5 and the published 3,000 of Fig. 6, are optional.
 """
 
 Curves = dict[str, dict[int, npt.NDArray[np.float64]]]
@@ -69,12 +69,12 @@ Paper = Mapping[str, Mapping[str, Mapping[int, Number]]]
 
 def units() -> list[Unit]:
     """Return one unit per method and seed. All methods with the first seed come first."""
-    return [
-        Unit(f"{start}{name}-seed{seed}", {**config, "method": name, "settings": settings, "seed": seed}, bool(start))
-        for start, config, seeds in (("", PROTOCOL, 3), (FULL, {**PROTOCOL, "episodes": 3000}, 5))
-        for seed in range(seeds)
-        for name, settings in METHODS.items()
-    ]
+    found = []
+    for start, (episodes, seeds, _) in LENGTHS.items():
+        for seed, (name, settings) in product(range(seeds), METHODS.items()):
+            config = {**PROTOCOL, "episodes": episodes, "method": name, "settings": settings, "seed": seed}
+            found.append(Unit(f"{start}{name}-seed{seed}", config, optional=bool(start)))
+    return found
 
 
 def run(unit: Unit, context: Context) -> dict[str, Any]:
@@ -86,17 +86,17 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
 
 def report(results: Mapping[str, Any]) -> Report:
     """Return curves and returns beside those of both runs of the authors, and differences between methods."""
-    short = {key: result for key, result in results.items() if not key.startswith(FULL)}
-    full = {key.removeprefix(FULL): result for key, result in results.items() if key.startswith(FULL)}
     tables, figures = {}, {}
-    for title, name, part in (("", "curves", short), ("Published length. ", "full", full)):
+    for start, (_, _, title) in LENGTHS.items():
+        named = {key.removeprefix(start): result for key, result in results.items() if key.startswith(start)}
+        part = {key: result for key, result in named.items() if key.rpartition("-seed")[0] in METHODS}
         if part:
             episodes, curves, paper = next(iter(part.values()))["episodes"], _curves(part), _paper()
             returns = f"{title}Return of the mean policy: mean over seeds with its standard error"
             tables[returns] = _returns(curves, episodes, paper)
             end = f"mean of the evaluations after episodes {episodes[1]} to {episodes[-1]}"
             tables[f"{title}Early learning: {end}"] = _differences(curves)
-            figures[name] = _figure(curves, episodes, paper)
+            figures[f"{start}curves"] = _figure(curves, episodes, paper)
     return Report(tables, figures)
 
 

@@ -173,10 +173,10 @@ def report(results: Mapping[str, Any]) -> Report:
         paired = None
         if key != "gradient-descent" and "gradient-descent" in results:
             pairs = zip(result["sets"], results["gradient-descent"]["sets"], strict=True)
-            paired = _mean([one["settled"] - other["settled"] for one, other in pairs], 3)
+            paired = Number.of([one["settled"] - other["settled"] for one, other in pairs], decimals=3)
         columns = {"line": 3, "settled": 3, "centre": 3, "deep": 3, "value": 4, "curvature": 0, "outside": 3}
         means = [
-            _mean([one[name] for one in result["sets"] if one[name] is not None], decimals)
+            Number.of([one[name] for one in result["sets"] if one[name] is not None], decimals=decimals)
             for name, decimals in columns.items()
         ]
         shares.append([*row, *means[:2], paired, *means[2:]])
@@ -198,10 +198,6 @@ def report(results: Mapping[str, Any]) -> Report:
         ),
     }
     return Report(tables, {"paths": _figure(results)})
-
-
-def _mean(values: list[float], decimals: int) -> Number:
-    return Number(float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values)), decimals)
 
 
 def _figure(results: Mapping[str, Any]) -> Figure:

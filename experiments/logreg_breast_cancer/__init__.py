@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,14 @@ SOURCE = "Khan et al. 2018, Fig. 2c"
 
 TRAIN, SEEDS, SIZES = 341, 20, (1, 8, 16, 32, 64)
 VADAM_EPOCHS, VOGN_EPOCHS = 10_000, 2000
-STEPS = {"vadam-matlab": "Vadam, MATLAB step", "vadam": "Vadam"}
+STEPS = {
+    "vadam-matlab": "Vadam, MATLAB step",
+    "vadam": "Vadam",
+    "vadam-longer": "Vadam, step times the root of N",
+}
+"""Names of the Vadams. The last is the paper's with ``sqrt(N)`` times the step size, and shows whether the paper's has
+converged: the MATLAB step divides by ``sqrt(s / N)``, and is about as much longer.
+"""
 DATASET, METRIC = "breast_cancer_scale", "symmetric_kl"
 
 run = compare
@@ -33,9 +41,13 @@ def units() -> list[Unit]:
         "vogn-1": settings("vogn", 1, VOGN_EPOCHS * TRAIN, 0.0005, 0.0005),
     }
     for size in SIZES:
+        iterations = VADAM_EPOCHS * TRAIN // size
         for method in ("vadam", "vadam-matlab"):
-            iterations = VADAM_EPOCHS * TRAIN // size
             methods[f"{method}-{size}"] = settings(method, size, iterations, 0.01, 0.01, decay=0.55)
+        if size > 1:
+            lr = round(0.01 * math.sqrt(TRAIN), 6)
+            methods[f"vadam-longer-{size}"] = settings("vadam", size, iterations, lr, 0.01, decay=0.55)
+    methods["vadam-matlab-64-halves"] = {**methods["vadam-matlab-64"], "splits": [1, 2, 3]}
     return units_of("libsvm/breast-cancer", 1.0, [0] * SEEDS, methods)
 
 
@@ -43,11 +55,15 @@ def report(results: Mapping[str, Any]) -> Report:
     """Return box plots beside those of the paper."""
     middle, rows = [], []
     for size in SIZES:
-        ours = [Number(quantiles(values(results[f"{method}-{size}"], METRIC))[1]) for method in STEPS]
+        keys = [f"{method}-{size}" for method in STEPS]
+        ours = [Number(quantiles(values(results[k], METRIC))[1]) if k in results else None for k in keys]
         middle.append([size, Number(box(DATASET, f"Vadam M={size}", METRIC).get("med")), *ours])
     names = {"mf-exact": "MF-Exact", "von": "VON", "vogn-1": "VOGN-1"}
     names |= {f"{method}-{size}": f"{name}, M = {size}" for size in SIZES for method, name in STEPS.items()}
+    names["vadam-matlab-64-halves"] = "Vadam, MATLAB step, M = 64, three other halves"
     for key, name in names.items():
+        if key not in results:
+            continue
         found = values(results[key], METRIC)
         low, median, high = quantiles(found)
         losses = [Number(quantiles(values(results[key], one))[1], None, 4) for one in ("negative_elbo", "log_loss")]
@@ -57,7 +73,7 @@ def report(results: Mapping[str, Any]) -> Report:
     header = ["method", "mean", "first quartile", "median", "third quartile", "largest", "negative ELBO", "log-loss"]
     tables = {
         "Vadam: symmetric KL to MF-Exact in nats, median over the seeds": frame(
-            ["M", "paper", "ours, MATLAB step", "ours, the paper's step"], middle
+            ["M", "paper", "ours, MATLAB step", "ours, the paper's step", "the same times the root of N"], middle
         ),
         "All runs: symmetric KL to MF-Exact; median negative ELBO and log-loss per point; nats": frame(header, rows),
     }

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -56,12 +58,18 @@ CURVES = {
 }
 """Label, colour and line style, by unit and curve."""
 PUBLISHED = {"Badam SNR": ("Badam, published", "#0072B2", "D:"), "magnitude": ("magnitude, published", "0.4", "x:")}
+LONG, LONG_EPOCHS, LONG_SEEDS = "100-epochs-", 100, 3
+"""Beginning of the keys, length and number of seeds of the optional units, which have the published length."""
 SHOWN = (0.0, 0.5, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99)
 
 
 def units() -> list[Unit]:
-    """Return one network per method, with its pruning curves."""
-    return [Unit(f"{name}-0", {**PROTOCOL, **own, "seed": 0}) for name, own in METHODS.items()]
+    """Return one network per method, with its pruning curves; and the optional long trainings."""
+    found = [Unit(f"{name}-0", {**PROTOCOL, **own, "seed": 0}) for name, own in METHODS.items()]
+    for seed, (name, own) in product(range(LONG_SEEDS), METHODS.items()):
+        config = {**PROTOCOL, **own, "epochs": LONG_EPOCHS, "seed": seed}
+        found.append(Unit(f"{LONG}{name}-{seed}", config, optional=True))
+    return found
 
 
 def run(unit: Unit, context: Context) -> dict[str, Any]:
@@ -102,24 +110,39 @@ def prune(name: str, trained: Trained, config: Mapping[str, Any], x: Tensor, y: 
 
 def report(results: Mapping[str, Any]) -> Report:
     """Return curves beside the published ones."""
-    ours: dict[str, list[dict[float, float]]] = {}
-    for key, result in results.items():
-        for name, curve in result["curves"].items():
-            values = dict(zip(curve["fractions"], curve["accuracy"], strict=True))
-            ours.setdefault(f"{key.rpartition('-')[0]}/{name}", []).append(values)
     theirs: dict[str, dict[float, float]] = {}
     for (_, name, metric), number in published(Path(__file__).with_name("paper.csv")).items():
         if number.mean is not None:
             theirs.setdefault(name, {})[float(metric.partition("@removed")[2])] = number.mean
+    tables, figures = {}, {}
+    for start, epochs, figure in (("", PROTOCOL["epochs"], "curves"), (LONG, LONG_EPOCHS, "long")):
+        if ours := _curves(results, start):
+            title = f"Test accuracy after {epochs} epochs, mean and standard error over the seeds"
+            tables[title], figures[figure] = _table(ours, theirs), _figure(ours, theirs)
+    return Report(tables, figures)
+
+
+def _curves(results: Mapping[str, Any], start: str) -> dict[str, list[dict[float, float]]]:
+    """Return the curves of the units whose keys have this beginning and then the name of a method."""
+    found: dict[str, list[dict[float, float]]] = {}
+    for key, result in results.items():
+        method = key.removeprefix(start).rpartition("-")[0]
+        if method in METHODS and key.startswith(start):
+            for name, curve in result["curves"].items():
+                values = dict(zip(curve["fractions"], curve["accuracy"], strict=True))
+                found.setdefault(f"{method}/{name}", []).append(values)
+    return found
+
+
+def _table(ours: Mapping[str, list[dict[float, float]]], theirs: Mapping[str, dict[float, float]]) -> pd.DataFrame:
     rows = [
-        [CURVES[key][0], *(Number.of([run[share] for run in ours[key]], decimals=3) for share in SHOWN)]
+        [CURVES[key][0], len(ours[key]), *(Number.of([run[share] for run in ours[key]], decimals=3) for share in SHOWN)]
         for key in CURVES
         if key in ours
     ]
     for name, (label, _, _) in PUBLISHED.items():
-        rows.append([label, *(Number(theirs[name].get(share), None, 3) for share in SHOWN)])
-    table = frame(["pruned by", *(f"{share:.0%} gone" for share in SHOWN)], rows)
-    return Report({"Test accuracy, mean and standard error over seeds": table}, {"curves": _figure(ours, theirs)})
+        rows.append([label, 1, *(Number(theirs[name].get(share), None, 3) for share in SHOWN)])
+    return frame(["pruned by", "seeds", *(f"{share:.0%} gone" for share in SHOWN)], rows)
 
 
 def _figure(ours: Mapping[str, list[dict[float, float]]], theirs: Mapping[str, dict[float, float]]) -> Figure:

@@ -25,15 +25,20 @@ SOURCE = "Kessler et al. 2018, Fig. 1"
 
 PROTOCOL = {"seed": 0, "hidden": 50, "batch_size": 128, "steps": 12_000}
 GIVEN = {"prior_precision": 1.0, "noise_sd": 0.065}
+BADAM = {"lr": 0.001, "l2": 1e-4}
 SETTINGS: dict[str, dict[str, Any]] = {
     "gp": {"restarts": 2},
-    "badam": {"lr": 0.001, "l2": 1e-4, "num_data": [round(10 ** (k / 2)) for k in range(4, 19)]},
+    "badam": {**BADAM, "num_data": [round(10 ** (k / 2)) for k in range(4, 19)]},
     "mc-dropout": {"lr": 0.003, "l2": 1e-6, "dropout": 0.01},
     "bbb": {**GIVEN, "lr": 0.003, "initial_std": 0.02, "temperature": 0.1},
     "vadam": {**GIVEN, "lr": 0.003, "initial_precision": 2500.0, "temperature": 0.1},
     "anchored": {**GIVEN, "lr": 0.01, "members": 20},
+    "badam-paper": {**BADAM, "method": "badam", "num_data": [200]},
+    "badam-code": {**BADAM, "method": "badam", "num_data": [200**2]},
 }
-"""Settings of the methods. The last three have a given noise, the standard deviation of the first two's residuals."""
+"""Settings of the methods. Those with a given noise have the standard deviation of the residuals of the first two. The
+paper's covariance is ``1 / (N sqrt(v))``; the authors' code divides by ``N`` once more.
+"""
 LABELS = {
     "gp": "Gaussian process",
     "badam": "Badam, linearised",
@@ -41,6 +46,8 @@ LABELS = {
     "bbb": "Bayes by Backprop",
     "vadam": "Vadam",
     "anchored": "anchored ensemble",
+    "badam-paper": "Badam, N = 200 as in the paper",
+    "badam-code": "Badam, N squared as in the authors' code",
 }
 COLUMNS = {
     "nll": ("NLL inside", 3),
@@ -242,7 +249,7 @@ def _predictor(
 
 
 def units() -> list[Unit]:
-    """Return one unit per panel."""
+    """Return one unit per panel, and two with the published widths of Badam."""
     return [Unit(name, {**PROTOCOL, "method": name, **own}) for name, own in SETTINGS.items()]
 
 
@@ -265,7 +272,7 @@ def report(results: Mapping[str, Any]) -> Report:
 
 
 def _figure(results: Mapping[str, Any]) -> Figure:
-    """Plot the panels in two rows, so that they are wide enough on a page."""
+    """Plot the first six methods in two rows, so that the panels are wide enough on a page."""
     figure, axes = panels(2, 3, 11, 6.2, sharex=True, sharey=True)
     for axis, (key, found) in zip(axes.flat, results.items(), strict=False):
         axis.set_title(LABELS[key], fontsize=10)

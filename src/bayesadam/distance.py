@@ -54,7 +54,7 @@ class SpectralBound(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         """The bounded weight. In training mode, the estimate of the largest singular vector is improved as well."""
         matrix = weight.flatten(1)
-        if self.training:
+        if self.training and torch._C._current_graph_task_id() == -1:  # not when a checkpoint is run again
             self._iterate(matrix.detach())
         direction = self.direction.clone()  # the next iteration may come before the backward pass
         right = functional.normalize(matrix.detach().T @ direction, dim=0)

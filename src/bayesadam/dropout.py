@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from bayesadam import noise
 from bayesadam.functional.curvature import wide
 from bayesadam.functional.generators import seeded
+from bayesadam.functional.recomputation import recomputed_by
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.posterior.exclusive import exclusively
 
@@ -76,7 +77,7 @@ class MCDropout(NetworkDistribution):
         Raises:
             ValueError: The model has other dropout modules, by name, than that of the constructor.
             RuntimeError: Raised in a pass of the model if no dropout module is called, if one is in training mode, or
-                if other modules are random in training.
+                if other modules are random in training; and in a backward pass through activation checkpointing.
         """
         modules = _dropouts(model)
         if tuple(modules) != self.names:
@@ -95,7 +96,15 @@ class MCDropout(NetworkDistribution):
                 drop = partial(masks.drop, index, module.p if self.rate is None else self.rate)
                 stack.callback(module.register_forward_hook(drop).remove)
             stack.callback(model.register_forward_hook(masks.end).remove)
+            stack.enter_context(recomputed_by(_refuse_to_run_again))
             yield masks.put
+
+
+def _refuse_to_run_again(*_: object) -> None:
+    raise RuntimeError(
+        "a backward pass through a sample of MCDropout must not run a part of the model again, where its masks are not "
+        "known, got activation checkpointing: switch it off"
+    )
 
 
 class _Masks:

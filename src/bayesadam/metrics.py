@@ -182,7 +182,14 @@ def ood_auroc(inside: Tensor, outside: Tensor) -> float:
 
     Raises:
         ImportError: scikit-learn is not installed.
+        ValueError: There is not one score for each data point.
     """
+    for name, value in (("inside", inside), ("outside", outside)):
+        if value.ndim != 1:
+            raise ValueError(
+                f"{name} must have one score for each data point, got shape {tuple(value.shape)} (take the mean or the "
+                "maximum over positions, say)"
+            )
     try:
         from sklearn.metrics import roc_auc_score
     except ImportError:

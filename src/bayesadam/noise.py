@@ -14,8 +14,9 @@ One counter gives four normals. Inside a tile of ``4 * LANES`` consecutive eleme
 LANES`` of the tile's counter ``j % LANES``, so that each write is a run of ``LANES`` elements and not a stride of four.
 A tensor of ``n < 4 * LANES`` elements is one tile of ``ceil(n / 4)`` lanes, so that no output is wasted.
 
-On a CPU with a C++ compiler the numbers come from a compiled function (``native/normal.h``), elsewhere from PyTorch's
-operations. The two are equal up to rounding, and a machine always uses the same one.
+On a CPU with a C++ compiler the numbers come from a compiled function (``native/normal.h``), on a GPU with Triton from
+a kernel (``native/tiles.py``), elsewhere from PyTorch's operations. They are equal up to rounding, and a machine always
+uses the same one.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from torch import Tensor, nn
 
 from bayesadam import native
 from bayesadam.functional.philox import Word, normals_of
+from bayesadam.native import device as kernels
 
 Fill: TypeAlias = Callable[[NDArray[np.int64], int], None]
 
@@ -42,7 +44,7 @@ TRAINING = 0
 POSTERIOR = 1
 PROBES = 2
 
-LANES = 1024
+LANES = kernels.LANES
 TILE = 4 * LANES
 BLOCK = 128 * TILE
 """Elements per cache-sized block; a multiple of ``TILE``."""
@@ -83,18 +85,17 @@ class Scratch:
         if self._counters[0] != key:
             lanes = [lanes_of(size) for size in sizes]
             counts = [-(-size // (4 * width)) * width for size, width in zip(sizes, lanes, strict=True)]
-            repeats = torch.tensor(counts)
-            starts = (repeats.cumsum(0) - repeats).repeat_interleave(repeats)
-            block = (torch.arange(len(starts)) - starts).repeat(len(samples))
-            index = torch.tensor(indices).repeat_interleave(repeats).repeat(len(samples))
-            sample = torch.tensor(samples).repeat_interleave(len(starts))
+            starts = np.repeat(np.cumsum(counts) - counts, counts)
+            block = np.tile(np.arange(len(starts)) - starts, len(samples))
+            index = np.tile(np.repeat(indices, counts), len(samples))
+            sample = np.repeat(samples, len(starts))
             places, first = [], 0
             for size, width, count in zip(sizes, lanes, counts, strict=True):
-                element = torch.arange(size)
+                element = np.arange(size)
                 tile, inside = element // (4 * width), element % (4 * width)
                 places.append((inside // width) * sum(counts) + first + tile * width + inside % width)
                 first += count
-            found = (block, index, sample, torch.cat(places))
+            found = (torch.from_numpy(each) for each in (block, index, sample, np.concatenate(places)))
             self._counters = key, tuple(t.to(device) for t in found)  # type: ignore[assignment]
         return self._counters[1]
 
@@ -191,15 +192,25 @@ def fill_many(
         stream: Stream, as for :func:`normal`.
         scratch: Buffers to reuse; by default new ones.
     """
-    rows = []
+    rows: dict[Fill, list[list[int]]] = {}
+    copies: list[tuple[Tensor, Tensor]] = []
     for index, out in outs.items():
-        if _native(out) is not None and out.dtype == torch.float32 and out.is_contiguous():
-            rows.append(_row(out, 0, _checked(seed, step, sample, index, stream), lanes_of(out.numel())))
-        else:
+        native_fill = _native(out)
+        if native_fill is None:
             scratch = scratch or Scratch()
             normal(seed, step, sample, index, out.shape, stream=stream, out=out, scratch=scratch)
-    if rows and (native_fill := _compiled()) is not None:
-        native_fill(np.array(rows, dtype=np.int64), sum(row[2] for row in rows))
+            continue
+        direct = out.dtype == torch.float32 and out.is_contiguous()
+        target = out if direct else torch.empty(out.shape, dtype=torch.float32, device=out.device)
+        if not direct:
+            copies.append((out, target))
+        key = _checked(seed, step, sample, index, stream)
+        rows.setdefault(native_fill, []).append(_row(target, 0, key, lanes_of(out.numel())))
+    for native_fill, table in rows.items():
+        native_fill(np.array(table, dtype=np.int64), sum(row[1] for row in table))
+    if copies:
+        with torch.no_grad():
+            torch._foreach_copy_([out for out, _ in copies], [target for _, target in copies])
 
 
 def normal_many(
@@ -242,8 +253,8 @@ def normal_many(
         low, high = ([seed >> shift & _MASK for seed in seeds] for shift in (0, 32))
         key = (_column(low, device), _column(high, device), _column(steps, device), sample, index, stream)
         outputs = scratch.get("outputs", many * rows * each * 4, torch.float32, device).view(many, rows, 4, each)
-        for output, values in normals_of(pool.pop().copy_(block), key, pool, floats):
-            outputs[:, :, output].copy_(values.view(many, rows, each))
+        for output, *factors in normals_of(pool.pop().copy_(block), key, pool, floats):
+            torch.mul(*(factor.view(many, rows, each) for factor in factors), out=outputs[:, :, output])
         flat = outputs.view(many * rows, 4 * each)
         torch.index_select(flat, 1, places, out=result.view(many * rows, total))
     return result
@@ -277,7 +288,7 @@ def fill_runs(
         number, place = sample | stream << 28, out.data_ptr()
         rows = []
         for index, first, size, whole in runs:
-            rows.append((place, first, size, lanes_of(whole), low, high, step, number, index, 1))
+            rows.append((first, size, lanes_of(whole), low, high, step, number, index, 1, place))
             place += 4 * size
         native_fill(np.array(rows, dtype=np.int64), out.numel())
     elif len(runs) > 1 and all(first == 0 and size == whole for _, first, size, whole in runs):
@@ -307,16 +318,16 @@ def _table(
     table = np.empty((len(seeds), len(samples), len(counts), 10), dtype=np.int64)
     starts = np.cumsum(counts) - counts
     rows = np.arange(len(seeds) * len(samples)).reshape(len(seeds), len(samples), 1)
-    table[..., 0] = out.data_ptr() + 4 * (rows * counts.sum() + starts)
-    table[..., 1] = 0
-    table[..., 2] = counts
-    table[..., 3] = [lanes_of(size) for size in sizes.values()]
-    table[..., 4] = np.array([seed & _MASK for seed in seeds])[:, None, None]
-    table[..., 5] = np.array([seed >> 32 for seed in seeds])[:, None, None]
-    table[..., 6] = np.array(steps)[:, None, None]
-    table[..., 7] = np.array([sample | stream << 28 for sample in samples])[:, None]
-    table[..., 8] = list(sizes)
-    table[..., 9] = 1
+    table[..., 0] = 0
+    table[..., 1] = counts
+    table[..., 2] = [lanes_of(size) for size in sizes.values()]
+    table[..., 3] = np.array([seed & _MASK for seed in seeds])[:, None, None]
+    table[..., 4] = np.array([seed >> 32 for seed in seeds])[:, None, None]
+    table[..., 5] = np.array(steps)[:, None, None]
+    table[..., 6] = np.array([sample | stream << 28 for sample in samples])[:, None]
+    table[..., 7] = list(sizes)
+    table[..., 8] = 1
+    table[..., 9] = out.data_ptr() + 4 * (rows * counts.sum() + starts)
     return table
 
 
@@ -378,15 +389,19 @@ def fill_(out: Tensor, start: int, key: tuple[int, ...], scratch: Scratch, lanes
 def _row(out: Tensor, start: int, key: tuple[int, ...], lanes: int) -> list[int]:
     """A row of the table of ``native/normal.cpp``."""
     low, high, step, sample, index, stream = key
-    return [out.data_ptr(), start, out.numel(), lanes, low, high, step, sample | stream << 28, index, 1]
+    return [start, out.numel(), lanes, low, high, step, sample | stream << 28, index, 1, out.data_ptr()]
 
 
 def _native(out: Tensor) -> Fill | None:
-    """The compiled function that fills runs, each a row of a table, with the given number of elements in all.
+    """The compiled function or the kernel that fills runs, each a row of a table, with so many elements in all.
 
     It is None for subclasses of tensors, whose memory is elsewhere.
     """
-    return _compiled() if out.device.type == "cpu" and type(out) in (Tensor, nn.Parameter) else None
+    if type(out) not in (Tensor, nn.Parameter):
+        return None
+    if kernels.is_available(out.device):
+        return _kernel(out.device)
+    return _compiled() if out.device.type == "cpu" else None
 
 
 @cache
@@ -407,7 +422,31 @@ def _compiled() -> Fill | None:
         count = ctypes.c_int64(table.size // 10)
         function(count, ctypes.c_void_p(table.ctypes.data), ctypes.c_int(threads))
 
-    out, expected = (torch.empty(3 * TILE, dtype=torch.float32, device="cpu") for _ in range(2))
+    return _tried(fill, torch.device("cpu"))
+
+
+@cache
+def _kernel(device: torch.device) -> Fill | None:
+    """The kernel of a GPU, after comparison with PyTorch's operations; ``None`` if it cannot be compiled or differs."""
+
+    def fill(table: NDArray[np.int64], numel: int) -> None:
+        kernels.fill(table.reshape(-1, 10), device)
+
+    try:
+        return _tried(fill, device)
+    except Exception as error:  # of Triton or of its compiler, which has many kinds
+        warnings.warn(f"noise is drawn without its kernel: {error}", RuntimeWarning, stacklevel=2)
+        return None
+
+
+def has_kernel(device: torch.device) -> bool:
+    """Whether noise on a device comes from a kernel of a GPU."""
+    return kernels.is_available(device) and _kernel(device) is not None
+
+
+def _tried(fill: Fill, device: torch.device) -> Fill | None:
+    """The function, if it gives the numbers of PyTorch's operations."""
+    out, expected = (torch.empty(3 * TILE, dtype=torch.float32, device=device) for _ in range(2))
     key = (123456789, 987654321, 5, 3, 7, POSTERIOR)
     fill(np.array(_row(out, TILE + 5, key, LANES), dtype=np.int64), out.numel())
     _fill_blocks(expected, TILE + 5, key, Scratch(), LANES)
@@ -422,11 +461,12 @@ def _compiled() -> Fill | None:
 
 
 def _fill_blocks(out: Tensor, start: int, key: tuple[int, ...], scratch: Scratch, lanes: int) -> None:
-    """:func:`fill_` by PyTorch's operations, block by block."""
+    """:func:`fill_` by PyTorch's operations; on a CPU block by block, so that numbers stay in the cache."""
     stop = start + out.numel()
+    block = BLOCK if out.device.type == "cpu" else stop
     while start < stop:
         tile = start // TILE
-        end = min(stop, tile * TILE + BLOCK)
+        end = min(stop, tile * TILE + block)
         _fill_block(out[: end - start], start - tile * TILE, tile, key, scratch, lanes)
         out = out[end - start :]
         start = end
@@ -442,8 +482,8 @@ def _fill_block(out: Tensor, skip: int, tile: int, key: tuple[int, ...], scratch
     pool = _words(counters, out.device, scratch)
     block = torch.arange(tile * LANES, tile * LANES + counters, out=pool.pop())
     parts = target.view(tiles, 4, lanes)
-    for output, values in normals_of(block, key, pool, _floats(counters, out.device, scratch)):
-        parts[:, output].copy_(values.view(tiles, lanes))
+    for output, *factors in normals_of(block, key, pool, _floats(counters, out.device, scratch)):
+        torch.mul(*(factor.view(tiles, lanes) for factor in factors), out=parts[:, output])
     if not direct:
         out.copy_(target[skip:needed])
 

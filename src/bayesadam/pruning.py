@@ -23,7 +23,7 @@ from bayesadam.predictive.result import Predictive
 from bayesadam.progress import progress_bar
 
 FRACTIONS = (*(i / 10 for i in range(10)), 0.95, 0.96, 0.97, 0.98, 0.99, 0.992, 0.995, 0.997, 0.999)
-"""The levels of Kessler et al. 2018, section 4.2."""
+"""The levels of the notebook of Kessler et al. 2018, whose Fig. 2 has these curves."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def pruning_curve(
 
     A pruned weight is exactly zero in the mean and in all samples, as after the posterior's ``prune``, and the other
     weights do not change: with the same seed, samples at two levels differ in the pruned weights only. The weights are
-    ranked once, over all tensors together (Blundell et al. 2015, section 5.1; Kessler et al. 2018, section 4.2).
+    ranked once, over all tensors together (Blundell et al. 2015, section 5.1; Kessler et al. 2018, section 4).
 
     Args:
         model: Network whose trainable parameters are those of the posterior; afterwards it is as before.

@@ -150,3 +150,20 @@ def test_several_samples_average_the_gradients():
         parts.append([p.grad for p in single.parameters()])
     for parameter, *grads in zip(net.parameters(), *parts, strict=True):
         torch.testing.assert_close(parameter.grad, sum(grads) / 3, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_table_with_sparse_gradients_has_dense_ones(estimator, kind):
+    indices, found = torch.arange(12).view(4, 3) % 5, []
+    for dtype in (torch.float32, torch.float64):
+        for sparse in (False, True):
+            torch.manual_seed(0)
+            model = nn.Sequential(kind(6, 3, sparse=sparse), nn.Flatten(), nn.LazyLinear(3)).to(dtype)
+            model(indices)
+            net = variational(model, estimator=estimator)
+            net.loss(indices, torch.arange(4) % 3, likelihood=LIKELIHOOD, num_data=N).backward()
+            found.append([p.grad for p in net.parameters()])
+    for plain, sparse in (found[:2], found[2:]):
+        for expected, got in zip(plain, sparse, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-7)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv
 
-from bayesadam import commands
+from bayesadam.cli.app import app
 
 FAST = ("--members", 2, "--epochs", 3, "--hidden", 8)
 
@@ -42,8 +42,10 @@ def labels_table(rows=120, seed=0, labels=("no", "yes", "maybe")):
 @pytest.fixture(autouse=True)
 def short_fits(monkeypatch):
     """Pages and other models take a second: those of the runs in ``made`` are real, and have tests of their own."""
-    monkeypatch.setattr("bayesadam.runs.fitting.write_report", lambda path, data: path.write_text(json.dumps(data)))
-    monkeypatch.setattr("bayesadam.runs.fitting.baselines", lambda *data, **options: {})
+    monkeypatch.setattr(
+        "bayesadam.sklearn.runs.fit_table.write_report", lambda path, data: path.write_text(json.dumps(data))
+    )
+    monkeypatch.setattr("bayesadam.sklearn.runs.fit_table.baselines", lambda *data, **options: {})
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def command(capsys, monkeypatch):
 
     def run(*arguments):
         with pytest.raises(SystemExit) as stopped:
-            commands.app([str(argument) for argument in arguments])
+            app([str(argument) for argument in arguments])
         return stopped.value.code, *capsys.readouterr()
 
     return run
@@ -89,7 +91,7 @@ def made(tmp_path_factory):
     ):
         arguments = ["fit", table, "--target", target, "--out", folder / name, *more, *FAST]
         with pytest.raises(SystemExit) as stopped:
-            commands.app([str(argument) for argument in arguments])
+            app([str(argument) for argument in arguments])
         assert stopped.value.code == 0
     return folder
 

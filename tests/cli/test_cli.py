@@ -15,12 +15,18 @@ from matplotlib import image
 from scipy import stats
 
 import bayesadam as ba
-from bayesadam import cli, commands, demo
-from bayesadam.commands.demo import TITLES, _scores
-from bayesadam.commands.tables import score_table
+from bayesadam import cli, demo
+from bayesadam.cli import demo_command, mistakes
+from bayesadam.cli.demo_command import TITLES, _scores
+from bayesadam.cli.screen import score_table
 
 WITHOUT = """
 import importlib.util, sys
+import bayesadam as ba
+from bayesadam import cli, demo
+from bayesadam.cli import demo_command, mistakes
+from bayesadam.cli.demo_command import TITLES, _scores
+from bayesadam.cli.screen import score_table
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "{0}" else found(name, *rest)
 sys.modules["{0}"] = None
@@ -39,7 +45,7 @@ def process(*arguments, folder):
     [
         (["fit", "t.csv", "--nope"], "no such option: --nope .*; see bayesadam fit --help"),
         (["nope"], "no such command 'nope'; see bayesadam --help"),
-        (["predict"], "missing argument 'run'; see bayesadam predict --help"),
+        (["predict", "run"], "missing argument 'DATA'; see bayesadam predict --help"),
         (["fit", "t.csv", "--members", "many"], "invalid value for '--members': .*; see bayesadam fit --help"),
         (["methods", "one"], r"got unexpected extra argument.*; see bayesadam methods --help"),
     ],
@@ -64,8 +70,16 @@ class TestHelp:
         done = process("-m", "bayesadam", "--help", folder=tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         text = " ".join(done.stdout.split())
-        for word in ("as easy as Adam", "demo"):
+        for word in ("as easy as Adam", "demo", "--version", "--install-completion"):
             assert word in text
+
+    def test_does_not_wait_for_pytorch(self, tmp_path):
+        code = "import sys; sys.argv[1:] = ['fit', '--help']; from bayesadam.cli import main\n"
+        code += "try: main()\nexcept SystemExit: assert not {'torch', 'sklearn', 'pandas'} & set(sys.modules)"
+        assert process("-c", code, folder=tmp_path).returncode == 0
+
+    def test_version(self, fitted):
+        assert fitted("--version") == f"bayesadam {ba.__version__}\n"
 
     def test_of_a_command(self, command):
         code, out, err = command("demo", "--help")
@@ -109,7 +123,7 @@ class TestMistakes:
         def refuse(**options):
             raise PermissionError(errno.EACCES, "Permission denied")
 
-        monkeypatch.setattr(commands.demo.tempfile, "TemporaryFile", refuse)  # root may write anywhere
+        monkeypatch.setattr(demo_command.tempfile, "TemporaryFile", refuse)  # root may write anywhere
         message = f"--out must be a folder that can be written to, got {str(tmp_path)!r} (Permission denied)"
         self.check(*command("demo", "--out", tmp_path), message)
         assert not list(tmp_path.iterdir())
@@ -173,7 +187,7 @@ class TestMissingExtras:
     )
     def test_of_the_demo(self, missing, package, extra, command, monkeypatch, tmp_path):
         monkeypatch.setattr(
-            commands.mistakes, "find_spec", lambda name: None if name == missing else importlib.util.find_spec(name)
+            mistakes, "find_spec", lambda name: None if name == missing else importlib.util.find_spec(name)
         )
         monkeypatch.chdir(tmp_path)
         message = f'bayesadam: this command needs {package}: pip install "bayesadam[{extra}]"\n'

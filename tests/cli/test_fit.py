@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -10,9 +12,9 @@ from pyarrow import csv, parquet
 
 import bayesadam as ba
 from bayesadam.report import write_report
-from bayesadam.runs.folder import FILES
-from bayesadam.sklearn import load_estimator
-from bayesadam.tabular import Preprocessing, open_table
+from bayesadam.sklearn import Settings, fit_table, load_estimator
+from bayesadam.sklearn.runs.run_folder import FILES
+from bayesadam.sklearn.tables.read_table import read_table
 from cli.conftest import FAST, labels_table, numbers_table, write
 
 
@@ -48,7 +50,7 @@ class TestScreen:
         keep = ("--keep", "id", "--time", "block", "--keep", "block", "--drop", "day")
         out = fitted("fit", path, "--target", "price", "--out", tmp_path / "run", *keep, *FAST)
         assert "3 numbers (id, size, block)" in out or "numbers (size, block, id)" in out
-        assert "left out  day: it is in --drop\n" in out
+        assert "left out  day: it is dropped\n" in out
         assert out.count("left out") == 1
         assert out.count("are taken together as 'other'") == 1
 
@@ -69,7 +71,7 @@ class TestScreen:
         assert "answer: classification, its values are 3 different whole numbers (if not: --task regression)" in out
         assert "3 classes: 2, 4, 7" in out
         out = fitted("fit", path, "--target", "answer", "--task", "regression", "--out", tmp_path / "other", *FAST)
-        assert "answer: regression, as --task says\n" in out
+        assert "answer: regression, as it was asked for\n" in out
         assert read(tmp_path / "other", "metrics")["models"]["bayesadam"]["RMSE"] > 0
 
     def test_the_choice_of_a_transform_or_likelihood(self, fitted, tmp_path):
@@ -91,6 +93,26 @@ class TestScreen:
         assert load_estimator(tmp_path / "root").target_transform_ == "sqrt"
         assert load_estimator(tmp_path / "gamma").likelihood_ == "gamma"
 
+    def test_weights_categories_and_dates(self, fitted, tmp_path):
+        table = numbers_table().append_column("importance", pa.array(np.arange(120) % 3))
+        table = table.set_column(5, "day", pa.array([20200101 + row % 28 for row in range(120)]))
+        options = ("--weights", "importance", "--category", "block", "--date", "day")
+        path = write(table, tmp_path / "t.csv")
+        out = fitted("fit", path, "--target", "PRICE", "--out", tmp_path / "run", *options, *FAST)
+        assert "1 number (size), 2 categories (city, block), 1 true or false (new), 1 date (day)" in out
+        assert "left out  importance: it has the weights of the rows" in out
+        assert "'PRICE' is the column 'price'" in out
+
+    def test_a_reader_that_has_gone(self, numbers, tmp_path):
+        """As with ``| head``: the fit goes on and is whole."""
+        words = ["fit", numbers, "--target", "price", "--out", tmp_path / "run", *FAST]
+        command = " ".join(map(str, (sys.executable, "-m", "bayesadam", *words))) + " | head -1; exit ${PIPESTATUS[0]}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "numbers.csv: 120 rows, 7 columns\n"
+        assert "Error" not in done.stderr
+        assert files(tmp_path / "run") == sorted(FILES)
+
 
 class TestRunFolder:
     @pytest.mark.parametrize("name", ["price", "answer"])
@@ -101,14 +123,13 @@ class TestRunFolder:
         ba.load_posterior(made / name / "posterior.safetensors")
 
     def test_metrics_are_those_of_the_held_out_rows(self, made):
-        preprocessing = Preprocessing.load(made / "price" / "preprocessing.json")
-        table = open_table(made / "numbers.csv").read()
+        table = read_table(made / "numbers.csv").table
         held_out = {name: np.array(values) for name, values in read(made / "price", "report")["held_out"].items()}
         rows = held_out["row"] - 2
         assert len(set(rows)) == 12
         y = table["price"].to_numpy()[rows]
         np.testing.assert_array_equal(held_out["y"], y)
-        mean, std = load_estimator(made / "price").predict(preprocessing.transform(table, rows=rows), return_std=True)
+        mean, std = load_estimator(made / "price").predict(table.take(rows), return_std=True)
         scores = read(made / "price", "metrics")["models"]
         assert scores["bayesadam"]["RMSE"] == pytest.approx(np.sqrt(np.mean((mean - y) ** 2)), rel=1e-4)
         assert np.allclose(held_out["std"], std, rtol=1e-3)
@@ -122,7 +143,7 @@ class TestRunFolder:
         data = report["data"]
         assert (data["rows"], data["train_rows"], data["held_out_rows"]) == (120, 108, 12)
         assert [column["name"] for column in data["columns"]] == ["size", "city", "new", "block"]
-        assert data["left_out"] == {"day": "it is in --drop", "id": "it numbers the rows (if it is an input: --keep)"}
+        assert data["left_out"] == {"day": "it is dropped", "id": "it numbers the rows (if it is an input: keep)"}
         assert sum(data["target_histogram"]["counts"]) == 120
         worst = report["surprises"][0]
         assert worst["row"] == report["held_out"]["row"][int(np.argmax(report["held_out"]["nll"]))]
@@ -137,7 +158,7 @@ class TestRunFolder:
 
     def test_of_a_classification(self, made):
         report = read(made / "answer", "report")
-        table = open_table(made / "labels.csv").read()
+        table = read_table(made / "labels.csv").table
         assert report["classes"] == ["maybe", "no", "yes"]
         actual = [table["answer"][row - 2].as_py() for row in report["held_out"]["row"]]
         assert [report["classes"][code] for code in report["held_out"]["label"]] == actual
@@ -172,15 +193,16 @@ class TestRunFolder:
 
 
 class TestAgain:
-    def test_the_config_and_the_printed_command_give_the_same(self, fitted, made, tmp_path):
+    def test_the_config_and_the_printed_command_give_the_same(self, fitted, made, tmp_path, monkeypatch):
         first = made / "price"
         fitted("fit", "--config", first / "config.json", "--out", tmp_path / "config")
         words = shlex.split(read(first, "report")["reproduce"]["command"])
         assert (words[:3], words[-2:]) == (["bayesadam", "fit", "numbers.csv"], ["--out", "price"])
-        fitted("fit", made / words[2], *words[3:-1], tmp_path / "command")
+        monkeypatch.chdir(made)  # the page shows no folders, which would leak when it is shared
+        assert str(made) not in (first / "report.json").read_text()
+        fitted(*words[1:-1], tmp_path / "command")
         for again in (tmp_path / "config", tmp_path / "command"):
-            for name in ("posterior.safetensors", "config.json"):
-                assert (again / name).read_bytes() == (first / name).read_bytes()
+            assert (again / "posterior.safetensors").read_bytes() == (first / "posterior.safetensors").read_bytes()
             found, expected = (read(run, "metrics")["models"]["bayesadam"] for run in (again, first))
             assert found | {"fit seconds": 0} == expected | {"fit seconds": 0}
 
@@ -209,10 +231,19 @@ class TestAgain:
         before = (tmp_path / "run" / "posterior.safetensors").read_bytes()
         code, _, err = command(*arguments)
         assert (code, err.count("\n")) == (2, 1)
-        assert "which contains a run: replace it by --force" in err
+        assert "which contains a run (to replace it: force)" in err
         fitted(*arguments, "--force", "--seed", 5)
         assert (tmp_path / "run" / "posterior.safetensors").read_bytes() != before
         assert files(tmp_path) == ["labels.csv", "run"]
+
+    def test_from_python(self, fitted, made, tmp_path):
+        """The same call with a data frame in place of a file, and without a folder."""
+        first, table = made / "price", read_table(made / "numbers.csv").table
+        settings = Settings.load(first / "config.json")
+        result = fit_table(settings, frame=table.to_pandas())
+        assert result.metrics["bayesadam"]["NLL"] == pytest.approx(read(first, "metrics")["models"]["bayesadam"]["NLL"])
+        rows = table.slice(0, 9).to_pandas()
+        np.testing.assert_allclose(result.estimator.predict(rows), load_estimator(first).predict(rows), rtol=1e-5)
 
 
 class TestHeldOut:
@@ -220,7 +251,7 @@ class TestHeldOut:
         options = ("--group", "block", "--drop", "day", "--out", tmp_path / "run")
         fitted("fit", numbers, "--target", "price", *options, *FAST)
         report = read(tmp_path / "run", "report")
-        blocks = open_table(numbers).read()["block"].to_numpy()
+        blocks = read_table(numbers).table["block"].to_numpy()
         held = np.array(report["held_out"]["row"]) - 2
         assert not set(blocks[held]) & set(blocks[np.setdiff1d(np.arange(120), held)])
         assert "block" in report["data"]["left_out"]

@@ -9,18 +9,19 @@ import pytest
 import torch
 from pyarrow import csv, parquet
 
-from bayesadam import cli, runs
+from bayesadam import cli
 from bayesadam.likelihoods import StudentT
 from bayesadam.predictive import MixturePredictive
 from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
-from bayesadam.tabular import Preprocessing, file, open_table
+from bayesadam.sklearn.runs import predict_table as module
+from bayesadam.sklearn.runs.predict_table import predict_table
+from bayesadam.sklearn.tables.read_table import read_table
 from cli.conftest import FAST, labels_table, numbers_table, write
 
 
-def inputs(run):
-    """The matrix of the table that a run was fitted to."""
-    table = run.parent / ("numbers.csv" if run.name == "price" else "labels.csv")
-    return Preprocessing.load(run / "preprocessing.json").transform(open_table(table).read())
+def rows(run):
+    """The table that a run was fitted to, with all its columns."""
+    return read_table(run.parent / ("numbers.csv" if run.name == "price" else "labels.csv")).table
 
 
 class TestRegression:
@@ -28,9 +29,9 @@ class TestRegression:
     def test_is_what_the_estimator_says(self, fitted, made, tmp_path, name):
         out = fitted("predict", made / "price", made / "numbers.csv", "-o", tmp_path / name)
         assert f"predictions of 120 rows are in {tmp_path / name}\n" in out
-        table = open_table(tmp_path / name).read()
+        table = read_table(tmp_path / name).table
         assert table.column_names == ["mean", "std", "lower", "upper"]
-        found = load_estimator(made / "price").predictive(inputs(made / "price"))
+        found = load_estimator(made / "price").predictive(rows(made / "price"))
         lower, upper = found.quantile([0.025, 0.975])
         for column, expected in zip(table.columns, (found.mean, found.variance.sqrt(), lower, upper), strict=True):
             assert np.allclose(column.to_numpy(), expected, rtol=1e-4)
@@ -41,16 +42,9 @@ class TestRegression:
         fitted("predict", made / "price", made / "numbers.csv", "-o", out, *options)
         table = parquet.read_table(out)
         assert table.column_names == ["mean", "std", "lower", "upper"]
-        expected = load_estimator(made / "price").predict_interval(inputs(made / "price"), 0.8, method=method)
+        expected = load_estimator(made / "price").predict_interval(rows(made / "price"), 0.8, method=method)
         found = np.stack([table["lower"].to_numpy(), table["upper"].to_numpy()], axis=1)
         np.testing.assert_allclose(found, expected, rtol=1e-4)
-
-    def test_an_interval_that_is_not_possible(self, command, made, tmp_path):
-        out = tmp_path / "o.csv"
-        code, _, err = command("predict", made / "price", made / "numbers.csv", "-o", out, "--interval", "narrow")
-        assert code == 2
-        assert "--interval 'narrow' is not possible: method must be one of " in err
-        assert not out.exists()
 
     @pytest.mark.parametrize(("degrees", "name"), [(1.5, "out.csv"), (0.8, "out.parquet")])
     def test_a_moment_that_does_not_exist_is_not_written(self, fitted, made, tmp_path, monkeypatch, degrees, name):
@@ -58,25 +52,45 @@ class TestRegression:
         heavy = MixturePredictive(outputs, StudentT(degrees, scale=0.1))
         monkeypatch.setattr(BayesianMLPRegressor, "predictive", lambda self, X: heavy)
         fitted("predict", made / "price", made / "numbers.csv", "-o", tmp_path / name)
-        table = open_table(tmp_path / name).read()
+        table = read_table(tmp_path / name).table
         assert table.column_names == ["mean", "std", "lower", "upper"]
         assert table["std"].null_count == 120
         np.testing.assert_allclose(table["mean"], outputs.mean(0), atol=1e-5)
         for found, level in ((table["lower"], 0.025), (table["upper"], 0.975)):
             np.testing.assert_allclose(found, heavy.quantile(level), rtol=1e-4)
 
-    def test_chunks_change_nothing(self, fitted, made, tmp_path, monkeypatch):
-        whole, parts = tmp_path / "whole.parquet", tmp_path / "parts.parquet"
-        fitted("predict", made / "price", made / "numbers.csv", "-o", whole)
-        monkeypatch.setattr("bayesadam.tabular.csv_file.CHUNK_ROWS", 7)
+    def test_chunks_change_nothing(self, made, monkeypatch):
+        estimator, file = load_estimator(made / "price"), read_table(made / "numbers.csv", typed=False)
+        whole, _ = predict_table(estimator, file)
+        monkeypatch.setattr(module, "ROWS", 7)
         seen = []
-        opened = open_table(made / "numbers.csv")
-        runs.predict(runs.Run(made / "price"), opened, parts, advance=seen.append)
+        parts, _ = predict_table(estimator, file, advance=seen.append)
         assert seen == [*range(7, 120, 7), 120]
-        first, second = parquet.read_table(whole), parquet.read_table(parts)
-        for name in first.column_names:
-            assert np.allclose(first[name].to_numpy(), second[name].to_numpy(), rtol=1e-5)
-        assert file.CHUNK_ROWS > 120
+        for name in whole.column_names:
+            np.testing.assert_allclose(parts[name], whole[name], rtol=1e-5)
+
+    def test_quantiles_and_standard_streams(self, fitted, made, monkeypatch):
+        content = (made / "numbers.csv").read_bytes()
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+        out = io.TextIOWrapper(io.BytesIO())
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stdout", out)
+            fitted("predict", made / "price", "-", "--quantiles", "0.1,0.9")
+        found = csv.read_csv(io.BytesIO(out.buffer.getvalue()))
+        assert found.column_names == ["mean", "std", "lower", "upper", "quantile_0.1", "quantile_0.9"]
+        expected = load_estimator(made / "price").predict(rows(made / "price"), quantiles=[0.1, 0.9])
+        np.testing.assert_allclose(np.stack([found["quantile_0.1"], found["quantile_0.9"]], 1), expected, rtol=1e-6)
+
+    def test_cells_that_cannot_be_read_are_named(self, fitted, made, tmp_path):
+        lines = (made / "numbers.csv").read_text().splitlines()
+        lines[3] = lines[3].replace(lines[3].split(",")[1], "large")
+        (tmp_path / "t.csv").write_text("\n".join(lines))
+        out = fitted("predict", made / "price", tmp_path / "t.csv", "-o", tmp_path / "o.csv")
+        assert (
+            "column 'size': 1 row has cells that are not finite numbers ('large' in line 4): they count as missing"
+            in out
+        )
+        assert read_table(tmp_path / "o.csv").table.num_rows == 120
 
     @pytest.mark.parametrize("suffix", ["csv", "parquet"])
     def test_columns_are_copied(self, fitted, made, tmp_path, suffix):
@@ -89,7 +103,7 @@ class TestRegression:
         keep = ["--copy", "given", "--copy", "no", "--copy", table.column_names[0], "--copy", "no"]
         out = fitted("predict", made / "price", path, "-o", tmp_path / f"b.{suffix}", *keep)
         assert "ignored" not in out
-        plain, kept = (open_table(tmp_path / f"{name}.{suffix}").read() for name in "ab")
+        plain, kept = (read_table(tmp_path / f"{name}.{suffix}").table for name in "ab")
         assert kept.column_names == ["given", "no", table.column_names[0], *plain.column_names]
         assert kept.select(plain.column_names).equals(plain)
         assert kept["no"].to_pylist() == list(range(30))
@@ -101,7 +115,7 @@ class TestRegression:
         assert fitted("predict", made / "price", write(table, tmp_path / "t.csv"), "-o", expected).count("\n") == 1
         more = table.append_column("[extra]", pa.array(["x"] * 30)).select([4, 2, 0, 3, 1])
         out = fitted("predict", made / "price", write(more, tmp_path / "m.csv"), "-o", tmp_path / "b.csv")
-        assert "note: columns that are not in the training data are ignored: '[extra]'\n" in out
+        assert "note: columns that are no inputs are ignored: '[extra]'\n" in out
         assert (tmp_path / "b.csv").read_bytes() == expected.read_bytes()
 
 
@@ -111,7 +125,7 @@ class TestClassification:
         table = parquet.read_table(tmp_path / "o.parquet")
         names = [f"probability_{label}" for label in ("maybe", "no", "yes")]
         assert table.column_names == ["predicted", *names, "entropy", "mutual_information"]
-        found = load_estimator(made / "answer").predictive(inputs(made / "answer"))
+        found = load_estimator(made / "answer").predictive(rows(made / "answer"))
         probs = np.stack([table[name].to_numpy() for name in names], 1)
         assert np.allclose(probs, found.probs, rtol=1e-4, atol=1e-6)
         assert np.allclose(probs.sum(1), 1, atol=1e-5)
@@ -123,7 +137,7 @@ class TestClassification:
         arguments = ("predict", made / "answer", made / "labels.csv", "-o", tmp_path / "o.csv", "--interval", "cross")
         code, _, err = command(*arguments)
         assert (code, list(tmp_path.iterdir())) == (2, [])
-        assert "--interval must be left out of a classification, got 'cross'" in err
+        assert "intervals and quantiles are those of a number, but this run predicts classes" in err
 
     def test_labels_are_those_of_the_table(self, fitted, tmp_path):
         path = tmp_path / "t.parquet"
@@ -160,7 +174,7 @@ class TestSpreadsheets:
     def test_not_in_parquet(self, command, made, table, tmp_path):
         code, _, err = command("predict", made / "price", table, "-o", tmp_path / "o.parquet", "--spreadsheet")
         assert code == 2
-        assert err.startswith("bayesadam: --spreadsheet must be given for a CSV file only, got --out ")
+        assert err.startswith("bayesadam: --spreadsheet is for a CSV file, got --out ")
 
 
 def test_a_link_is_replaced_and_not_followed(fitted, made, numbers, tmp_path):
@@ -202,15 +216,13 @@ def test_how_the_file_was_written_is_remembered(fitted, tmp_path):
     (tmp_path / "t.csv").write_text("\n".join(german) + "\n")
     options = ("--delimiter", ":", "--decimal", ",", "--missing", "not said", "--day-first")
     fitted("fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "run", *options, *FAST)
-    columns = {
-        column.name: column for column in Preprocessing.load(tmp_path / "run" / "preprocessing.json").inputs.columns
-    }
+    columns = {column.name: column for column in load_estimator(tmp_path / "run").inputs_.columns_}
     assert {columns["size"].decimal, columns["rent"].decimal} == {","}
     assert (columns["rent"].unit, columns["since"].order) == ("EUR", "day, month, year")
 
     (tmp_path / "new.csv").write_text("\n".join(line.rpartition(":")[0] for line in german[:20]) + "\n")
-    out = fitted("predict", tmp_path / "run", tmp_path / "new.csv", "-o", tmp_path / "a.csv")
-    assert out.startswith("predictions of 19 rows")
+    out = fitted("predict", tmp_path / "run", tmp_path / "new.csv", "-o", tmp_path / "a.csv", "--delimiter", ":")
+    assert "predictions of 19 rows" in out
     english = [line.translate(str.maketrans(",.", ".,")).replace(":", ",") for line in german[:20]]
     english = [line.rpartition(",")[0] for line in english if line.count(",") == 3]  # without thousands
     (tmp_path / "other.csv").write_text("\n".join(english) + "\n")

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from bayesadam.commands import screen
-from bayesadam.tabular import open_table
+from bayesadam.cli import screen
+from bayesadam.sklearn.tables.read_table import read_table
 from cli.conftest import FAST
 
 
@@ -34,13 +34,13 @@ def test_in_training_keeps_a_whole_run(fit, fitted, numbers, tmp_path, monkeypat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["numbers.csv", "run"]
     run = tmp_path / "run"
     assert json.loads((run / "metrics.json").read_text())["interrupted"] is True
-    assert len(json.loads((run / "report.json").read_text())["training"]["loss"][0]) == 4
+    assert json.loads((run / "report.json").read_text())["training"]["kept_epoch"] == 4
     fitted("predict", run, numbers, "-o", tmp_path / "o.csv")
-    assert len(open_table(tmp_path / "o.csv").read()) == 120
+    assert read_table(tmp_path / "o.csv").table.num_rows == 120
 
 
 def test_after_training_leaves_out_the_other_models(fit, tmp_path, monkeypatch):
-    monkeypatch.setattr("bayesadam.runs.fitting.baselines", interrupt)
+    monkeypatch.setattr("bayesadam.sklearn.runs.fit_table.baselines", interrupt)
     code, out, err = fit(*FAST)
     assert code == 0, err
     assert "linear model and gradient boosting were not trained, because of Ctrl-C" in out
@@ -49,14 +49,14 @@ def test_after_training_leaves_out_the_other_models(fit, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("where", ["prepare", "write_report"])
 def test_elsewhere_leaves_nothing(fit, numbers, tmp_path, monkeypatch, where):
-    monkeypatch.setattr(f"bayesadam.runs.fitting.{where}", interrupt)
+    monkeypatch.setattr(f"bayesadam.sklearn.runs.fit_table.{where}", interrupt)
     code, _, err = fit(*FAST)
     assert (code, err.splitlines()[-1]) == (130, "bayesadam: stopped; nothing was written")
     assert list(tmp_path.iterdir()) == [numbers]
 
 
 def test_while_predicting(command, made, tmp_path, monkeypatch):
-    monkeypatch.setattr("bayesadam.runs.predicting._predictions", interrupt)
+    monkeypatch.setattr("bayesadam.sklearn.runs.predict_table._regression", interrupt)
     result = command("predict", made / "price", made / "numbers.csv", "-o", tmp_path / "o.csv")
     assert result == (130, "", "bayesadam: stopped; nothing was written\n")
     assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ def test_an_exception_while_addresses_are_collected(monkeypatch):
     """As from the handler of a signal."""
     weight = torch.nn.Parameter(torch.ones(10))
     opt = ba.Vadam([weight], num_data=10.0, compile=True)
-    monkeypatch.setattr(launch, "_run_compiled", interrupted(launch._run_compiled))
+    monkeypatch.setattr(launch, "_table", interrupted(launch._table))
     with pytest.raises(TimeoutError):
         opt.train()
     monkeypatch.undo()

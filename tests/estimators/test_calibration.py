@@ -9,11 +9,11 @@ import bayesadam as ba
 from bayesadam.sklearn.calibration import (
     KNOWN,
     PRIOR,
+    average_with_earlier_,
     effective_rows,
     output_scale,
     pool,
     scaled,
-    settle_,
     temperature,
     tempered,
     variance_scales,
@@ -121,7 +121,7 @@ def test_scaled_outputs():
 
 def test_noise_that_was_learned_before_counts_as_so_many_rows():
     learned, before = ba.Gaussian(8.0, learned=True), ba.Gaussian(2.0)
-    settle_(learned, before, 3.0 * KNOWN)
+    average_with_earlier_(learned, before, 3.0 * KNOWN)
     assert learned.noise_precision.item() == pytest.approx(2.0**0.25 * 8.0**0.75)
 
 

@@ -1,4 +1,4 @@
-"""Data frames, and arrays with text or gaps: the same numbers as the command line makes of them."""
+"""Estimators of data frames, and of arrays with text or gaps."""
 
 import datetime
 
@@ -7,10 +7,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from bayesadam.scaling import input_scales, standardized
-from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
-from bayesadam.sklearn.tables import as_table, is_table
-from bayesadam.tabular import Inputs, Preprocessing, Target
+from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, TableEncoder, TableError, load_estimator
+from bayesadam.sklearn.tables.frames import as_table, is_table
 
 TINY = {"members": 2, "hidden": (5,), "epochs": 5, "random_state": 0}
 ROWS = 90
@@ -43,7 +41,7 @@ def model():
 
 class TestFrames:
     def test_every_kind_of_column(self, model):
-        kinds = {column.name: column.kind for column in model.inputs_.columns}
+        kinds = {column.name: column.kind for column in model.inputs_.columns_}
         assert kinds == {
             "size": "number",
             "rooms": "number",
@@ -53,19 +51,15 @@ class TestFrames:
             "sold": "date",
             "price": "number",
         }
-        assert model.inputs_.features[:4] == ["size", "size is missing", "rooms", f"city = {frame()['city'].mode()[0]}"]
+        assert model.inputs_.get_feature_names_out()[:4].tolist() == [
+            "size",
+            "size is missing",
+            "rooms",
+            f"city = {frame()['city'].mode()[0]}",
+        ]
         assert model.n_features_in_ == 7
         assert model.feature_names_in_.tolist() == list(kinds)
         assert np.isfinite(model.predict(frame(20, seed=5))).all()
-
-    def test_the_numbers_are_those_of_the_command_line(self, model):
-        table = as_table(frame(), list(frame().columns))
-        target = Target("y", "regression", "")
-        theirs = Preprocessing.fit(table.append_column("y", pa.array(TARGET)), target)
-        assert theirs.inputs.columns == model.inputs_.columns
-        ours = standardized(model.inputs_.codes(table), *input_scales(model.inputs_.codes(table)))
-        np.testing.assert_array_equal(theirs.transform(table), ours)
-        np.testing.assert_array_equal(model._inputs(model.inputs_.codes(table)).numpy(), ours)
 
     def test_saved_and_read_with_noise_that_depends_on_the_inputs(self, tmp_path):
         """Its pattern is one of the numbers that the columns are turned into, of which there are more than columns."""
@@ -98,7 +92,7 @@ class TestFrames:
         x = frame()
         x.loc[85, "size"], x.loc[83:, "city"] = 1e6, "Rome Airport"
         found = BayesianMLPRegressor(**TINY).fit(x, TARGET, sample_weight=weight)
-        assert found.inputs_ == BayesianMLPRegressor(**TINY).fit(x[:80], TARGET[:80]).inputs_
+        assert found.inputs_.columns_ == BayesianMLPRegressor(**TINY).fit(x[:80], TARGET[:80]).inputs_.columns_
 
     def test_what_is_left_out_is_said(self):
         x = frame().assign(name=[f"name {row}" for row in range(ROWS)], same=3)
@@ -106,8 +100,64 @@ class TestFrames:
             UserWarning, match=r"^columns are left out: 'name' \(it is text that is different in every row"
         ):
             model = BayesianMLPRegressor(**TINY).fit(x, TARGET)
-        assert list(model.inputs_.left_out) == ["name", "same"]
+        assert list(model.inputs_.left_out_) == ["name", "same"]
         assert model.n_features_in_ == 9
+
+    def test_an_encoder_with_options(self, tmp_path):
+        encoder = TableEncoder(drop=["size"], category=["rooms"], keep=())
+        model = BayesianMLPRegressor(encoder=encoder, **TINY).fit(frame(), TARGET)
+        assert {column.name: column.kind for column in model.inputs_.columns_}["rooms"] == "category"
+        assert model.inputs_.left_out_ == {"size": "it is dropped"}
+        assert not hasattr(encoder, "columns_")
+        model.save(tmp_path)
+        again = load_estimator(tmp_path)
+        assert again.encoder.category == ("rooms",)
+        np.testing.assert_array_equal(again.predict(frame(20)), model.predict(frame(20)))
+
+    def test_a_cell_that_cannot_be_read_is_named(self, model):
+        new, filled = frame(20, seed=5).astype({"price": object}), frame(20, seed=5).astype({"price": object})
+        new.loc[3, "price"], filled.loc[3, "price"] = "on request", None
+        with pytest.warns(UserWarning, match=r"^column 'price': 1 row has cells .* \('on request' in row 3\)"):
+            found = model.predict(new)
+        np.testing.assert_array_equal(found, model.predict(filled))
+
+    def test_columns_are_found_by_their_names(self, model):
+        new = frame(20, seed=5)
+        more = new.assign(more="x")[["more", *new.columns[::-1]]]
+        np.testing.assert_array_equal(model.predict(more), model.predict(new))
+        with pytest.raises(TableError, match=r"it lacks 'city'$"):
+            model.predict(new.drop(columns="city"))
+
+    def test_numbers_that_are_too_far_away(self, model):
+        far = frame(20, seed=5)
+        far.loc[2, "size"] = 1e30
+        with pytest.raises(TableError, match=r"^X must be near the training inputs, got 1e\+30 in row 2"):
+            model.predict(far)
+
+    def test_text_with_many_levels_is_an_input(self):
+        """A town has a level of its own, and a hundred towns are too many for a column each."""
+        rng = np.random.default_rng(0)
+        level = {
+            f"{kind} {'abcdefghij'[i] * 3}{i}": 5.0 * (kind == "South") for kind in ("North", "South") for i in range(9)
+        }
+        names = [f"{town} {suffix}" for town in level for suffix in ("East", "West", "Hill", "Bay", "Lake", "Old")]
+        towns = rng.choice(names, 200)
+        y = np.array([level[" ".join(town.split()[:2])] for town in towns]) + 0.1 * rng.standard_normal(200)
+        rows = pd.DataFrame({"town": towns, "x": rng.normal(size=200)})
+        model = BayesianMLPRegressor(members=2, epochs=200, random_state=0).fit(rows[:150], y[:150])
+        assert model.inputs_.columns_[0].kind == "text"
+        assert np.sqrt(np.mean((model.predict(rows[150:]) - y[150:]) ** 2)) < 0.5 * np.std(y)
+
+
+def test_targets_that_are_text(tmp_path):
+    """Prices as on the command line, and classes with leading zeros as they are written."""
+    rows, prices = frame(), [f"${1000 + 10 * target:,.2f}" for target in TARGET]
+    model = BayesianMLPRegressor(**TINY).fit(rows, prices)
+    numbers = np.array([float(price[1:].replace(",", "")) for price in prices])
+    np.testing.assert_array_equal(model.predict(rows), BayesianMLPRegressor(**TINY).fit(rows, numbers).predict(rows))
+    classes = np.array(["007", "010", "0123"])[np.arange(ROWS) % 3]
+    classifier = BayesianMLPClassifier(**TINY).fit(rows, classes)
+    assert set(classifier.predict(rows)) <= {"007", "010", "0123"}
 
 
 class TestArrays:
@@ -117,8 +167,10 @@ class TestArrays:
 
     def test_gaps(self, tmp_path):
         model = BayesianMLPRegressor(**TINY).fit(self.GAPS, TARGET)
-        assert model.inputs_.features == [f"x{i}{more}" for i in range(3) for more in ("", " is missing")]
-        codes = model.inputs_.codes(as_table(self.GAPS, ["x0", "x1", "x2"]))
+        assert model.inputs_.get_feature_names_out().tolist() == [
+            f"x{i}{more}" for i in range(3) for more in ("", " is missing")
+        ]
+        codes = model.inputs_.transform(self.GAPS)
         absent = np.isnan(self.GAPS)
         np.testing.assert_array_equal(codes[:, ::2], np.where(absent, np.nanmedian(self.GAPS, axis=0), self.GAPS))
         np.testing.assert_array_equal(codes[:, 1::2], absent)
@@ -138,7 +190,7 @@ class TestArrays:
     def test_text_and_numbers(self):
         rows = [[["red", "blue"][i % 2], i * 0.5, None if i % 5 == 0 else i] for i in range(40)]
         model = BayesianMLPRegressor(**TINY).fit(rows, np.arange(40.0))
-        assert [column.kind for column in model.inputs_.columns] == ["category", "number", "number"]
+        assert [column.kind for column in model.inputs_.columns_] == ["category", "number", "number"]
         np.testing.assert_array_equal(model.predict(np.array(rows, dtype=object)), model.predict(rows))
 
 
@@ -180,19 +232,18 @@ class TestWhatIsATable:
     def test_objects_of_several_types(self):
         months = pd.period_range("2020-01", periods=3, freq="M")
         ages = pd.cut([1.0, 3.0, np.nan], [0.0, 2.0, 4.0])
-        table = as_table(pd.DataFrame({"a": [1, "x", None], "b": months, "c": ages}), ["a", "b", "c"])
+        table = as_table(pd.DataFrame({"a": [1, "x", None], "b": months, "c": ages}))
         assert table.to_pydict() == {
             "a": ["1", "x", None],
             "b": ["2020-01", "2020-02", "2020-03"],
             "c": ["(0.0, 2.0]", "(2.0, 4.0]", None],
         }
-        assert Inputs.fit(table.select(["b"])).columns[0].kind == "date"
+        assert TableEncoder().fit(table.select(["b"])).columns_[0].kind == "date"
 
     @pytest.mark.parametrize("fill", [0.0, np.nan])
     def test_sparse_columns_are_dense_ones(self, fill):
         data = frame()
         numbers = np.where(np.arange(ROWS) % 3 == 0, np.arange(ROWS) / 7, fill)
         dense, sparse = (data.assign(s=values) for values in (numbers, pd.arrays.SparseArray(numbers, fill_value=fill)))
-        known = as_table(dense, list(dense.columns))
-        assert as_table(sparse, list(dense.columns)).equals(known)
-        assert {column.name: column.kind for column in Inputs.fit(known).columns}["s"] == "number"
+        assert as_table(sparse).equals(as_table(dense))
+        assert {column.name: column.kind for column in TableEncoder().fit(dense).columns_}["s"] == "number"

@@ -9,6 +9,7 @@ from experiments.bandits.agents import RATE, SHAPE, Network, Regressions, play
 from experiments.bandits.problems import LENGTHS, NUM_ACTIONS, problem, wheel
 
 UNIFORM = {"mushroom": -0.9, "financial": 0.0, "jester": 0.34, "statlog": 1 / 7, "adult": 1 / 14, "covertype": 1 / 7}
+UNIFORM["census"] = 1 / 9
 """Ratio that uniform play earns in expectation."""
 
 
@@ -26,7 +27,7 @@ def test_problems_are_what_the_protocol_says(name):
     assert len(game.contexts) == len(game.optimal) == LENGTHS[name]
     uniform = game.rewards.double().mean(1).sum() / game.optimal.sum()
     assert uniform.item() == pytest.approx(UNIFORM[name], abs=0.05 if name == "mushroom" else 0.01)
-    if name in ("statlog", "adult", "covertype"):
+    if name in ("statlog", "adult", "covertype", "census"):
         assert (game.rewards.sum(1) == 1).all()
         spread = game.contexts.double().std(0, correction=0)
         assert ((spread - 1).abs() < 1e-3).logical_or(spread == 0).all()

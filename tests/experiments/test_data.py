@@ -1,6 +1,7 @@
 """Data sets of the experiments: counts and splits as published, known values, and files that are wrong or missing."""
 
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +67,7 @@ def test_text():
     letters = np.array(loaded.target_names)
     assert "".join(letters[loaded.x_train]) + letters[loaded.y_train[-1]] == text
     assert torch.equal(loaded.x_train[1:], loaded.y_train[:-1])
-    assert set(data.names()) == {*COUNTS, *UCI, loaded.name}
+    assert set(data.names()) == {*COUNTS, *UCI, loaded.name, "year", "bandits/census"}
 
 
 @needs_data
@@ -139,6 +140,28 @@ def test_files_of_a_folder_are_checked(tmp_path, monkeypatch):
     path.write_text("1 2 3")
     with pytest.raises(ValueError, match="must have the sha256 of the published file, got"):
         data.load("uci/boston")
+
+
+def test_files_without_a_checksum_must_have_the_published_shape(tmp_path, monkeypatch):
+    monkeypatch.setenv(files.VARIABLE, str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="put the file from https://archive.ics.uci.edu/.*00203/Year"):
+        data.load("year")
+    path = tmp_path / "bandits" / "census" / "USCensus1990.data.txt"
+    path.parent.mkdir(parents=True)
+    path.write_text("caseid,dOccup,iSex\n1,0,1\n2,3,0\n3,0,0\n")
+    with pytest.raises(ValueError, match=r"must have 2,458,285 rows and 69 columns, got \(3, 3\)"):
+        data.load("bandits/census")
+    monkeypatch.setattr(parsers, "_CENSUS", (3, 3))
+    monkeypatch.setattr(parsers, "_CENSUS_ROWS", 3)
+    loaded = data.load("bandits/census")
+    assert (loaded.target_names, sorted(loaded.y.tolist())) == (("0", "3"), [0, 0, 1])
+    assert torch.equal(loaded.x.sum(0), torch.tensor([2.0, 1.0]))
+    year = tmp_path / "uci-extra" / "year" / "YearPredictionMSD.txt.zip"
+    year.parent.mkdir(parents=True)
+    with zipfile.ZipFile(year, "w") as archive:
+        archive.writestr("YearPredictionMSD.txt", "2001,0.5,1\n1999,-1,2\n")
+    monkeypatch.setattr(parsers, "_YEAR", (2, 3))
+    assert data.load("year").y.tolist() == [[2001.0], [1999.0]]
 
 
 @needs_data

@@ -162,16 +162,16 @@ def test_numbers_that_are_not_finite_become_null():
 
 
 def test_the_command_line(toy, monkeypatch, capsys):
-    toy(["quick-a", {"steps": 3}, {}], ["bad", {"fail": True}, {}])
+    toy(["good", {"steps": 3}, {}], ["bad", {"fail": True}, {}])
     monkeypatch.setattr(experiments, "NAMES", ("toy",))
     monkeypatch.setattr("experiments.__main__._module", lambda name: name)
     assert RUNS.parts[-2:] == ("runs", "experiments")
     monkeypatch.setattr(run, "__kwdefaults__", {**run.__kwdefaults__, "runs": Path("runs")})
-    assert main(["run", "toy", "--quick", "--jobs", "1"]) == 0
+    assert main(["run", "toy", "--only", "good", "--jobs", "1"]) == 0
     assert main(["run", "toy", "--jobs", "1"]) == 1
     assert main(["run", "toy", "--only", "other"]) == 2
     assert main(["list"]) == 0
-    assert "1 of   2 units finished. A toy (Nobody 1999)" in capsys.readouterr().out
+    assert "1 of   2 units finished,  0.00 h of processor time. A toy (Nobody 1999)" in capsys.readouterr().out
     assert main(["report", "toy"]) == 0
     assert "154" in capsys.readouterr().out
     with pytest.raises(SystemExit):

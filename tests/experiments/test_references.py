@@ -3,13 +3,9 @@
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from scipy.integrate import quad
 from scipy.special import expit
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
 
-from experiments.fawn_uci.gp import Process
 from experiments.logistic_regression import Gaussian, expectations, mf_exact, negative_elbo
 from experiments.tables import Number, markdown
 
@@ -51,17 +47,3 @@ def test_mf_exact_is_the_optimum_of_the_bound():
     for step in (1e-3 * np.eye(3)).repeat(2, 0) * np.array([1, -1, 1, -1, 1, -1])[:, None]:
         assert negative_elbo(Gaussian(best.mean + step, best.deviation), x, y, prior) > least
         assert negative_elbo(Gaussian(best.mean, best.deviation * np.exp(step)), x, y, prior) > least
-
-
-def test_the_gaussian_process_agrees_with_scikit_learn():
-    x, y = torch.randn(20, 2, dtype=torch.float64), torch.randn(20, 1, dtype=torch.float64)
-    theta = torch.tensor([0.2, -0.3, 0.1, -1.0, 0.4, -2.0], dtype=torch.float64)
-    lengths, (smooth, linear, constant, noise) = theta[:2].exp().numpy(), theta[2:].exp().tolist()
-    kernel = ConstantKernel(smooth) * RBF(lengths) + ConstantKernel(linear) * DotProduct(constant**0.5)
-    process = GaussianProcessRegressor(kernel + WhiteKernel(noise), optimizer=None, alpha=0.0)
-    process.fit(x.numpy(), y[:, 0].numpy())
-    value, slope = Process(x, y).log_marginal_likelihood(theta)
-    assert value.item() == pytest.approx(process.log_marginal_likelihood_value_)
-    step = 1e-5 * torch.eye(6, dtype=torch.float64)
-    up, down = ([Process(x, y).log_marginal_likelihood(theta + sign * one)[0] for one in step] for sign in (1, -1))
-    assert torch.allclose(slope, (torch.stack(up) - torch.stack(down)) / 2e-5, rtol=1e-6, atol=1e-7)

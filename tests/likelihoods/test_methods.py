@@ -225,3 +225,37 @@ class TestPrediction:
         pred = ba.predict(model, q, torch.ones(3, 1, **F64), likelihood=ByElements(), method="linearized")
         assert (pred.outputs[..., 0] - pred.outputs[..., 1]).abs().max() < 1e-3
         assert pred.outputs.std() > 0.5
+
+
+class TestIgnoredClasses:
+    def test_the_loss_is_that_of_torch(self):
+        for shape in ((6, 3), (6, 4, 3)):
+            output = draw(*shape)
+            target = torch.arange(output[..., 0].numel()).view(shape[:-1]) % 3
+            target[::2] = -100
+            for likelihood, divisor in ((ba.Categorical(), 1.0), (ba.Categorical().tempered(2.0), 2.0)):
+                expected = nn.functional.cross_entropy(output.flatten(0, -2) / divisor, target.flatten())
+                torch.testing.assert_close(likelihood.nll(output, target), expected)
+                torch.testing.assert_close(likelihood.nll(output.expand(2, *shape), target), expected)
+        assert likelihood.nll(output, target.fill_(-100)).isnan()
+
+    def test_held_out_rows_are_left_out(self):
+        model, x = nn.Linear(2, 3).double(), draw(8, 2)
+        target = model(x).argmax(-1).roll(1)
+        target[::3] = model(x).argmax(-1)[::3]
+        kept = torch.arange(8) % 4 > 0
+        expected = ba.calibrate(model, (x[kept], target[kept]), likelihood=ba.Categorical())
+        found = ba.calibrate(model, (x, target.masked_fill(~kept, -100)), likelihood=ba.Categorical())
+        assert found.temperature == pytest.approx(expected.temperature)
+
+    def test_elsewhere_they_are_refused(self):
+        with pytest.raises(ValueError, match=r"^target must be in \[0, 3\), got -100 to -100$"):
+            ba.Categorical().log_prob(draw(5, 3), torch.full((5,), -100))
+
+
+def test_classes_that_may_be_along_another_axis():
+    output, target = draw(2, 3, 3, 3), torch.zeros(2, 3, 3, dtype=torch.long)
+    with pytest.warns(UserWarning, match=r"classes of logits of shape \(2, 3, 3, 3\) are taken along the last axis"):
+        ba.Categorical().nll(output, target)
+    ba.Categorical().nll(draw(2, 3, 3, 4), target)
+    ba.Categorical().nll(draw(2, 2, 3, 3), target[:, :2])

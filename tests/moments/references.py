@@ -23,7 +23,7 @@ def close(ours, theirs, rtol=1e-11, atol=1e-12):
 
 
 def linear_loop(x, u, w, v, b=None, c=None):
-    """Mean and variance of a linear layer's outputs, ``None`` being zeros (protocols section 12, item 1)."""
+    """Mean and variance of a linear layer's outputs, ``None`` being zeros."""
     u, v = (torch.zeros_like(a) if z is None else z for a, z in ((x, u), (w, v)))
     rows, spreads = x.reshape(-1, x.shape[-1]).tolist(), u.reshape(-1, x.shape[-1]).tolist()
     w, v = w.tolist(), v.tolist()
@@ -87,7 +87,7 @@ def pairs(x, layer):
 def log_prob_by_recursion(residual, loadings, diagonal):
     """``log N(residual | 0, diag(diagonal) + sum_j u_j u_j')`` by Sherman and Morrison's formula, a unit at a time.
 
-    The recursion of Bayer et al. 2015, section 3.1 (protocols section 12, item 9).
+    The recursion of Bayer et al. 2015, section 3.1.1, eqs. 14-15.
 
     Args:
         residual: ``(K,)``.

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import bayesadam as ba
 from bayesadam import priors
@@ -318,3 +319,27 @@ def test_inference_mode():
     with torch.inference_mode():
         found = net(x)
     torch.testing.assert_close(found.variance, net(x).variance)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(reentrant):
+    """The layers before may be checkpointed in both ways, the last layer only where its inputs have gradients."""
+    gradients = []
+    for part in (slice(0), slice(2), slice(3)):
+        model = mlp()
+        inner = model[part]
+        model.forward = lambda x, model=model, inner=inner, after=slice(part.stop, None): model[after](
+            checkpoint(inner, x, use_reentrant=reentrant) if len(inner) else x
+        )
+        net = ba.variational_last_layer(model)
+        if reentrant and part.stop == 3:
+            with pytest.raises(RuntimeError, match="the last layer must be called with gradients enabled"):
+                net(draw(5, 3).requires_grad_())
+            continue
+        outputs = net(draw(5, 3).requires_grad_())
+        (outputs.mean.square().sum() + outputs.variance.sum()).backward()
+        gradients.append([p.grad for p in net.parameters()])
+    for found in gradients[1:]:
+        for expected, got in zip(gradients[0], found, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-14)

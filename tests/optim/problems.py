@@ -62,7 +62,7 @@ def eps_of(sizes=(D,), antithetic=False):
 
 
 class Regression:
-    """Bayesian linear regression with known noise, whose posterior is a formula (methods section 2)."""
+    """Bayesian linear regression with known noise, whose posterior is a formula."""
 
     def __init__(self, outputs=1, bias=True, rows=20):
         generator = torch.Generator().manual_seed(0)

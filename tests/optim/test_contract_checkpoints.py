@@ -224,6 +224,32 @@ def test_attached_models_give_and_take_the_mean(method):
         assert same(by_name(net), replacement)
 
 
+@some_methods
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+def test_copies_of_model_and_optimizer_are_attached(method, copied):
+    mode = "block" if method.takes_second_derivatives else "train"
+    net, opt = made(method)
+    opt.attach(net)
+    train(net, opt, 2, mode=mode)
+    mean = dict(opt.posterior().mean)
+    other, another = copied({"net": net, "opt": opt}), copied({"opt": opt, "net": net})
+    for both in (other, another):
+        assert same(dict(both["net"].state_dict()), mean)
+        train(both["net"], both["opt"], 1, first=5, mode=mode)
+        assert same(dict(both["net"].state_dict()), dict(both["opt"].posterior().mean))
+    assert same(dict(net.state_dict()), mean)
+
+
+def test_a_model_that_has_its_optimizer_can_be_copied():
+    net, opt = made(Method("vadam"))
+    opt.attach(net)
+    train(net, opt, 2)
+    net.opt = opt
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert same(dict(other.state_dict()), by_name(net))
+        train(other, other.opt, 1)
+
+
 @pytest.mark.parametrize("wrap", [torch.compile, lambda net: nn.ModuleDict({"module": net})])
 def test_what_an_attached_model_wraps_and_its_parts_give_and_take_the_mean(wrap):
     net, opt = made(Method("ivon"))

@@ -1,5 +1,6 @@
 """Hyper-parameters: what is refused, by one clear error, what is taken from files and numpy, and the registry."""
 
+import contextlib
 import math
 import re
 
@@ -125,3 +126,20 @@ def test_the_suite_covers_every_exported_optimiser():
     exported = {v for v in vars(ba).values() if isinstance(v, type) and issubclass(v, torch.optim.Optimizer)}
     assert exported | {ba.population.BayesByBackprop} == set(OPTIMIZERS.values())
     assert OPTIMIZERS.keys() == RATES.keys()
+
+
+@every_method
+def test_extreme_numbers_are_refused_by_name_or_by_the_first_step(method):
+    """Not by errors of Python's arithmetic."""
+    names = [
+        "lr",
+        "num_data",
+        *["prior_precision", "temperature"] * method.cls.has_prior,
+        *["batch_size"] * method.learned,
+    ]
+    for name in names:
+        for value in (1e300, 1e-300):
+            net = make_net()
+            with contextlib.suppress(ValueError, FloatingPointError):
+                options = {"total_steps": 10} if method.learned else {}
+                train(net, method(net, **{**options, name: value}), 2)

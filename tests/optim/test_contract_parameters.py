@@ -362,3 +362,19 @@ def test_weights_in_other_memory_are_noticed():
     with pytest.warns(UserWarning, match="its values are taken as the mean"):
         opt.eval()
     assert torch.equal(weights(net), given.double())
+
+
+@representatives
+@pytest.mark.parametrize("change", ["more", "fewer", "transposed"])
+def test_another_shape_is_noticed(method, change):
+    """Before anything is read or written, in the place of the memory that the state was made for."""
+    net = make_net()
+    opt = method(net)
+    train(net, opt, 1)
+    before, weight = weights(net)[24:], net[0].weight
+    values = {"more": torch.ones(11, 3), "fewer": torch.ones(2, 3), "transposed": torch.ones(3, 8)}[change]
+    weight.data = values.clone()
+    with pytest.raises(RuntimeError, match=r"'0.weight' must keep its shape \(8, 3\), got .* make a new optimizer"):
+        opt.sampled_params().__enter__()
+    assert torch.equal(weight, values)
+    assert torch.equal(weights(net)[values.numel() :], before)

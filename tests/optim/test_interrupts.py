@@ -104,3 +104,46 @@ def test_an_interrupt_between_blocks_gives_up_the_step(when):
     assert torch.equal(weights(net), mean)
     train(net, opt, 1)
     assert opt.state[net[0].weight]["step"] == 1
+
+
+@pytest.mark.parametrize("key", ["vadam", "ivon eager", "vogn"])
+@pytest.mark.parametrize("samples", [1, 2])
+def test_a_loop_that_was_interrupted_can_be_run_again(key, samples):
+    """As a cell of a notebook, in which gradients are cleared inside of the blocks only."""
+
+    def cell(net, opt):
+        for number in range(2):
+            for _ in range(samples):
+                with opt.sampled_params():
+                    opt.zero_grad()
+                    loss_of(net, number).backward()
+            opt.step()
+
+    def fresh():
+        net = make_net()
+        opt = Method(key)(net, mc_samples=samples)
+        cell(net, opt)
+        return net, opt
+
+    cell(*fresh())
+    arguments, lines = fresh(), Interrupting()
+    with lines:
+        cell(*arguments)
+    for at in random.Random(2).sample(range(1, lines.count + 1), min(3 * TRIALS, lines.count)):
+        net, opt = fresh()
+        with contextlib.suppress(KeyboardInterrupt), Interrupting(at):
+            cell(net, opt)
+        steps = int(opt.state[net[0].weight]["step"])
+        cell(net, opt)
+        assert opt.state[net[0].weight]["step"] == steps + 2, f"line {at} of {lines.count}"
+
+
+def test_an_interrupt_between_a_block_and_its_step_is_an_error_once():
+    net = make_net()
+    opt = Method("vadam")(net)
+    for _ in range(2):
+        with opt.sampled_params():
+            loss_of(net).backward()
+        with pytest.raises(RuntimeError, match="exactly mc_samples=1 blocks"), opt.sampled_params():
+            pass
+    train(net, opt, 1)

@@ -235,7 +235,7 @@ def test_with_negligible_noise_and_prior_it_is_the_optimiser_of_torch(name):
 
 @methods(["vprop", "ivon", "ngvi", "natural_vadam"])
 def test_fixed_point_of_the_precision_is_the_tempered_optimum(method):
-    """E[N h] / tau + lambda (methods section 2), here with a curvature estimate that is constant in expectation."""
+    """E[N h] / tau + lambda, here with a curvature estimate that is constant in expectation."""
     curvature, prior, num_data, tau = 3.0, 2.0, 50.0, 0.5
     parameter = nn.Parameter(torch.zeros(4_096, dtype=torch.float64))
     options = {"num_data": num_data, "prior_precision": prior, "temperature": tau, "betas": (0.9, 0.99)}

@@ -36,6 +36,17 @@ def test_every_kind_is_here():
 
 
 @EVERY
+def test_autocast_changes_nothing(kind, tmp_path):
+    """Neither samples nor the checks of a file."""
+    q = KINDS[kind](means(dtype=torch.float32))
+    q.save(tmp_path / "q.safetensors")
+    samples = q.sample(2, seed=4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same(q.sample(2, seed=4), samples)
+        assert_same(ba.load_posterior(tmp_path / "q.safetensors").sample(2, seed=4), samples)
+
+
+@EVERY
 @pytest.mark.parametrize("points", [(), POINTS])
 def test_samples_are_functions_of_seed_and_number(kind, points):
     """In chunks, in any order, beside other generators; point masses do not move."""

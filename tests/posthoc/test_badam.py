@@ -80,6 +80,23 @@ def test_variance_from_every_optimizer(name):
         torch.testing.assert_close(q.variance[key], 1 / (50 * slow.sqrt() + 0.3), rtol=1e-9, atol=0.0)
 
 
+def test_a_wrapper_that_keeps_an_optimizer():
+    class Wrapper(torch.optim.Optimizer):
+        """As that of Accelerate: an optimiser by class, whose state is that of the one inside."""
+
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters())
+    train(model, optimizer)
+    expected = badam(optimizer, model, num_data=50, prior_precision=0.3)
+    found = badam(Wrapper(Wrapper(optimizer)), model, num_data=50, prior_precision=0.3)
+    assert found.hyperparameters == expected.hyperparameters
+    for name, variance in expected.variance.items():
+        assert torch.equal(found.variance[name], variance)
+
+
 def test_coupled_weight_decay_is_squared_with_the_gradient():
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.5), weight_decay=0.4)

@@ -9,9 +9,11 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
+from bayesadam.curvature import factors as factors_module
 from bayesadam.likelihoods import fallbacks
 from bayesadam.posthoc import LaplaceApproximation, laplace
 from bayesadam.posthoc import kronecker as kronecker_module
+from bayesadam.posthoc import network as network_module
 from posthoc.models import (
     CASES,
     F64,
@@ -190,7 +192,7 @@ class TestFactors:
                 matrices(LaplaceApproximation(model, data, batch_size=size, **options).curvature),
                 matrices(whole.curvature),
             )
-        monkeypatch.setattr(kronecker_module, "FACTOR_BYTES", 100)
+        monkeypatch.setattr(network_module, "FACTOR_BYTES", 100)
         monkeypatch.setattr(fallbacks, "FACTORS", 40)
         same(matrices(LaplaceApproximation(model, (x, y), **options).curvature), matrices(whole.curvature))
         if structure == "last_layer_kron":
@@ -274,6 +276,29 @@ class TestManyClasses:
         p = model(x).detach().double().softmax(-1)
         expected = sum(row.diag() - torch.outer(row, row) for row in p)
         torch.testing.assert_close(fitted.curvature.layers[0].outputs, expected, rtol=1e-5, atol=1e-6)
+
+    def test_all_layers(self, monkeypatch):
+        """One backward pass per class, whatever the number of rows, and no outer product of the outputs' gradients."""
+        model, x, y, likelihood = case("categorical")
+        expected = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="kron")
+        columns, passes, sizes = network_module.Network.columns, [], []
+
+        def counted(network, output, target):
+            vectors, count = columns(network, output, target)
+            passes.append(count)
+            return vectors, count
+
+        def added(total, gradients, add=factors_module._added):
+            sizes.append(len(gradients))
+            return add(total, gradients)
+
+        monkeypatch.setattr(network_module, "FACTOR_BYTES", 100)
+        monkeypatch.setattr(network_module.Network, "columns", counted)
+        monkeypatch.setattr(factors_module, "_added", added)
+        found = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="kron")
+        same(matrices(found.curvature), matrices(expected.curvature))
+        assert passes == [4]
+        assert 4 not in sizes
 
     @pytest.mark.parametrize("shape", [(5, 4), (3, 2, 4)])
     def test_sum_of_hessians(self, shape):

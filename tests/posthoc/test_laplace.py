@@ -14,6 +14,7 @@ from bayesadam.functional.outputs import softmax_factor
 from bayesadam.posterior.partial import PartialGaussian
 from bayesadam.posthoc import LaplaceApproximation, laplace
 from bayesadam.posthoc import last_layer as last_layer_module
+from bayesadam.posthoc import network as network_module
 from posthoc.models import (
     CASES,
     F64,
@@ -99,6 +100,27 @@ class TestCurvature:
             assert other.num_data == whole.num_data == N
             assert other.log_likelihood == pytest.approx(whole.log_likelihood, rel=1e-12)
             torch.testing.assert_close(values(other), values(whole), **EXACT)
+
+    @BOTH
+    @STRUCTURES
+    @pytest.mark.parametrize("name", ["categorical", "tokens", "summed", "labels", "heteroscedastic"])
+    def test_memory_is_bounded_for_any_number_of_outputs(self, name, structure, curvature, references, monkeypatch):
+        """The factors of the Hessians of several rows never take more than the limit; the result is the same."""
+        model, x, y, likelihood = case(name)
+        largest, factor = 0, network_module.Network.factor
+
+        def watched(network, output, target):
+            nonlocal largest
+            found = factor(network, output, target)
+            largest = max(largest, found.numel() if len(output) > 1 else 0)
+            return found
+
+        monkeypatch.setattr(network_module.Network, "factor", watched)
+        monkeypatch.setattr(network_module, "FACTOR_BYTES", 400)
+        options = {"likelihood": likelihood, "structure": structure, "curvature": curvature}
+        found = values(LaplaceApproximation(model, (x, y), **options))
+        torch.testing.assert_close(found, part(structure, references(name, curvature), len(found)), **EXACT)
+        assert largest * 8 <= 400
 
     @pytest.mark.parametrize(("mapped", "batch_size"), [(True, None), (True, 3), (False, 6)])
     def test_full_with_a_shared_tensor_that_is_as_long_as_a_batch(self, batch_size, mapped):
@@ -562,3 +584,68 @@ def test_calls_of_the_last_layer():
             laplace(**unlike(model=Calls(count), **LAST, **named))
     with pytest.raises(ValueError, match="^last_layer must be a layer that the model's outputs depend on, got 'head'$"):
         laplace(**unlike(model=Calls(-1), **LAST))
+
+
+EVERY_STRUCTURE = pytest.mark.parametrize("structure", ["diagonal", "kron", "full", "last_layer", "last_layer_kron"])
+
+
+def posterior_of(*arguments, **options):
+    q = laplace(*arguments, **options)
+    return [dict(q.mean), dict(q.variance)]
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's, for EmbeddingBag
+@EVERY_STRUCTURE
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_table_with_sparse_gradients(structure, kind):
+    found = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        table = kind(6, 4, sparse=sparse)
+        model = nn.Sequential(table, nn.Flatten(), nn.Linear(12 if kind is nn.Embedding else 4, 4)).double()
+        data = torch.arange(3 * N).view(N, 3) % 6, classes(N, count=4)
+        found.append(posterior_of(model, data, likelihood=ba.Categorical(), structure=structure, prior_precision=1.0))
+    torch.testing.assert_close(*found)
+
+
+@EVERY_STRUCTURE
+def test_autocast_changes_what_the_network_computes_and_nothing_else(structure):
+    """Here it computes nothing else, in float64."""
+    model, x, y, likelihood = case("categorical")
+    expected, found = None, None
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            expected, found = found, posterior_of(model, (x, y), likelihood=likelihood, structure=structure)
+    torch.testing.assert_close(found, expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        laplace(model.float(), (x.float(), y), likelihood=likelihood, structure=structure, prior_precision=1.0)
+
+
+class TestIgnoredTargets:
+    """Class -100, as for PyTorch's cross entropy."""
+
+    @BOTH
+    @EVERY_STRUCTURE
+    def test_rows_are_left_out(self, structure, curvature):
+        model, x, y, likelihood = case("categorical")
+        kept = torch.arange(N) % 3 > 0
+        options = {"likelihood": likelihood, "structure": structure, "curvature": curvature, "prior_precision": 1.0}
+        expected = posterior_of(model, (x[kept], y[kept]), **options)
+        found = posterior_of(model, (x, y.masked_fill(~kept, -100)), batch_size=4, **options)
+        torch.testing.assert_close(found, expected)
+        laplace(model, (x, y.masked_fill(~kept, -100)), **{**options, "prior_precision": "safe"})
+
+    @BOTH
+    @STRUCTURES
+    @pytest.mark.parametrize("bytes_", [2**28, 400])
+    def test_positions_have_no_curvature(self, structure, curvature, bytes_, monkeypatch):
+        """If some positions are ignored, and then the others, the sum is that of all."""
+        monkeypatch.setattr(network_module, "FACTOR_BYTES", bytes_)
+        model, x, y, likelihood = case("tokens")
+        mask = torch.arange(y.numel()).view(y.shape) % 3 > 0
+        options = {"likelihood": likelihood.tempered(2.0), "structure": structure, "curvature": curvature}
+        parts = [LaplaceApproximation(model, (x, y.masked_fill(m, -100)), **options) for m in (mask, ~mask)]
+        whole = LaplaceApproximation(model, (x, y), **options)
+        torch.testing.assert_close(sum(map(values, parts)), values(whole), **EXACT)
+        assert sum(part.log_likelihood for part in parts) == pytest.approx(whole.log_likelihood, rel=1e-12)
+        assert [part.num_data for part in parts] == [(~mask).sum(), mask.sum()]

@@ -11,10 +11,12 @@ import torch
 from pyarrow import csv
 
 import bayesadam as ba
-from bayesadam import runs
 from bayesadam.files import DamagedFile
 from bayesadam.posterior import BernoulliPosterior, LowRankGaussian, PartialGaussian
-from bayesadam.tabular import open_table
+from bayesadam.sklearn import RunError, Settings, fit_table
+from bayesadam.sklearn.runs.predict_table import predict_table
+from bayesadam.sklearn.runs.run_folder import load_run, rewrite_report
+from bayesadam.sklearn.tables.read_table import read_table
 
 VALUES = (None, True, -1, 0, 5, 2**70, 1e308, float("nan"), "", "x", [], [0], {}, {"a": 1}, ["mean/w"], "Mixture")
 
@@ -125,24 +127,25 @@ def made(tmp_path_factory):
     generator = np.random.default_rng(0)
     size, city = generator.normal(50, 20, 80), generator.choice(["Rome", "Oslo", "Köln"], 80)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bayesadam.runs.fitting.write_report", lambda path, data: path.write_text("page"))
+        patch.setattr("bayesadam.sklearn.runs.fit_table.write_report", lambda path, data: path.write_text("page"))
         for name, target in (("numbers", size + generator.normal(size=80)), ("labels", np.where(size > 50, "a", "b"))):
             csv.write_csv(pa.table({"size": size, "city": city, "y": target}), folder / f"{name}.csv")
-            settings = runs.Settings(str(folder / f"{name}.csv"), "y", members=2, epochs=3, hidden=(4,))
-            runs.fit(settings, folder / name, runs.Watcher())
+            settings = Settings(str(folder / f"{name}.csv"), "y", members=2, epochs=3, hidden=(4,))
+            fit_table(settings, out=folder / name)
     return folder
 
 
-@pytest.mark.parametrize("name", ["posterior.safetensors", "model.json", "preprocessing.json", "report.json"])
+@pytest.mark.parametrize("name", ["posterior.safetensors", "model.json", "report.json"])
 def test_runs(made, tmp_path, monkeypatch, name):
     """Damaged bytes, another value, the file of another run, or no file."""
-    monkeypatch.setattr("bayesadam.runs.folder.write_report", lambda path, data: path.write_text(json.dumps(data)))
+    monkeypatch.setattr(
+        "bayesadam.sklearn.runs.run_folder.write_report", lambda path, data: path.write_text(json.dumps(data))
+    )
 
     def use(path):
         if name == "report.json":
-            return runs.rewrite_report(path).read_text()
-        runs.predict(runs.Run(path), open_table(made / "numbers.csv"), tmp_path / "out.csv")
-        return (tmp_path / "out.csv").read_bytes()
+            return rewrite_report(path).read_text()
+        return predict_table(load_run(path), read_table(made / "numbers.csv", typed=False))[0]
 
     shutil.copytree(made / "numbers", tmp_path / "run")
     file, expected = tmp_path / "run" / name, use(made / "numbers")
@@ -156,13 +159,13 @@ def test_runs(made, tmp_path, monkeypatch, name):
             file.write_text(json.dumps(record))
         try:
             assert use(tmp_path / "run") == expected
-        except runs.RunError:
+        except RunError:
             refused += 1
     assert refused > 9
     file.unlink()
-    with pytest.raises(runs.RunError, match="it lacks"):
+    with pytest.raises(RunError, match="it lacks"):
         use(tmp_path / "run")
     if name != "report.json":
         shutil.copy(made / "labels" / name, file)
-        with pytest.raises(runs.RunError, match="cannot be read"):
+        with pytest.raises(RunError, match="cannot be read"):
             use(tmp_path / "run")

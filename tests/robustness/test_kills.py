@@ -13,8 +13,8 @@ import torch
 
 import bayesadam as ba
 from bayesadam.report import write_report
-from bayesadam.runs.folder import new_run
 from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
+from bayesadam.sklearn.runs.run_folder import new_run
 
 EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.chmod", "os.truncate", "shutil.rmtree"}
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv
 
-from bayesadam import files, runs
-from bayesadam.runs.folder import new_run
-from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
+from bayesadam import files
+from bayesadam.sklearn import BayesianMLPRegressor, Settings, fit_table, load_estimator
+from bayesadam.sklearn.runs.run_folder import load_run, new_run, rewrite_report
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="folders are not locked")
 TINY = {"members": 2, "hidden": (4,), "epochs": 2}
@@ -65,20 +65,20 @@ def test_estimators(tmp_path):
 
 
 def test_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr("bayesadam.runs.fitting.write_report", lambda path, data: path.write_text("page"))
-    monkeypatch.setattr("bayesadam.runs.folder.write_report", lambda path, data: None)
+    monkeypatch.setattr("bayesadam.sklearn.runs.fit_table.write_report", lambda path, data: path.write_text("page"))
+    monkeypatch.setattr("bayesadam.sklearn.runs.run_folder.write_report", lambda path, data: None)
     size = np.random.default_rng(0).normal(50, 20, 80)
     csv.write_csv(pa.table({"size": size, "y": 2 * size}), tmp_path / "table.csv")
     for seed in range(2):
-        settings = runs.Settings(str(tmp_path / "table.csv"), "y", **TINY, seed=seed)
-        runs.fit(settings, tmp_path / str(seed), runs.Watcher())
+        settings = Settings(str(tmp_path / "table.csv"), "y", **TINY, seed=seed)
+        fit_table(settings, out=tmp_path / str(seed))
     out = shutil.copytree(tmp_path / "0", tmp_path / "run")
 
     def replace(seed):
         with new_run(out, force=True) as folder:
             shutil.copytree(tmp_path / str(seed), folder, dirs_exist_ok=True)
 
-    together(lambda: replace(0), lambda: replace(1), lambda: runs.Run(out), lambda: runs.rewrite_report(out))
+    together(lambda: replace(0), lambda: replace(1), lambda: load_run(out), lambda: rewrite_report(out))
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".run-")]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -11,20 +11,26 @@ from torch import Tensor
 
 from bayesadam import noise
 from bayesadam.bayes_by_backprop import fused
-from bayesadam.functional.reparameterized import sample, softplus
+from bayesadam.functional.reparameterized import sample, sample_again, softplus
 
 WEIGHTS, ACTIVATIONS, SIGNS = range(3)
 """Uses of noise: the sample number in :func:`bayesadam.noise.normal`, whose step is the number of the draw."""
+
+_KEPT = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda tensor: tensor)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def recording() -> AbstractContextManager[Any]:
-    """Context in which gradients are recorded whatever the mode outside, since tensors of inference mode cannot be
-    reused.
+@contextmanager
+def recording() -> Iterator[None]:
+    """Return a context in which gradients are recorded whatever the mode outside, since tensors of inference mode
+    cannot be reused, and saved tensors are kept whatever hooks there are: activation checkpointing would compare them
+    with those of a second run, which draws nothing.
     """
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else torch.enable_grad()
+    mode = torch.inference_mode(False) if torch.is_inference_mode_enabled() else torch.enable_grad()
+    with mode, _KEPT:
+        yield
 
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
@@ -110,6 +116,16 @@ class Draw:
                 thetas, self._sums = fused.sample(means, rhos, eps, self.center)
             self._theta = dict(zip(self.means, thetas, strict=True))
         return {name: self.theta(name) for name in self.means}
+
+    def again(self) -> Draw:
+        """The same draw with gradient graphs of its own, since backward passes free those of this one."""
+        coordinates: dict[str, Any] = {"seed": self.seed, "number": self.number, "sign": self.sign}
+        draw = Draw(self.means, self._rho, self.indices, source=self.source, **coordinates)
+        draw._eps = self._eps
+        with recording():
+            for name, theta in self._theta.items():
+                draw._theta[name] = sample_again(theta.detach(), self.means[name], self._rho[name], self._eps[name])
+        return draw
 
     def sums(self) -> Tensor | None:
         """Sums of ``(mean - center)^2``, ``std^2`` and ``log(std)`` over all weights, if they are computed with the

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -35,26 +34,39 @@ _CHANNELS = {
 _SHAPES = (Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex)
 
 
-def shared(model: nn.Module, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+Run = Callable[[Mapping[str, Tensor]], Any]
+"""Runs a network, or a part of it, at other values of its random weights."""
+
+
+def shared(draw: Draw, run: Run) -> Any:
     """Run the model at one weight sample."""
-    return functional_call(model, uncompiled(draw.sample)(), args, kwargs)
+    return run(uncompiled(draw.sample)())
 
 
-def local(model: nn.Module, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def local(draw: Draw, run: Run) -> Any:
     """Run the model with sampled outputs of linear functions (Kingma et al. 2015, section 2.3)."""
-    return uncompiled(_run)(Local, draw, model, args, kwargs)
+    return uncompiled(_run)(Local, draw, run)
 
 
-def flipout(model: nn.Module, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def flipout(draw: Draw, run: Run) -> Any:
     """Run the model with random signs of the deviation from the mean for every data point (Wen et al. 2018, eq. 4)."""
-    return uncompiled(_run)(Flipout, draw, model, args, kwargs)
+    return uncompiled(_run)(Flipout, draw, run)
 
 
-ESTIMATORS: Mapping[str, Callable[[nn.Module, Draw, tuple[Any, ...], dict[str, Any]], Any]] = {
-    "shared": shared,
-    "local": local,
-    "flipout": flipout,
-}
+ESTIMATORS: Mapping[str, Callable[[Draw, Run], Any]] = {"shared": shared, "local": local, "flipout": flipout}
+
+
+class Part(nn.Module):
+    """A function that uses the weights of a model, as a module that has them under the name ``model``."""
+
+    def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return self.function(*args, **kwargs)
 
 
 class Reparameterized(TorchFunctionMode):
@@ -203,9 +215,7 @@ def signs(seed: int, step: int, index: int, rows: int, width: int, like: Tensor)
     return bits[: rows * width].view(rows, width).to(like.dtype).mul_(2.0).sub_(1.0)
 
 
-def _run(
-    kind: type[Reparameterized], draw: Draw, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _run(kind: type[Reparameterized], draw: Draw, run: Run) -> Any:
     mode = kind(draw)
     with mode:
-        return functional_call(model, mode.placeholders, args, kwargs)
+        return run(mode.placeholders)

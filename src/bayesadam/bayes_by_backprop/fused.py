@@ -57,7 +57,7 @@ class _Sample(torch.autograd.Function):
         count = ctx.count
         tensors = [ctx.saved_tensors[i : i + count] for i in range(0, 4 * count, count)]
         of_means, of_rhos = ([torch.empty_like(mean) for mean in tensors[0]] for _ in range(2))
-        given = [grad.contiguous() for grad in grads[:-1]]
+        given = [grad.to_dense().contiguous() for grad in grads[:-1]]
         _call("sample_backward", [*tensors, given, of_means, of_rhos], ctx.center, grads[-1].contiguous())
         return None, None, *of_means, *of_rhos, *[None] * count
 

@@ -9,15 +9,16 @@ Bayes by Backprop (Blundell et al. 2015, section 3.2): ``weights = mu + softplus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from bayesadam.bayes_by_backprop.draws import Draw, Noise, uncompiled
-from bayesadam.bayes_by_backprop.estimators import ESTIMATORS
+from bayesadam.bayes_by_backprop.estimators import ESTIMATORS, Part
 from bayesadam.bayes_by_backprop.loss import Inputs, negative_elbo
 from bayesadam.bayes_by_backprop.parameters import (
     InitialStd,
@@ -29,6 +30,7 @@ from bayesadam.bayes_by_backprop.parameters import (
 )
 from bayesadam.checks import check
 from bayesadam.functional import kl as divergences
+from bayesadam.functional.recomputation import in_backward, recomputed_by
 from bayesadam.functional.reparameterized import inverse_softplus, softplus
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import DiagonalGaussian
@@ -53,8 +55,8 @@ class VariationalModule(nn.Module):
     ``torch.compile`` of this module compiles ``model`` with the estimator ``"shared"``, and draws outside of the
     compiled graph; with the other estimators nothing is compiled.
 
-    A module inside the model that repeats its forward pass in the backward pass (activation checkpointing) would use
-    the means there, so such models are not supported.
+    Parts of the model that activation checkpointing (``torch.utils.checkpoint``, of both kinds) runs again in the
+    backward pass have the same sample there; what repeats a forward pass by other means would use the means.
 
     Attributes:
         model: The network.
@@ -117,14 +119,38 @@ class VariationalModule(nn.Module):
         """Run the model at sampled weights in training mode or inside :meth:`common_draw`, otherwise at the mean.
 
         Raises:
-            RuntimeError: A weight is used in a way that the estimator ``"local"`` or ``"flipout"`` does not support.
+            RuntimeError: A weight is used in a way that the estimator ``"local"`` or ``"flipout"`` does not support, or
+                this module as a whole is checkpointed and runs again in a backward pass.
         """
+        if not torch.compiler.is_compiling() and in_backward():
+            raise RuntimeError(
+                "a variational network must not run again in a backward pass, which would draw other weights, got "
+                "activation checkpointing of the whole network: checkpoint parts inside of it"
+            )
         draw = self._draw
         if draw is None:
             if not self.training:
                 return self.model(*args, **kwargs)
             draw = uncompiled(self._new_draw)(mirrored=False)
-        return ESTIMATORS[self.estimator](self.model, draw, args, kwargs)
+        estimator = ESTIMATORS[self.estimator]
+
+        def run(weights: Mapping[str, Tensor]) -> Any:
+            return functional_call(self.model, dict(weights), args, kwargs)
+
+        if torch.compiler.is_compiling():
+            return estimator(draw, run)
+
+        def run_again(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            """Run a checkpointed part of the model at the same draw."""
+
+            def run_part(weights: Mapping[str, Tensor]) -> Any:
+                named = {f"model.{name}": value for name, value in weights.items()}
+                return functional_call(Part(self.model, function), named, args, kwargs)
+
+            return estimator(draw.again(), run_part)
+
+        with recomputed_by(run_again):
+            return estimator(draw, run)
 
     @contextmanager
     def common_draw(self, *, mirrored: bool = False) -> Iterator[None]:

@@ -37,19 +37,23 @@ class Scored:
     target: Tensor
 
     def __call__(self, likelihood: Likelihood, **scale: float) -> Tensor:
-        """Return ``-log p`` of every row, in nats and float64.
+        """Return ``-log p`` of every row, in nats and float64; without those of ignored targets.
 
         Args:
             likelihood: Likelihood of the kind that the network was run for.
-            scale: With the linearised method, ``scale=`` multiplies the posterior's standard deviations.
+            scale: If it is taken (see ``takes_scale``), ``scale=`` multiplies the posterior's standard deviations.
         """
         found: Predictive = self.run(likelihood, **scale)
-        return -found.log_prob(self.target.to(found.device)).double()
+        target = self.target.to(found.device)
+        counted = likelihood.counted(target)
+        if counted is None:
+            return -found.log_prob(target).double()
+        return -found.log_prob(target.where(counted, 0))[counted].double()
 
     @property
     def takes_scale(self) -> bool:
         """Whether the posterior's width can be changed without running the network again."""
-        return self.run.method == "linearized"
+        return self.run.takes_scale
 
 
 class HeldOut:

@@ -205,7 +205,7 @@ class Collection:
             "kept": [self.kept[parameter] for parameter in parameters],
         }
         numbers, draws = numbers_of(self.layout.rule, flat, share=share), {"eps": self.weights.drawn}
-        entries = {"mean": mean, "deviation": deviation, "curvature": "rule"}
+        entries: dict[str, Any] = {"mean": mean, "deviation": deviation, "curvature": "rule"}
         run(self.layout, flat, "collect", np.array(chosen, dtype=np.int64), numbers, lists, draws, **entries)
 
     def _keep_from_source(self, source: Source, member: Member, share: float) -> None:

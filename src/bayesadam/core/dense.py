@@ -209,7 +209,7 @@ class Dense:
                 member.parameter.copy_(mean)
         self.matrix.copy_(planned)
         for flat in {id(flat): flat for _, flat, _ in self._places}.values():
-            flat.advance(np.arange(len(flat.members)), numbers_of(self.rule, flat))
+            flat.advance(np.arange(len(flat.members)), self.rule, {**numbers_of(self.rule, flat), **flat.before()})
 
     def _prior(self) -> Tensor:
         """``lambda`` at every weight."""

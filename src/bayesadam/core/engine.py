@@ -16,6 +16,7 @@ from bayesadam.core.sampling import BLOCK, MEAN, TRAIN, Weights
 from bayesadam.core.sources import HessianSource, Source
 from bayesadam.core.update import Updates
 from bayesadam.curvature import PerExampleSquares
+from bayesadam.native.device import refilling
 from bayesadam.sharding import local
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -34,13 +35,23 @@ class Block(ContextDecorator):
 
     @uncompiled
     def __enter__(self) -> None:
-        self.engine.open_block(id(self), self.shown)
+        try:
+            self.engine.open_block(id(self), self.shown)
+        except KeyboardInterrupt:
+            self.engine.abandon()
+            raise
 
     @uncompiled
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.engine.close_block(completed=kind is None)
+        try:
+            self.engine.close_block(completed=kind is None)
+            if kind is KeyboardInterrupt:
+                self.engine.abandon()
+        except KeyboardInterrupt:
+            self.engine.abandon()
+            raise
 
     def __del__(self) -> None:
         if self.engine.opened == id(self):
@@ -71,6 +82,12 @@ class Engine:
         """Raise if a sampling block is open."""
         if self.open:
             raise RuntimeError(f"{name} must be called outside sampled_params(), got a call inside")
+
+    def abandon(self) -> None:
+        """Discard the samples of an unfinished step after Ctrl-C, since the loop will start anew."""
+        if self.open:
+            self.close_block(completed=False)
+        self.collection.discard()
 
     def open_block(self, block: int, shown: Hidden) -> None:
         """Put the next sample into the weights; earlier gradients are hidden, except for those in ``shown``."""
@@ -108,7 +125,8 @@ class Engine:
         if self.source is not None:
             self.source.stop()
         for parameter, grad in self._before if failed else ():
-            parameter.grad = grad
+            if grad is None or grad.shape == parameter.shape:  # which an error may be about
+                parameter.grad = grad
         self.opened, self._before = None, []
 
     def _check_block(self) -> None:
@@ -121,6 +139,7 @@ class Engine:
             )
         self.weights.finish_block()
         if self.collection.samples == count and not self._was_skipped():
+            self.collection.discard()  # for a loop that starts anew after an interrupt between a block and its step
             raise RuntimeError(
                 f"exactly mc_samples={count} blocks must be run before step(), got one more "
                 "(to accumulate gradients, call backward() several times inside one block)"
@@ -188,6 +207,7 @@ class Engine:
                 others = self.weights.release()
             if isinstance(self.source, PerExampleSquares):
                 self.source.pause()  # what was collected is kept, since the gradients may be
+        self.updates.learn(wait=True)
         return others
 
     def cleared(self) -> None:
@@ -285,6 +305,13 @@ class Engine:
             self.updates.make(drop_in, ready)
             if drop_in and self.source is not None:
                 self.source.discard()
+
+    def prepare_replay(self) -> None:
+        """Make a step on the host alone, and bring its numbers to where the kernels in a graph read them."""
+        if self.weights.held != TRAIN or not all(flat.on_device for flat in self.layout.built):
+            raise RuntimeError("prepare_replay() must be called after train(), for parameters on a GPU with kernels")
+        with refilling():
+            self.step()
 
     def _creates_state_only(self) -> bool:
         """Whether this is the ``step()`` with rate 0 and zero gradients by which distributed checkpoints create the

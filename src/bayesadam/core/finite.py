@@ -1,17 +1,22 @@
-"""A check that gradients are finite, with one pass over them and a single number to read."""
+"""A check that gradients are finite, with one pass over them and a single number to read; on a GPU with kernels it is
+read when it has arrived, which nobody waits for.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bayesadam import native, noise
+from bayesadam.native import device as devices
 from bayesadam.sharding import full, is_sharded
 
 
@@ -29,10 +34,16 @@ def first_bad(grads: Sequence[Tensor], *, compiles: bool | None) -> int | None:
     walk = _compiled() if compiles is not False and _are_plain(grads) else None
     if walk is not None:
         return walk(grads)
-    if math.isfinite(_read(full(nn.utils.get_total_norm(list(grads))))):
+    if not any(map(is_sharded, grads)) and len({(grad.device, grad.dtype) for grad in grads}) == 1:
+        # In float32 or wider, as a norm overflows before its elements do, in float16 easily.
+        norms = torch.stack(
+            torch._foreach_norm(list(grads), 2, dtype=torch.promote_types(grads[0].dtype, torch.float32))
+        )
+        if math.isfinite(_read(norms.sum())):
+            return None
+    elif math.isfinite(_read(full(nn.utils.get_total_norm(list(grads))))):
         return None
     for number, grad in enumerate(grads):
-        # A norm overflows before its elements do, in float16 easily; in float32 it is refused, as squares overflow.
         wide = torch.promote_types(grad.dtype, torch.float32)
         if not math.isfinite(_read(full(torch.linalg.vector_norm(grad, dtype=wide)))):
             return number
@@ -69,3 +80,83 @@ def _read(value: Tensor) -> float:
     if is_sharded(value) or value.device.type != "cpu":
         return float(value)
     return float(value.detach().double().numpy())
+
+
+_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
+"""Numbers of the dtypes in ``native/tiles.py``."""
+
+
+class DeviceCheck:
+    """Looks on a GPU for gradients that are not finite. What it finds, kernels read there, and the host later."""
+
+    def __init__(self) -> None:
+        self._table = np.zeros((0, 3), dtype=np.int64)
+        self._chunks = 0
+        self._both = self._found = torch.empty(0)
+        self._parameters: Sequence[Tensor] = ()
+        self._replayed = False
+        self._pending: deque[tuple[Tensor, Any, Sequence[Tensor]]] = deque()
+
+    def start(self, parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
+        """Launch the check; return what the programs write: the number of a gradient that is not finite, or
+        ``device.NONE``.
+
+        Args:
+            parameters: Parameters on one device.
+            grads: Their gradients, whose elements have no gaps between them.
+        """
+        device, self._parameters = grads[0].device, parameters
+        if not devices.is_capturing(device):
+            self._upload(grads, device)
+        if devices.is_refilling():  # before a replay: what the last one found
+            if self._replayed:
+                self._fetch()
+            self._replayed = True
+            return self._found
+        from bayesadam.native import tiles
+
+        args = (*devices.unpacked(self._both, self._table), self._chunks, self._found)
+        devices.launch(tiles.check, min(devices.PROGRAMS, self._chunks), device, *args)
+        if not devices.is_capturing(device):
+            self._replayed = False
+            self._fetch()
+        return self._found
+
+    def _upload(self, grads: Sequence[Tensor], device: torch.device) -> None:
+        table = np.array([[grad.data_ptr(), grad.numel(), _NUMBERS[grad.dtype]] for grad in grads], dtype=np.int64)
+        if np.array_equal(table, self._table):
+            return
+        chunks = -(-table[:, 1] // devices.CHUNK)
+        packed = devices.packed(table, chunks)
+        same = self._both if len(packed) == len(self._both) else None
+        self._both = devices.upload(packed, device, same)
+        if int(chunks.sum()) != self._chunks:
+            self._found = torch.full((devices.PROGRAMS,), devices.NONE, dtype=torch.int32, device=device)
+        self._table, self._chunks = table, int(chunks.sum())
+
+    def _fetch(self) -> None:
+        """Begin to bring to the host what was found."""
+        host = self._found.to("cpu", non_blocking=True, copy=True)
+        self._pending.append((host, devices.mark(self._found.device), self._parameters))
+
+    def results(self, *, wait: bool) -> Iterator[Tensor]:
+        """The first parameter with a bad gradient, for every earlier step that had one and has not been told.
+
+        Args:
+            wait: Whether to wait for the latest steps, too.
+        """
+        if devices.is_capturing(self._found.device):
+            return
+        if wait and self._replayed:
+            self._replayed = False
+            self._fetch()
+        while self._pending:
+            host, event, parameters = self._pending[0]
+            if event is not None and not event.query():
+                if not wait:
+                    return
+                event.synchronize()
+            self._pending.popleft()
+            number = int(host.numpy().min())
+            if number != devices.NONE:
+                yield parameters[number]

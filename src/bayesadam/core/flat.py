@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from bayesadam import noise
 from bayesadam.core.passes import PER_WEIGHT
-from bayesadam.core.rule import COUNTERS, INITIAL_COUNTERS, Hyper, Rule, static_options
+from bayesadam.core.rule import COUNTERS, INITIAL_COUNTERS, Hyper, Rule, advanced, static_options
+from bayesadam.native.device import is_available
 from bayesadam.sharding import is_sharded, local, place
 
 BLOCK = 16 * noise.TILE
@@ -92,7 +93,8 @@ class Flat:
 
     Attributes:
         tensors: Vectors by name.
-        counters: A row of :data:`~bayesadam.core.rule.COUNTERS` for every parameter.
+        tables: Addresses for kernels, by pass.
+        buffers: Memory for kernels of a GPU, by pass.
         priors: Prior precisions from the parameters' initial values; NaN where the group's counts.
     """
 
@@ -110,11 +112,30 @@ class Flat:
         order = {key: i for i, key in enumerate(groups)}
         self.group_of = np.array([order[id(member.group)] for member in members])
         self.tensors = {name: self.vector() for name in state_names}
-        self.numbers = torch.tensor([[*INITIAL_COUNTERS, math.nan]] * len(members), dtype=torch.float64)
-        table: NDArray[np.float64] = self.numbers.numpy()
-        self.counters, self.priors = table[:, : len(COUNTERS)], table[:, len(COUNTERS)]
+        self._host = np.array([[*INITIAL_COUNTERS, math.nan]] * len(members), dtype=np.float64)
+        self.priors = self._host[:, len(COUNTERS)]
         self.whole = [(first or 0, whole) for first, whole in map(noise_place, self.parameters)]
         self.tables: dict[Any, NDArray[np.int64]] = {}
+        self.buffers: dict[Any, Any] = {}
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the counters are on the device, where the kernels of a GPU advance them."""
+        return self.kind.is_run and is_available(self.kind.device)
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """A row of :data:`~bayesadam.core.rule.COUNTERS` and a prior precision for every parameter."""
+        host = torch.from_numpy(self._host)
+        return host.to(self.kind.device, copy=True) if self.on_device else host
+
+    @property
+    def counters(self) -> NDArray[np.float64]:
+        """A row of :data:`~bayesadam.core.rule.COUNTERS` for every parameter; from a GPU this waits for it."""
+        counters = self._host[:, : len(COUNTERS)]
+        if self.on_device and "numbers" in vars(self):
+            counters[:] = self.numbers[:, : len(COUNTERS)].cpu().numpy()
+        return counters
 
     @property
     def stored(self) -> bool:
@@ -124,12 +145,13 @@ class Flat:
     def deviation(self, *, held: bool) -> str:
         """Where the deviation of a sample from the mean comes from, as in :class:`~bayesadam.core.passes.Pass`.
 
-        It is the difference between weights and mean while they hold the sample, and drawn again later. Weights with
-        fewer bits than the mean are not ``mean + sigma eps``, and a mean that is not stored is known up to rounding.
+        It is the difference between weights and mean while they hold the sample, and drawn again later, and always on a
+        GPU, where that is faster than to read the weights. Weights with fewer bits than the mean are not ``mean + sigma
+        eps``, and a mean that is not stored is known up to rounding.
         """
         if not self.stored or self.kind.dtype != self.kind.weights:
             return "exact"
-        return "weights" if held else "eps"
+        return "weights" if held and not self.on_device else "eps"
 
     def vector(self) -> Tensor:
         """A new vector of zeros."""
@@ -165,11 +187,21 @@ class Flat:
             state["prior_precision"] = row[len(COUNTERS)]
         return state
 
-    def advance(self, chosen: NDArray[np.int64], numbers: Mapping[str, Any]) -> None:
-        """Set the counters of some members to those after a step with these numbers."""
+    def before(self) -> dict[str, Any]:
+        """The counters by name, each a float or an array with one for every member."""
+        rows = self.counters
+        values: Any = rows[0].tolist() if (rows == rows[0]).all() else list(rows.T)
+        return dict(zip(COUNTERS, values, strict=True))
+
+    def advance(self, chosen: NDArray[np.int64], rule: Rule, numbers: Mapping[str, Any]) -> None:
+        """Set the counters of some members to those after a step; the numbers contain those before it."""
+        after = advanced(rule, Hyper(**numbers, **dict(self.kind.statics)))
+        counters = self._host[:, : len(COUNTERS)]
         for column, name in enumerate(COUNTERS):
-            value = numbers[f"new_{name}"]
-            self.counters[chosen, column] = value[chosen] if isinstance(value, np.ndarray) else value
+            value = after[name]
+            counters[chosen, column] = value[chosen] if isinstance(value, np.ndarray) else value
+        if self.on_device:
+            self.numbers[:, : len(COUNTERS)].copy_(torch.from_numpy(counters))
 
     def hyper(self, rule: Rule, number: int, numbers: Mapping[str, Any] | None = None) -> Hyper:
         """Hyper-parameters of one member, in numbers and in tensors of its local shape.
@@ -177,9 +209,9 @@ class Flat:
         Args:
             rule: The rule.
             number: The member.
-            numbers: The numbers of the flat's next step, if they are known.
+            numbers: The numbers of the flat's next step with the counters, if they are known.
         """
-        numbers = numbers_of(rule, self) if numbers is None else numbers
+        numbers = {**numbers_of(rule, self), **self.before()} if numbers is None else numbers
         own = {name: float(v[number]) if isinstance(v, np.ndarray) else v for name, v in numbers.items()}
         hp = Hyper(**own, prior_mean=0.0, **dict(self.kind.statics))
         if self.kind.per_weight:
@@ -254,7 +286,8 @@ def numbers_of(
     share: float = 1.0,
     groups: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """The numbers of the next step of a flat by name, each a float or an array with one for every member.
+    """The numbers of the next step of a flat by name, each a float or an array with one for every member; without the
+    counters.
 
     Args:
         rule: The rule.
@@ -273,20 +306,8 @@ def numbers_of(
             numbers[name] = value if values.count(value) == len(values) else np.array(values)[flat.group_of]
     if flat.has_priors:
         numbers["prior_precision"] = np.where(np.isnan(flat.priors), numbers["prior_precision"], flat.priors)
-    rows = flat.counters
-    before: Any = rows[0].tolist() if (rows == rows[0]).all() else list(rows.T)
-    numbers.update(zip(COUNTERS, before, strict=True))
-    hp = Hyper(**numbers)
     if flat.kind.default_start:
-        numbers["initial_precision"] = hp.initial_precision = 0.0 if flat.kind.per_weight else rule.default_start(hp)
-    hp.step = numbers["step"] + 1.0
-    after = (
-        hp.step,
-        numbers["beta1_product"] * numbers["beta1"],
-        numbers["beta2_product"] * numbers["beta2"],
-        numbers["initial_weight"] * (1.0 - rule.forgetting(hp)),
-    )
-    numbers.update(zip((f"new_{name}" for name in COUNTERS), after, strict=True))
+        numbers["initial_precision"] = 0.0 if flat.kind.per_weight else rule.default_start(Hyper(**numbers))
     return {**numbers, "kept_scale": kept_scale, "share": share}
 
 

@@ -113,7 +113,8 @@ def _body(operation: Operation, arguments: list[Any], alpha: Any, out: Tensor | 
         arguments.reverse()
     if not isinstance(arguments[0], Tensor):
         like = next(a for a in arguments if isinstance(a, Tensor))
-        arguments[0] = torch.as_tensor(arguments[0], dtype=like.dtype, device=like.device)
+        dtype = torch.bool if name == "where" else like.dtype
+        arguments[0] = torch.as_tensor(arguments[0], dtype=dtype, device=like.device)
     options: dict[str, Any] = {} if out is None else {"out": out}
     if alpha is not None:
         if isinstance(alpha, Tensor):

@@ -1,7 +1,8 @@
 """Running a pass over the members of a flat: by one compiled kernel, or by PyTorch's operations.
 
-The compiled code and PyTorch's give the same numbers up to rounding. Where no kernel fits (another device or dtype, no
-compiler) PyTorch's operations are used. A kernel is compared with them before its first use.
+Kernels are in C++ on a CPU and in Triton on a GPU. They give the numbers of PyTorch's operations up to rounding, with
+which they are compared before their first use. Where no kernel fits (another device or dtype, no compiler) PyTorch's
+operations are used.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bayesadam import native, noise
-from bayesadam.core import cpp, interpret
+from bayesadam.core import cpp, gpu, interpret
 from bayesadam.core.draws import Draw
 from bayesadam.core.flat import Flat, Piece
 from bayesadam.core.passes import Pass
 from bayesadam.core.record import NotElementwise, Program, record
+from bayesadam.native import device as devices
 from bayesadam.sharding import local, place
 
 Lists: TypeAlias = Mapping[str, Sequence[Tensor]]
 """Tensors of single members that are not in a flat, by name: ``weights``, ``grad`` and ``kept``."""
 Draws: TypeAlias = Mapping[str, Draw]
-Kernel: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], int], None]
+Compiled: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], int], None]
 """Compiled function of a table of runs, a row of numbers and of words for every one of its groups, and the number of
 elements.
 """
@@ -45,27 +47,37 @@ def run(
     draws: Draws,
     *,
     compile: bool | None,
+    found: Tensor | None = None,
 ) -> None:
-    """Run a pass over some members of a flat.
+    """Run a pass over some members of a flat; an update also advances their counters.
 
     Args:
         work: The pass.
         flat: The flat.
         chosen: Numbers of the members, in order.
-        numbers: Numbers of the pass by name, each a float or an array with one for every member of the flat.
+        numbers: Numbers of the pass by name, each a float or an array with one for every member of the flat; without
+            the counters.
         lists: Tensors of the chosen members.
         draws: Noise by name, ``eps`` and ``next_eps``.
         compile: Whether to use a kernel where it fits; ``None`` uses one if it is available, without a warning.
+        found: What :class:`~bayesadam.core.finite.DeviceCheck` found, for a guarded update.
     """
     if not len(chosen):
         return
-    kind = flat.kind
-    if compile is not False and kind.is_run and kind.device.type == "cpu" and kind.dtype != torch.float16:
-        kernel = kernel_of(work, kind.weights, kind.dtype, asked=compile is True)
-        if kernel is not None:
-            _run_compiled(kernel, work, flat, chosen, numbers, lists, draws)
-            return
-    _run_eagerly(work, flat, chosen, numbers, lists, draws)
+    kind, kernel = flat.kind, None
+    if compile is not False and kind.is_run:
+        kernel = kernel_of(work, kind.weights, kind.dtype, kind.device, asked=compile is True)
+    if isinstance(kernel, gpu.Kernels):
+        _run_on_device(kernel, work, flat, chosen, numbers, lists, draws, found)
+        return
+    skip = found is not None and bool((found != devices.NONE).any())
+    numbers = {**numbers, **flat.before(), "skip": float(skip)}
+    if kernel is not None:
+        _run_compiled(kernel, work, flat, chosen, numbers, lists, draws)
+    else:
+        _run_eagerly(work, flat, chosen, numbers, lists, draws)
+    if work.kind == "update" and not skip:
+        flat.advance(chosen, work.rule, numbers)
 
 
 @cache
@@ -85,7 +97,7 @@ def program_of(work: Pass, weights: torch.dtype, real: torch.dtype) -> Program:
 
 
 def _run_compiled(
-    kernel: Kernel,
+    kernel: Compiled,
     work: Pass,
     flat: Flat,
     chosen: NDArray[np.int64],
@@ -94,6 +106,48 @@ def _run_compiled(
     draws: Draws,
 ) -> None:
     program = program_of(work, flat.kind.weights, flat.kind.dtype)
+    table, copies = _table(work, program, flat, chosen, lists)
+    rows = _rows(program.numbers, numbers, flat, chosen)
+    table[:, 4] = np.arange(len(chosen)) if len(rows) > 1 else 0
+    kernel(np.ascontiguousarray(table), rows, _words(work, draws), int(flat.sizes[chosen].sum()))
+    _written(program, lists, copies)
+
+
+def _run_on_device(
+    kernel: gpu.Kernels,
+    work: Pass,
+    flat: Flat,
+    chosen: NDArray[np.int64],
+    numbers: Mapping[str, Any],
+    lists: Lists,
+    draws: Draws,
+    found: Tensor | None,
+) -> None:
+    orders = [_order(*tensors) for tensors in zip(*(lists[name] for name in kernel.reordered), strict=True)]
+    table, copies = _table(work, kernel.program, flat, chosen, lists, orders)
+    table[:, 4] = chosen
+    table = np.concatenate([table, np.array(orders, dtype=np.int64)], axis=1)
+    rows = _rows(kernel.inputs, numbers, flat, chosen)
+    if work not in flat.buffers:
+        flat.buffers[work] = gpu.Buffers()
+    if copies and (devices.is_refilling() or devices.is_capturing(kernel.device)):
+        raise RuntimeError("parameters and gradients must be contiguous in a graph, got others")
+    kernel(flat.buffers[work], np.ascontiguousarray(table), rows, _words(work, draws), flat.numbers, found)
+    if not devices.is_capturing(kernel.device):
+        _written(kernel.program, lists, copies)
+
+
+def _table(
+    work: Pass,
+    program: Program,
+    flat: Flat,
+    chosen: NDArray[np.int64],
+    lists: Lists,
+    orders: Sequence[tuple[int, int]] = (),
+) -> tuple[NDArray[np.int64], list[tuple[Tensor, Tensor]]]:
+    """The runs of a pass with all addresses, and the copies of tensors whose memory is in another order than their
+    elements, unless ``orders`` has it.
+    """
     names = cpp.columns(program, work.draws)
     table = flat.tables.get(work)
     if table is None:
@@ -105,30 +159,57 @@ def _run_compiled(
         flat.tables[work] = table  # only when it is whole: an exception may come from a signal at any time
     if len(chosen) < len(table):
         table = table[chosen]
-    copies: list[tuple[Tensor, Tensor]] = []  # of tensors whose memory is in another order than their elements
+    copies: list[tuple[Tensor, Tensor]] = []
     for column, name in enumerate(names, cpp.FIXED):
         if name in lists:
             tensors, dtype = lists[name], program.tensors[name]
             if not all(map(Tensor.is_contiguous, tensors)) or any(tensor.dtype is not dtype for tensor in tensors):
-                tensors = [_flattened(tensor, dtype, copies) for tensor in tensors]
+                known = orders if name in gpu.REORDERED and orders else [(0, 0)] * len(tensors)
+                tensors = [
+                    tensor if channels and tensor.dtype is dtype else _flattened(tensor, dtype, copies)
+                    for tensor, (_, channels) in zip(tensors, known, strict=True)
+                ]
             table[:, column] = list(map(Tensor.data_ptr, tensors))
-    values = [numbers[name] for name in program.numbers]
-    if any(isinstance(value, np.ndarray) for value in values):
-        columns = [np.broadcast_to(value, len(flat.members)) for value in values]
-        rows = np.ascontiguousarray(np.stack(columns, axis=1, dtype=np.float64)[chosen])
-        table[:, 4] = np.arange(len(chosen))
-    else:
-        rows = np.array([values], dtype=np.float64)
-        table[:, 4] = 0
+    return table, copies
+
+
+def _order(*tensors: Tensor) -> tuple[int, int]:
+    """Number of positions and of channels of weights and gradient that have the channels last in memory, else zeros."""
+    first = tensors[0]
+    last = torch.channels_last if first.ndim == 4 else torch.channels_last_3d
+    if first.is_contiguous() or first.ndim not in (4, 5):
+        return 0, 0
+    if not all(tensor.is_contiguous(memory_format=last) for tensor in tensors):
+        return 0, 0
+    return first.shape[2:].numel(), first.shape[1]
+
+
+def _rows(
+    names: Sequence[str], numbers: Mapping[str, Any], flat: Flat, chosen: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """The named numbers: one row if they are the same for all members, otherwise one for every chosen member."""
+    values = [numbers[name] for name in names]
+    if not any(isinstance(value, np.ndarray) for value in values):
+        return np.array([values], dtype=np.float64)
+    columns = [np.broadcast_to(value, len(flat.members)) for value in values]
+    return np.ascontiguousarray(np.stack(columns, axis=1, dtype=np.float64)[chosen])
+
+
+def _words(work: Pass, draws: Draws) -> NDArray[np.int64]:
+    """What names the noise: see ``gpu.WORDS``."""
     this, following = (draws[name] if name in work.draws else _NOTHING for name in ("eps", "next_eps"))
     seed = max(this.seed, following.seed)  # that of both, or of the one that is drawn
     signs = int(this.negative) | int(following.negative) << 1
     words = [seed & 0xFFFFFFFF, seed >> 32, this.step, this.pair, following.step, following.pair, signs]
-    kernel(np.ascontiguousarray(table), rows, np.array(words, dtype=np.int64), int(flat.sizes[chosen].sum()))
-    for target, copy in copies:
-        if any(target is weights for weights in lists["weights"]) and "weights" in program.results:
-            target.copy_(copy)
+    return np.array(words, dtype=np.int64)
+
+
+def _written(program: Program, lists: Lists, copies: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Note that a kernel has written to the weights, and put back what it wrote to copies."""
     if "weights" in program.results:
+        for target, copy in copies:
+            if any(target is weights for weights in lists["weights"]):
+                target.copy_(copy)
         torch.autograd.graph.increment_version(list(lists["weights"]))
 
 
@@ -161,9 +242,8 @@ def _run_eagerly(
                 if name in program.read:
                     sources = [_cut(lists[name][position[piece.number]], piece, flat) for piece in pieces]
                     torch._foreach_copy_(views[name], sources)
-        for name in work.draws:
-            if name in program.read:
-                values[name] = _normals(name, flat, pieces, draws[name]).to(flat.kind.dtype)
+        drawn = {name: draws[name] for name in work.draws if name in program.read}
+        values.update(_normals(flat, pieces, drawn))
         into = {name: target for name, target in into.items() if name in program.results}
         results = interpret.run(program, values, scalars, operand=_Spread(flat, pieces), into=into)
         for name, result in results.items():
@@ -176,13 +256,11 @@ class _Spread:
     """Makes a tensor with one value per element of an array with one value per member."""
 
     def __init__(self, flat: Flat, pieces: Sequence[Piece]) -> None:
-        self.flat = flat
-        self.numbers = [piece.number for piece in pieces]
-        self.sizes = torch.tensor([piece.stop - piece.start for piece in pieces], device=flat.kind.device)
+        self.flat, self.pieces = flat, pieces
 
     def __call__(self, values: NDArray[np.float64]) -> Tensor:
-        each = torch.from_numpy(np.ascontiguousarray(values[self.numbers])).to(self.sizes.device, self.flat.kind.dtype)
-        return each.repeat_interleave(self.sizes)
+        each = np.repeat(values[[piece.number for piece in self.pieces]], [p.stop - p.start for p in self.pieces])
+        return torch.from_numpy(each).to(self.flat.kind.device, self.flat.kind.dtype)
 
 
 def _split(vector: Tensor, pieces: Sequence[Piece], flat: Flat) -> list[Tensor]:
@@ -203,104 +281,177 @@ def _cut(tensor: Tensor, piece: Piece, flat: Flat) -> Tensor:
     return tensor.reshape(-1)[piece.start : piece.stop]  # weights that are written to are contiguous here
 
 
-def _normals(name: str, flat: Flat, pieces: Sequence[Piece], draw: Draw) -> Tensor:
-    """The noise of a block, flat and float32, in a buffer that the next call with this name overwrites."""
-    total = sum(piece.stop - piece.start for piece in pieces)
-    eps = SCRATCH.get(name, total, torch.float32, flat.kind.device)
-    if flat.kind.is_run:
-        places = []
-        for number, start, stop in pieces:
-            first, whole = flat.whole[number]
-            places.append((flat.members[number].noise_index, first + start, stop - start, whole))
-        noise.fill_runs(eps, places, seed=draw.seed, step=draw.step, sample=draw.pair, scratch=SCRATCH)
-    else:
-        for part, (number, _, _) in zip(_split(eps, pieces, flat), pieces, strict=True):
-            full_shape, offset = place(flat.parameters[number])
-            index, shape = flat.members[number].noise_index, flat.shapes[number]
-            out = part.view(shape)
-            stream = (draw.seed, draw.step, draw.pair, index)
-            noise.normal(*stream, shape, offset=offset, full_shape=full_shape, out=out, scratch=SCRATCH)
-    return eps.neg_() if draw.negative else eps
+def _normals(flat: Flat, pieces: Sequence[Piece], draws: Draws) -> dict[str, Tensor]:
+    """The noise of a block by name, flat, in buffers that the next call overwrites."""
+    places = []
+    for number, start, stop in pieces:
+        first, whole = flat.whole[number]
+        places.append((flat.members[number].noise_index, first + start, stop - start, whole))
+    found = _both(flat, places, draws)
+    for name, draw in draws.items():
+        if name not in found:
+            found[name] = SCRATCH.get(name, sum(place[2] for place in places), torch.float32, flat.kind.device)
+            if flat.kind.is_run:
+                key = {"seed": draw.seed, "step": draw.step, "sample": draw.pair}
+                noise.fill_runs(found[name], places, **key, scratch=SCRATCH)
+            else:
+                _fill_shards(found[name], flat, pieces, draw)
+        found[name] = (found[name].neg_() if draw.negative else found[name]).to(flat.kind.dtype)
+    return found
+
+
+def _both(flat: Flat, places: Sequence[tuple[int, int, int, int]], draws: Draws) -> dict[str, Tensor]:
+    """Two draws that differ in the step alone, of whole parameters; by one sequence of operations, off the CPU."""
+    keys = {(draw.seed, draw.pair) for draw in draws.values()}
+    whole = flat.kind.is_run and all(size == whole for _, _, size, whole in places)
+    if flat.kind.device.type == "cpu" or len(draws) < 2 or len(keys) > 1 or not whole:
+        return {}
+    ((seed, sample),) = keys
+    sizes = {index: size for index, _, size, _ in places if size}
+    steps = [draw.step for draw in draws.values()]
+    options: Any = {"device": flat.kind.device, "scratch": SCRATCH}
+    made = noise.normal_many([seed] * len(steps), steps, [sample], sizes, **options)
+    return dict(zip(draws, made[:, 0], strict=True))
+
+
+def _fill_shards(eps: Tensor, flat: Flat, pieces: Sequence[Piece], draw: Draw) -> None:
+    """Noise of parameters whose local parts are not one run of elements."""
+    for part, (number, _, _) in zip(_split(eps, pieces, flat), pieces, strict=True):
+        full_shape, offset = place(flat.parameters[number])
+        index, shape = flat.members[number].noise_index, flat.shapes[number]
+        stream = (draw.seed, draw.step, draw.pair, index)
+        out = part.view(shape)
+        noise.normal(*stream, shape, offset=offset, full_shape=full_shape, out=out, scratch=SCRATCH)
 
 
 @cache
-def kernel_of(work: Pass, weights: torch.dtype, real: torch.dtype, *, asked: bool) -> Kernel | None:
+def kernel_of(
+    work: Pass, weights: torch.dtype, real: torch.dtype, device: torch.device, *, asked: bool
+) -> Compiled | gpu.Kernels | None:
     """The kernel of a pass, compiled and compared once; ``None`` if there is none.
 
     Args:
         work: The pass.
         weights: Dtype of the weights.
         real: Dtype of the state.
+        device: Device of both.
         asked: Whether the user asked for kernels, and is warned once, with the reason, if there is none.
     """
-    if not native.has_compiler():
-        found: Kernel | str = "needs a C++ compiler, found none: going on without it"
+    if devices.is_available(device):
+        found: Compiled | gpu.Kernels | str = _in_triton(work, weights, real, device)
+    elif device.type != "cpu" or weights == torch.float16:
+        return None
+    elif not native.has_compiler():
+        found = "needs a C++ compiler, found none: going on without it"
     else:
         found = _compiled(work, weights, real)
     if not isinstance(found, str):
         return found
-    if asked:
-        warnings.warn(f"compile=True {found}", RuntimeWarning, stacklevel=2)
+    if asked or devices.is_available(device):
+        warnings.warn(f"compile=True {found}" if asked else f"training {found}", RuntimeWarning, stacklevel=2)
     return None
 
 
+def _without(work: Pass) -> str:
+    return f"goes on without the {work.kind} kernel of {type(work.rule).__name__}"
+
+
 @cache
-def _compiled(work: Pass, weights: torch.dtype, real: torch.dtype) -> Kernel | str:
-    """A kernel, or the reason why there is none."""
-    without = f"goes on without the {work.kind} kernel of {type(work.rule).__name__}"
+def _compiled(work: Pass, weights: torch.dtype, real: torch.dtype) -> Compiled | str:
+    """A kernel in C++, or the reason why there is none."""
     if weights not in cpp.TYPES:
-        return f"{without}: weights of {weights} have none"
+        return f"{_without(work)}: weights of {weights} have none"
     program = program_of(work, weights, real)
     try:
         function = native.load(cpp.source(program, work.draws, real)).run
     except (native.CompilationError, NotElementwise) as error:
-        return f"{without}: {error}"
+        return f"{_without(work)}: {error}"
     function.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 3, ctypes.c_int]
 
     def kernel(runs: NDArray[np.int64], numbers: NDArray[np.float64], words: NDArray[np.int64], numel: int) -> None:
         threads = 1 if numel <= noise.ALONE else torch.get_num_threads()
         function(len(runs), runs.ctypes.data, numbers.ctypes.data, words.ctypes.data, threads)
 
-    found, expected = _trial(work, program, real, kernel)
-    for name, value in expected.items():
-        if not torch.allclose(found[name].float(), value.float(), rtol=1e-2 if weights != real else 1e-3, atol=1e-5):
-            return f"{without}: it gives other numbers than PyTorch's operations for {name!r}"
-    return kernel
+    def call(runs: NDArray[np.int64], numbers: Mapping[str, float], words: NDArray[np.int64]) -> None:
+        runs[:, 4] = 0
+        kernel(runs, np.array([[numbers[name] for name in program.numbers]]), words, int(runs[:, 1].sum()))
+
+    bad = _differs(work, program, real, torch.device("cpu"), call)
+    return f"{_without(work)}: {bad}" if bad else kernel
 
 
-def _trial(
-    work: Pass, program: Program, real: torch.dtype, kernel: Kernel
-) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-    """Results of a kernel and of PyTorch's operations on a small problem: three runs, one of them in two tiles."""
-    sizes = (5, noise.TILE + 70, 130)
+@cache
+def _in_triton(work: Pass, weights: torch.dtype, real: torch.dtype, device: torch.device) -> gpu.Kernels | str:
+    """A kernel in Triton, or the reason why there is none."""
+    program = program_of(work, weights, real)
+
+    try:
+        kernel = gpu.Kernels(program, work.draws, real, device)
+        bad = _differs(work, program, real, device, kernel.call)
+    except Exception as error:  # of Triton or of its compiler, which has many kinds
+        bad = f"{type(error).__name__}: {error}"
+    return f"{_without(work)}: {bad}" if bad else kernel
+
+
+def _differs(
+    work: Pass, program: Program, real: torch.dtype, device: torch.device, call: Callable[..., Any]
+) -> str | None:
+    """How a kernel's results differ from those of PyTorch's operations, if they do."""
+    rtol = 1e-3 if program.tensors["weights"] == real else 1e-2
+    for name, (found, expected) in trial(work, program, real, device, call).items():
+        if not torch.allclose(found, expected, rtol=rtol, atol=1e-5):
+            return f"it gives other numbers than PyTorch's operations for {name!r}"
+    return None
+
+
+def trial(
+    work: Pass,
+    program: Program,
+    real: torch.dtype,
+    device: torch.device,
+    call: Callable[..., Any],
+    *,
+    sizes: Sequence[int] = (5, noise.TILE + 70, 130),
+    skip: float = 0.0,
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Results of a kernel and of PyTorch's operations on a small problem, by name, in float32 or wider.
+
+    Args:
+        work: The pass.
+        program: Its recording.
+        real: Dtype of the state.
+        device: Device of the problem.
+        call: Function of the table, the numbers by name, and the words, that launches the kernel.
+        sizes: Numbers of elements of the runs; by default one of them has two tiles.
+        skip: Whether a guarded update does nothing.
+    """
     starts = np.cumsum([0, *sizes[:-1]])
     generator = torch.Generator().manual_seed(1)
 
     def some(dtype: torch.dtype) -> Tensor:
-        return torch.rand(sum(sizes), generator=generator, dtype=torch.float64).add_(0.1).to(dtype)
+        return torch.rand(sum(sizes), generator=generator, dtype=torch.float64).add_(0.1).to(device, dtype)
 
     values = {name: some(dtype) for name, dtype in program.tensors.items() if name not in work.draws}
     if work.mean == "weights" and work.stored:
         values["mean"] = values["weights"].to(real, copy=True)
-    known = {"num_data": 50.0, "initial_precision": 20.0, "prior_precision": 3.0, "step": 4.0, "new_step": 5.0}
+    known = {"num_data": 50.0, "initial_precision": 20.0, "prior_precision": 3.0, "step": 4.0, "skip": skip}
     numbers = {name: known.get(name, 0.25) for name in program.numbers}
     draws = {"eps": Draw(5, 3, 1, False), "next_eps": Draw(5, 4, 0, False)}
-    inputs = dict(values)
+    before = {name: value.clone() for name, value in values.items()}
     for name in work.draws:
         draw = draws[name]
-        parts = [noise.normal(draw.seed, draw.step, draw.pair, i, (size,)) for i, size in enumerate(sizes)]
-        inputs[name] = torch.cat(parts).to(real)
+        parts = [noise.normal(draw.seed, draw.step, draw.pair, i, (n,), device=device) for i, n in enumerate(sizes)]
+        before[name] = torch.cat(parts).to(real)
     with torch.no_grad():
-        results = interpret.run(program, inputs, interpret.numbers_of_body(program, numbers))
-    expected = {name: result.to(program.tensors[name]).clone() for name, result in results.items()}
+        expected = interpret.run(program, before, interpret.numbers_of_body(program, numbers))
     names = cpp.columns(program, work.draws)
     runs = np.zeros((len(sizes), cpp.FIXED + len(names)), dtype=np.int64)
     for row, (index, size) in zip(runs, enumerate(sizes), strict=True):
-        row[: cpp.FIXED] = 0, size, noise.lanes_of(size), index, 0
+        row[: cpp.FIXED] = 0, size, noise.lanes_of(size), index, index
         row[cpp.FIXED :] = [values[n].data_ptr() + int(starts[index]) * values[n].element_size() for n in names]
-    words = np.array([5, 0, 3, 1, 4, 0, 0], dtype=np.int64)
-    kernel(runs, np.array([list(numbers.values())]), words, sum(sizes))
-    return {name: values[name] for name in expected}, expected
+    call(runs, numbers, _words(work, draws))
+    wide = {name: torch.promote_types(program.tensors[name], torch.float32) for name in expected}
+    return {n: (values[n].to(wide[n]), expected[n].to(program.tensors[n]).to(wide[n])) for n in expected}
 
 
 def weights_of(flat: Flat, chosen: NDArray[np.int64]) -> list[Tensor]:

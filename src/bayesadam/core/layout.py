@@ -88,7 +88,7 @@ class Layout:
             key += map(id, parameters)
             key += [parameter.requires_grad for parameter in parameters]
             key += map(type, parameters)  # a lazy parameter becomes an ordinary one
-            key += [(parameter.device, parameter.dtype) for parameter in parameters]
+            key += [(p.device, p.dtype, None if nn.parameter.is_lazy(p) else p.shape) for p in parameters]
         return key
 
     @torch.no_grad()
@@ -116,8 +116,8 @@ class Layout:
         if parameter.is_complex():
             raise ValueError(f"parameter {self.name_of(parameter)} must be real, got dtype {parameter.dtype}")
         state = self.owner.state.get(parameter, {})
-        for name in self.rule.state:
-            if self.dense is None and name in state and state[name].shape != parameter.shape:
+        for name in ("mean", *(self.rule.state if self.dense is None else ())):
+            if name in state and state[name].shape != parameter.shape:
                 raise RuntimeError(
                     f"parameter {self.name_of(parameter)} must keep its shape {tuple(state[name].shape)}, got "
                     f"{tuple(parameter.shape)}: make a new optimizer after changing shapes"
@@ -132,7 +132,7 @@ class Layout:
         states = [self.owner.state.get(member.parameter) or {} for member in members]
         for number, state in enumerate(states):
             self._fill(flat, number, state)
-        numbers = numbers_of(self.rule, flat) if self.dense is None else {}
+        numbers = {**numbers_of(self.rule, flat), **flat.before()} if self.dense is None else {}
         for number, state in enumerate(states if self.dense is None else ()):
             if "step" in state:
                 entries = {name: local(state[name]) for name in self.rule.state}

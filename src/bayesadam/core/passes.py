@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesadam.core.rule import COUNTERS, Hyper, Number, Rule
+from bayesadam.core.rule import COUNTERS, Hyper, Number, Rule, advanced
 
 Tensors = Mapping[str, Tensor]
 Numbers = Mapping[str, Number]
@@ -28,9 +28,8 @@ def number_names(rule: Rule, *, has_prior: bool) -> tuple[str, ...]:
     """Names of the numbers of a pass, in the order in which a kernel gets them."""
     prior = ("prior_precision",) if has_prior else ()
     options = (option.name for option in rule.options if not option.static)
-    after = (f"new_{name}" for name in COUNTERS)
     common = ("lr", "beta1", "beta2", "num_data", "temperature", "initial_precision")
-    return (*common, *prior, *options, *COUNTERS, *after, "scale", "kept_scale", "share")
+    return (*common, *prior, *options, *COUNTERS, "skip", "scale", "kept_scale", "share")
 
 
 def perturbed(rule: Rule, mean: Tensor, state: Tensors, eps: Tensor, hp: Hyper) -> Tensor:
@@ -64,6 +63,8 @@ class Pass:
         per_weight: Whether every weight has a prior of its own.
         has_prior: Whether the method has a prior.
         default_start: Whether the initial precision is the rule's default, for priors of single weights.
+        guarded: Whether an update also gives the counters after it, and leaves mean, state and counters as they are if
+            the number ``skip`` is not 0. Kernels of a GPU do so, which learn there that a gradient is not finite.
     """
 
     rule: Rule
@@ -77,6 +78,7 @@ class Pass:
     per_weight: bool = False
     has_prior: bool = True
     default_start: bool = False
+    guarded: bool = False
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -102,7 +104,7 @@ class Pass:
         """Return the new values of the tensors that it changes."""
         rule, weights = self.rule, values["weights"]
         state = {name: values[name] for name in rule.state}
-        before = self._hyper(values, numbers, "")
+        before = self._hyper(values, numbers)
         mean = self._mean(values, state, before)
         if self.kind == "restore":
             return {"weights": mean}
@@ -120,14 +122,21 @@ class Pass:
             if curvature is None:
                 return {}
             return {"kept": values["kept"] + numbers["share"] * (curvature - values["kept"])}
-        after = self._hyper(values, numbers, "new_")
-        mean, new = rule.update(mean, state, grad, curvature, after)
-        results = dict(new)
+        counters = advanced(rule, before)
+        after = Hyper(**{**vars(before), **counters})
+        moved, new = rule.update(mean, state, grad, curvature, after)
+        if self.guarded:
+            skip = numbers["skip"] > 0
+            counters = {name: torch.where(skip, numbers[name], value) for name, value in counters.items()}
+            after = Hyper(**{**vars(before), **counters})
+            moved = torch.where(skip, mean, moved)
+            new = {n: value if value is state[n] else torch.where(skip, state[n], value) for n, value in new.items()}
+        results = {**new, **counters} if self.guarded else dict(new)
         if self.then == "sample":
-            results["weights"] = perturbed(rule, mean, {**state, **new}, values["next_eps"], after)
+            results["weights"] = perturbed(rule, moved, {**state, **new}, values["next_eps"], after)
         elif self.then == "mean":
-            results["weights"] = mean
-        return self._with_mean(results, mean)
+            results["weights"] = moved
+        return self._with_mean(results, moved)
 
     def _with_mean(self, results: dict[str, Tensor], mean: Tensor) -> dict[str, Tensor]:
         return {**results, "mean": mean} if self.stored else results
@@ -150,11 +159,9 @@ class Pass:
         drawn = self.rule.precision(state, hp).rsqrt() * values["eps"]
         return (mean + drawn) - mean if self.deviation == "eps" else drawn
 
-    def _hyper(self, values: Tensors, numbers: Numbers, prefix: str) -> Hyper:
-        """Hyper-parameters with the counters before the step, or (``"new_"``) after it."""
+    def _hyper(self, values: Tensors, numbers: Numbers) -> Hyper:
+        """Hyper-parameters with the counters before the step."""
         hp = Hyper(**numbers, prior_mean=0.0)
-        for name in COUNTERS:
-            setattr(hp, name, numbers[prefix + name])
         for name in PER_WEIGHT if self.per_weight else ():
             setattr(hp, name, values[name])
         for name, value in self.statics:

@@ -67,6 +67,7 @@ class Program:
         header: Operations on numbers, in float64.
         body: Operations on tensors.
         results: Variable with the new value of every tensor that changes, by name.
+        counters: Variable of the header with the new value of every number that changes, by name.
     """
 
     tensors: dict[str, torch.dtype]
@@ -74,6 +75,7 @@ class Program:
     header: list[Operation] = field(default_factory=list)
     body: list[Operation] = field(default_factory=list)
     results: dict[str, Variable] = field(default_factory=dict)
+    counters: dict[str, Variable] = field(default_factory=dict)
 
     @cached_property
     def last_uses(self) -> dict[Variable, int]:
@@ -92,6 +94,13 @@ class Program:
         used = {arg for operation in self.body for arg in (*operation.args, operation.alpha)}
         used.update(self.results.values())
         return tuple(name for name in self.tensors if tensor_variable(name) in used)
+
+    @cached_property
+    def numbers_of_body(self) -> tuple[Variable, ...]:
+        """Inputs without an axis, and results of the header, that the operations on tensors use, in order."""
+        used = {arg for operation in self.body for arg in (*operation.args, operation.alpha)}
+        inputs = map(number_variable, self.numbers)
+        return tuple(name for name in (*inputs, *(operation.variable for operation in self.header)) if name in used)
 
     @cached_property
     def touched(self) -> tuple[str, ...]:
@@ -116,18 +125,20 @@ def record(
         NotElementwise: An operation reads a value, or gives a result of another shape.
     """
     program = Program(dict(tensors), tuple(numbers))
-    values = {name: torch.full((3,), 0.5, dtype=dtype) for name, dtype in tensors.items()}
-    scalars = {name: torch.full((), 0.5, dtype=torch.float64) for name in numbers}
+    values = {name: torch.full((3,), 0.5, dtype=dtype, device="cpu") for name, dtype in tensors.items()}
+    scalars = {name: torch.full((), 0.5, dtype=torch.float64, device="cpu") for name in numbers}
     inputs = [(tensor_variable(name), value) for name, value in values.items()]
     inputs += [(number_variable(name), value) for name, value in scalars.items()]
     recorder = _Recorder(program, inputs)
-    with torch.no_grad(), recorder:
+    with torch.no_grad(), torch.device("cpu"), recorder:  # whatever the default device is
         results = function(values, scalars)
     for name, value in results.items():
         variable = recorder.operand(value)
         if not isinstance(variable, Variable):
             raise NotElementwise(f"it sets {name!r} to a constant")
-        if variable != tensor_variable(name):
+        if not value.ndim:
+            program.counters[name] = variable
+        elif variable != tensor_variable(name):
             program.results[name] = variable
     return _without_unused(program)
 
@@ -198,7 +209,7 @@ class _Recorder(TorchDispatchMode):
 
 def _without_unused(program: Program) -> Program:
     """Drop operations whose results nobody reads."""
-    needed = set(program.results.values())
+    needed = {*program.results.values(), *program.counters.values()}
     for part in (program.body, program.header):
         kept = []
         for operation in reversed(part):

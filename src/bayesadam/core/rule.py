@@ -150,6 +150,17 @@ class Rule(ABC):
         return hash(type(self))
 
 
+def advanced(rule: Rule, hp: Hyper) -> dict[str, Number]:
+    """The counters of :data:`COUNTERS` after a step, from those before it."""
+    step = hp.step + 1.0
+    return {
+        "step": step,
+        "beta1_product": hp.beta1_product * hp.beta1,
+        "beta2_product": hp.beta2_product * hp.beta2,
+        "initial_weight": hp.initial_weight * (1.0 - rule.forgetting(Hyper(**{**vars(hp), "step": step}))),
+    }
+
+
 def active_prior(hp: Hyper) -> Number:
     """Prior precision in the posterior's precision: 0 in variational optimisation (``tau = 0``)."""
     return hp.prior_precision * (hp.temperature > 0)

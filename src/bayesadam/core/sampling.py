@@ -31,6 +31,7 @@ def run(
     numbers: Mapping[str, Any],
     lists: Mapping[str, Sequence[Tensor]],
     draws: Mapping[str, Draw],
+    found: Tensor | None = None,
     **entries: Any,
 ) -> None:
     """Run a pass over some members of a flat.
@@ -43,6 +44,7 @@ def run(
         numbers: Numbers of the pass by name.
         lists: Tensors of the chosen members that are not in the flat, except for their weights.
         draws: Noise by name.
+        found: What a check of the gradients found on their device.
         **entries: Further entries of the pass.
     """
     work = Pass(
@@ -53,10 +55,11 @@ def run(
         per_weight=flat.kind.per_weight,
         has_prior="prior_precision" in flat.groups[0],
         default_start=flat.kind.default_start,
+        guarded=flat.on_device and kind == "update",
         **entries,
     )
     lists = {"weights": launch.weights_of(flat, chosen), **lists}
-    launch.run(work, flat, chosen, numbers, lists, draws, compile=layout.first["compile"])
+    launch.run(work, flat, chosen, numbers, lists, draws, compile=layout.first["compile"], found=found)
 
 
 class Weights:

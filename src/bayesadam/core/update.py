@@ -10,13 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayesadam import noise
 from bayesadam.core.collect import Collection
 from bayesadam.core.dense import NotPositive
 from bayesadam.core.draws import Draw
-from bayesadam.core.finite import first_bad
+from bayesadam.core.finite import DeviceCheck, first_bad
 from bayesadam.core.flat import Flat, numbers_of
 from bayesadam.core.sampling import run
 from bayesadam.core.sources import HessianSource
+from bayesadam.native import device as devices
 from bayesadam.sharding import local
 
 BACKTRACK = 0.5
@@ -33,6 +35,8 @@ class Updates:
     def __init__(self, collection: Collection) -> None:
         self.collection, self.weights, self.layout = collection, collection.weights, collection.layout
         self._largest_rate = math.inf
+        self._check = DeviceCheck()
+        self._found: Tensor | None = None
 
     def first_bad(self) -> Tensor | None:
         """The first parameter whose gradient is not finite, if there is one."""
@@ -48,6 +52,10 @@ class Updates:
         layout, collection = self.layout, self.collection
         if collection.keeps_curvature and collection.source is None and layout.dense is None:
             self._check_measured()
+        self.learn(wait=False)
+        self._found = self._start_check()
+        if self._found is not None:
+            return True
         try:
             self._check_finite()
             if layout.dense is not None:
@@ -72,15 +80,41 @@ class Updates:
                             "sampled_params(), got one from outside"
                         )
 
+    def _start_check(self) -> Tensor | None:
+        """What a check on the device will find, if the kernels read it there; otherwise the host must know."""
+        flats = [flat for flat in self.layout.built if any(p.grad is not None for p in flat.parameters)]
+        places = {flat.kind.device if flat.on_device and not flat.is_sharded else None for flat in flats}
+        if len(places) != 1 or None in places or self.layout.first["compile"] is False:
+            return None
+        if self.collection.keeps_curvature or not noise.has_kernel(flats[0].kind.device):
+            return None
+        trained = [p for flat in flats for p in flat.parameters if p.grad is not None]
+        return self._check.start(trained, [self.collection.gradient(parameter) for parameter in trained])
+
+    def learn(self, *, wait: bool) -> None:
+        """Count the steps that a device has skipped since, or raise an error for them.
+
+        Args:
+            wait: Whether to wait for the latest steps, too.
+        """
+        for bad in self._check.results(wait=wait):
+            if self.layout.first["nonfinite"] == "skip":
+                self.layout.set_all("skipped_steps", self.layout.first["skipped_steps"] + 1)
+            else:
+                raise self._not_finite(bad, " in an earlier step, which was skipped")
+
+    def _not_finite(self, bad: Tensor, when: str) -> FloatingPointError:
+        largest = max(float(group["lr"]) for group in self.layout.owner.param_groups)
+        return FloatingPointError(
+            f"the gradient of parameter {self.layout.name_of(bad)} must be finite, got inf or nan{when} "
+            f"(if the training diverges, use a smaller lr than {largest:g}, or less noise at the start by "
+            "a larger initial_precision)"
+        )
+
     def _check_finite(self) -> None:
         bad = self.first_bad()
         if bad is not None:
-            largest = max(float(group["lr"]) for group in self.layout.owner.param_groups)
-            raise FloatingPointError(
-                f"the gradient of parameter {self.layout.name_of(bad)} must be finite, got inf or nan; nothing was "
-                f"changed (if the training diverges, use a smaller lr than {largest:g}, or less noise at the start by "
-                "a larger initial_precision)"
-            )
+            raise self._not_finite(bad, "; nothing was changed")
         if isinstance(self.collection.source, HessianSource):  # infinite where the gradient is finite
             for parameter, kept in self.collection.kept.items():
                 if not kept.isfinite().all():
@@ -130,6 +164,8 @@ class Updates:
             dense.prepare(draws["next_eps"])
         for flat in flats:
             self._update_flat(flat, draws, drop_in=drop_in and flat.kind.perturb, ready=ready and dense is None)
+        if any(devices.is_capturing(flat.kind.device) for flat in flats):
+            return  # nothing has happened
         layout.set_all("noise_step", layout.first["noise_step"] + 1)
         if not ready:
             layout.set_all("skipped_steps", layout.first["skipped_steps"] + 1)
@@ -183,5 +219,4 @@ class Updates:
             "curvature": curvature,
             "then": "sample" if drop_in else "mean",
         }
-        run(self.layout, flat, "update", chosen, numbers, lists, draws, **entries)
-        flat.advance(chosen, numbers)
+        run(self.layout, flat, "update", chosen, numbers, lists, draws, self._found, **entries)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.autograd.graph import GradientEdge
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
@@ -20,6 +21,7 @@ from bayesadam.curvature.passes import Call, Method, Pass, Slot, Unit, in_functo
 from bayesadam.curvature.totals import Scratch, Total, chunks
 from bayesadam.curvature.units import closed_form, units_of
 from bayesadam.functional.curvature import wide
+from bayesadam.functional.recomputation import in_backward
 
 
 class Collector:
@@ -102,7 +104,7 @@ class Collector:
         self.num_examples = 0
         for total in self._totals.values():
             total.empty = True
-        if not _in_backward():
+        if not in_backward():
             self.paused = False  # an interrupt may have left it
             self._end_of_backward()
 
@@ -120,16 +122,26 @@ class Collector:
         """Factor of the sum of squares; see :class:`PerExampleSquares`."""
         return 1.0 / max(1, self.num_examples) if self.sums else float(self.num_examples)
 
-    def expect(self, backwards: int) -> list[nn.Parameter]:
+    def expect(self, output: Tensor, backwards: int) -> list[GradientEdge]:
         """Announce the number of backward passes through the last forward pass.
 
         Returns:
-            A few small parameters whose gradients make a backward pass reach all calls.
+            Places in the graph whose gradients make a backward pass reach all calls. They are not parameters, whose
+            gradients would cost as much as the pass.
         """
         assert self._pass is not None
         self._pass.backwards = backwards
-        trainable = ([s.parameter for s in unit.slots.values() if s.parameter.requires_grad] for unit in self.units)
-        return list(dict.fromkeys(min(own, key=Tensor.numel) for own in trainable if own))
+        edges = []
+        queue = nodes_of(iter([output]))
+        seen = set(queue)
+        while queue:
+            node = queue.pop()
+            following = [(f, number) for f, number in node.next_functions if f is not None]
+            if isinstance(getattr(node, "call", None), Call):
+                edges.append(GradientEdge(*following[0]))
+            queue.extend(f for f, _ in following if f not in seen)
+            seen.update(f for f, _ in following)
+        return edges
 
     # Methods that hooks call
 
@@ -138,7 +150,7 @@ class Collector:
         if in_functorch():
             return
         inputs = list(tensors_in((args, kwargs)))
-        if not _in_backward():
+        if not in_backward():
             self._end_of_backward()
         size = len(inputs[0]) if inputs and inputs[0].ndim > 0 else None
         storages = frozenset(t.untyped_storage().data_ptr() for t in inputs)
@@ -163,7 +175,7 @@ class Collector:
         if in_functorch():
             return None
         during = self._pass
-        if during is not None and not _in_backward():
+        if during is not None and not in_backward():
             during.calls[unit] = during.calls.get(unit, 0) + 1
         if not torch.is_grad_enabled():
             return None
@@ -172,7 +184,7 @@ class Collector:
         names = tuple(name for name, slot in unit.slots.items() if slot.parameter.requires_grad)
         if not names:
             return None
-        if during is None or not (self._inside or _in_backward()):
+        if during is None or not (self._inside or in_backward()):
             raise RuntimeError(
                 f"{unit} must be called by the model's forward while per-example gradients are squared, got a call "
                 "from outside, where the examples are not known"
@@ -327,7 +339,3 @@ class Collector:
 def _leave_backward(reference: Callable[[], Collector | None], task: int) -> None:
     if (collector := reference()) is not None:
         collector.leave_backward(task)
-
-
-def _in_backward() -> bool:
-    return bool(torch._C._current_graph_task_id() != -1)

@@ -8,7 +8,7 @@ convolutions: gradients at different positions are taken as independent ("expand
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,10 @@ class FactoredForm(ClosedForm):
         """Add outer products; see :class:`Method`."""
         module: Any = call.unit.module
         inputs, grads = self._whole(call)
-        self.outputs = _added(self.outputs, self.form.gradient_columns(grads))
+        if call.context is None:
+            self.outputs = _added(self.outputs, self.form.gradient_columns(grads))
+        elif call.received == 1:
+            self.outputs = call.context if self.outputs is None else self.outputs.add_(call.context)
         if "weight" not in sink.totals or call.received > 1:
             return
         out, *side = module.weight.shape
@@ -93,6 +96,21 @@ class KroneckerFactors(PerExampleSquares):
         for unit in self._collector.units:
             if isinstance(unit.method, FactoredForm):
                 yield unit.module, unit.name
+
+    def give(self, output: Tensor, total: Callable[[], Tensor]) -> None:
+        """Give the factor of the layer that gives the outputs of the last forward pass, if there is one, instead of
+        summing the outer products of their gradients in several backward passes.
+
+        Args:
+            output: The outputs, whose last axis has those of the layer.
+            total: Function that returns ``B`` of this forward pass; see :class:`LayerFactors`.
+        """
+        call = getattr(output.grad_fn, "call", None)
+        if not isinstance(call, Call) or call.during.calls[call.unit] > 1:
+            return
+        method, slots = call.unit.method, call.unit.slots.values()
+        if isinstance(method, FactoredForm) and isinstance(method.form, LinearForm) and all(s.uses == 1 for s in slots):
+            call.context = total()
 
     def layers(self) -> Iterator[LayerFactors]:
         """The factors of all layers that have any.

@@ -257,9 +257,8 @@ def _loop(
             found = outputs(values, *tensors)
             ends = [found[number] for number in used]
             given = [grad[example].to(end.dtype) for grad, end in zip(grads, ends, strict=True)]
-            gradients.append(
-                torch.autograd.grad(ends, list(values.values()), given, allow_unused=True, materialize_grads=True)
-            )
+            own = torch.autograd.grad(ends, list(values.values()), given, allow_unused=True, materialize_grads=True)
+            gradients.append([gradient.to_dense() for gradient in own])
         results.append([t.detach() for t in found])
     stacked = [torch.stack(items) for items in zip(*results, strict=True)]
     return stacked, {name: torch.stack(items) for name, items in zip(values, zip(*gradients, strict=True), strict=True)}

@@ -8,12 +8,12 @@ changed in place.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
+
+from bayesadam.functional.autocast import without_autocast
 
 if TYPE_CHECKING:
     from bayesadam.curvature.passes import Call
@@ -82,9 +82,3 @@ class _TakeOver(Function):
             others = ctx.layer.backward(module, inputs, weight, grad, asked)
         found = (others[0], sums.get("weight", others[1]), sums.get("bias", others[2]))
         return (None, None, None, *(g if need else None for g, need in zip(found, needed, strict=True)))
-
-
-def without_autocast(tensors: Sequence[Tensor | None]) -> AbstractContextManager[Any]:
-    """Context without autocast, so that backward passes inside an autocast region do not square in low precision."""
-    device = next(t.device.type for t in tensors if t is not None)
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

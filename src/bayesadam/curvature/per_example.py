@@ -144,9 +144,9 @@ class PerExampleSquares:
             vectors: Tensors of its shape, with ``v_i`` for all examples.
             count: Number of these tensors.
         """
-        inputs = self._collector.expect(count)
+        edges = self._collector.expect(output, count)
         for number, vector in enumerate(vectors, 1):
-            torch.autograd.grad(output, inputs, vector, retain_graph=number < count, allow_unused=True)
+            torch.autograd.grad(output, edges, vector, retain_graph=number < count, allow_unused=True)
 
     def check(self, loss: Tensor) -> None:
         """Check that the loss of the last forward pass reduces the losses of the examples as announced.

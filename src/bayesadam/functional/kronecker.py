@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from bayesadam.functional.autocast import without_autocast
+
 
 def rotate(matrices: Tensor, left: Tensor | None, right: Tensor | None, *, back: bool = False) -> Tensor:
     """``L' X R``, the coordinates of matrices in other bases of their rows and columns; with ``back`` the inverse, ``L
@@ -18,10 +20,11 @@ def rotate(matrices: Tensor, left: Tensor | None, right: Tensor | None, *, back:
         right: ``R``, ``(I, I)``, of the matrices' dtype; None for the identity.
         back: Whether to compute ``L X R'``.
     """
-    if left is not None:
-        matrices = (left if back else left.mT) @ matrices
-    if right is not None:
-        matrices = matrices @ (right.mT if back else right)
+    with without_autocast([matrices]):
+        if left is not None:
+            matrices = (left if back else left.mT) @ matrices
+        if right is not None:
+            matrices = matrices @ (right.mT if back else right)
     return matrices
 
 

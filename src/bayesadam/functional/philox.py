@@ -24,9 +24,9 @@ _MASK = 0xFFFFFFFF
 
 def normals_of(
     block: Tensor, key: Sequence[Word], pool: list[Tensor], floats: Sequence[Tensor]
-) -> Iterator[tuple[int, Tensor]]:
-    """Yield the number of an output and its normals for every counter, flat, four times; each overwrites the previous
-    one.
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield the number of an output and two factors of its normals for every counter, flat, four times; they overwrite
+    the previous ones.
 
     Args:
         block: First words of the counters; overwritten.
@@ -40,7 +40,7 @@ def normals_of(
         radius.copy_(words[2 * pair].view(-1)).mul_(2.0**-32).add_(2.0**-33).log_().mul_(-2.0).sqrt_()
         angle.copy_(words[2 * pair + 1].view(-1)).mul_(2.0 * math.pi * 2.0**-32)
         for second, function in enumerate((torch.cos, torch.sin)):
-            yield 2 * pair + second, function(angle, out=trig).mul_(radius)
+            yield 2 * pair + second, function(angle, out=trig), radius
 
 
 def philox(block: Tensor, key: Sequence[Word], pool: list[Tensor]) -> list[Tensor]:
@@ -68,7 +68,8 @@ def philox_rounds(counter: list[Word], key: list[Word], pool: list[Tensor], roun
         first, second = _multiply(c0, _MULTIPLIERS[0], pool), _multiply(c2, _MULTIPLIERS[1], pool)
         c0, c1, c2, c3 = _mix(second, c1, k0, c0, pool), second, _mix(first, c3, k1, c2, pool), first
         k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
-    return [w.bitwise_and_(_MASK) if isinstance(w, Tensor) else pool.pop().fill_(w & _MASK) for w in (c0, c1, c2, c3)]
+    c1, c3 = (w.bitwise_and_(_MASK) if isinstance(w, Tensor) else w & _MASK for w in (c1, c3))  # the others are masked
+    return [w if isinstance(w, Tensor) else pool.pop().fill_(w) for w in (c0, c1, c2, c3)]
 
 
 def _multiply(word: Word, multiplier: int, pool: list[Tensor]) -> Word:

@@ -25,6 +25,12 @@ def sample(mean: Tensor, rho: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
     return theta, std
 
 
+def sample_again(theta: Tensor, mean: Tensor, rho: Tensor, eps: Tensor) -> Tensor:
+    """``theta``, a sample that :func:`sample` has given, with a gradient graph of its own."""
+    result: Tensor = _SampleAgain.apply(theta, mean, rho, eps)  # type: ignore[no-untyped-call]
+    return result
+
+
 def inverse_softplus(std: Tensor) -> Tensor:
     """``log(exp(std) - 1)``, element-wise, without overflow or cancellation; minus infinity at 0."""
     return std + (-torch.expm1(-std)).log()
@@ -76,10 +82,25 @@ class _Sample(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, theta: Tensor | None, std: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
         rho, eps = ctx.saved_tensors
+        theta = None if theta is None else theta.to_dense()  # an embedding's may be sparse
         if theta is None:
             return None, None if std is None else _times_slope(rho, std), None
         total = theta * eps if std is None else torch.addcmul(std, theta, eps)
         return theta, _times_slope(rho, total, out=total), None
+
+
+class _SampleAgain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, mean: Tensor, rho: Tensor, eps: Tensor) -> Tensor:
+        ctx.save_for_backward(rho, eps)
+        return theta.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rho, eps = ctx.saved_tensors
+        grad = grad.to_dense()
+        return None, grad, _times_slope(rho, grad * eps), None
 
 
 class _Root(torch.autograd.Function):

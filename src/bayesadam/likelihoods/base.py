@@ -103,6 +103,10 @@ class Likelihood(nn.Module):
             wrong = target[~fine][0].tolist()
             raise ValueError(f"target must be in the support of {type(self).__name__}, {support}, got {wrong!r}")
 
+    def counted(self, target: Tensor) -> Tensor | None:
+        """Mask of the targets that are not ignored, or None if all count."""
+        return None
+
     def log_density(self, output: Tensor, target: Tensor) -> Tensor:
         """:meth:`log_prob` without the check of values, for targets that were checked before."""
         if self.defines("element_log_density"):

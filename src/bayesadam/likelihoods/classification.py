@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
+import warnings
 
 import torch
 from torch import Tensor, distributions, nn
@@ -20,6 +21,10 @@ BOUNDS = {"tilted": maps.expected_log_softmax, "jensen": maps.jensen_log_softmax
 """Lower bounds of the expected log probability of a class, by name."""
 
 
+IGNORED = -100
+"""Target that is ignored, as by :func:`torch.nn.functional.cross_entropy`."""
+
+
 class ClassificationLikelihood(Likelihood, abc.ABC):
     """Base class of distributions over classes given logits; predictions are then class probabilities."""
 
@@ -30,6 +35,11 @@ class ClassificationLikelihood(Likelihood, abc.ABC):
     def tempered(self, temperature: float) -> TemperedClassification:
         """Return a copy with the logits divided by the temperature."""
         return TemperedClassification(self, temperature)
+
+    def nll(self, output: Tensor, target: Tensor) -> Tensor:
+        """Mean negative log-likelihood over the data points that are not ignored: the training loss, 0-d."""
+        counted = self.counted(target)
+        return super().nll(output, target) if counted is None else super().nll(output[..., counted, :], target[counted])
 
 
 class Bernoulli(ClassificationLikelihood):
@@ -97,7 +107,8 @@ class Bernoulli(ClassificationLikelihood):
 class Categorical(ClassificationLikelihood):
     """``C`` classes with their logits ``(N, ..., C)`` as outputs.
 
-    Targets are class numbers ``(N, ...)``, each of which is a data point.
+    Targets are class numbers ``(N, ...)``, each of which is a data point. Those of -100 are ignored by :meth:`nll`,
+    :func:`bayesadam.laplace` and the functions that tune a posterior, as by PyTorch's cross entropy.
 
     Args:
         bound: Lower bound of the expected log density under Gaussian logits, which some methods train with:
@@ -116,8 +127,23 @@ class Categorical(ClassificationLikelihood):
             raise ValueError(f"bound must be one of {tuple(BOUNDS)}, got {bound!r}")
         self.bound = bound
 
+    def counted(self, target: Tensor) -> Tensor | None:
+        """Mask of the targets that are not -100, or None if all are not."""
+        counted = target != IGNORED
+        return None if counted.all() else counted
+
     def check(self, output: Tensor, target: Tensor) -> None:
-        """Check that the target has the output's shape without its last axis, and integer values in range."""
+        """Check that the target has the output's shape without its last axis, and integer values in range.
+
+        A warning is issued if the classes may as well be along axis 1, where PyTorch's losses have them.
+        """
+        if output.ndim > 2 and (*output.shape[:1], *output.shape[2:]) == target.shape == output.shape[:-1]:
+            warnings.warn(
+                f"the classes of logits of shape {tuple(output.shape)} are taken along the last axis, but the target "
+                "fits both: give output= that moves them there if they are along axis 1 (out.movedim(1, -1))",
+                UserWarning,
+                stacklevel=2,
+            )
         classes = output.shape[-1]
         shape = output.shape[:-1]
         if shape[len(shape) - target.ndim :] != target.shape or len(shape) < target.ndim:
@@ -126,6 +152,8 @@ class Categorical(ClassificationLikelihood):
             )
         if target.is_floating_point() or target.is_complex():
             raise ValueError(f"target must be integer class numbers, got dtype {target.dtype}")
+        if target.device.type == "cuda":
+            return  # where ``gather`` checks the range itself, and nobody has to wait
         if target.numel() and not (0 <= target.min() and target.max() < classes):
             raise ValueError(f"target must be in [0, {classes}), got {target.min().item()} to {target.max().item()}")
 
@@ -208,6 +236,10 @@ class TemperedClassification(ClassificationLikelihood):
     def tempered(self, temperature: float) -> TemperedClassification:
         """Return a copy at the product of both temperatures."""
         return TemperedClassification(self.base, temperature * float(self.temperature))
+
+    def counted(self, target: Tensor) -> Tensor | None:
+        """Mask of the targets that ``base`` does not ignore."""
+        return self.base.counted(target)
 
     def check(self, output: Tensor, target: Tensor) -> None:
         """Check the target as ``base`` does."""

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from bayesadam.bayes_by_backprop.loss import Inputs, call, kl_scale
 from bayesadam.bayes_by_backprop.parameters import InitialStd, around, escaped, initial, wide
-from bayesadam.curvature.observe import without_autocast
+from bayesadam.functional.autocast import without_autocast
 from bayesadam.likelihoods import Likelihood
 from bayesadam.moments.objectives import expected_log_likelihood
 from bayesadam.moments.observer import Observer, version_of
@@ -98,9 +98,12 @@ class LastLayerModule(nn.Module):
         Raises:
             ValueError: The layer is not called exactly once, or its outputs are not those of the network. (A network
                 may return them inside a tuple or a dict.)
+            RuntimeError: The layer is called without gradients, as inside of a reentrant checkpoint, but they are
+                enabled outside.
         """
         calls: list[tuple[Tensor, Tensor, int]] = []
         self._observer.calls = calls
+        self._observer.gradients = torch.is_grad_enabled()
         try:
             result = self.model(*args, **kwargs)
         finally:

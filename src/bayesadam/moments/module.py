@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bayesadam.bayes_by_backprop.loss import Inputs, call, kl_scale
 from bayesadam.bayes_by_backprop.parameters import InitialStd, around
-from bayesadam.curvature.observe import without_autocast
+from bayesadam.functional.autocast import without_autocast
 from bayesadam.likelihoods import Likelihood
 from bayesadam.moments.graph import Graph
 from bayesadam.moments.objectives import OBJECTIVES, log_fit

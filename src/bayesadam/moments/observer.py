@@ -13,10 +13,17 @@ class Observer:
     """
 
     calls: list[tuple[Tensor, Tensor, int]] | None = None
+    gradients = False
+    """Whether gradients are enabled around the network."""
 
     def __call__(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Take down a call of the layer."""
         if self.calls is not None:
+            if self.gradients and not torch.is_grad_enabled():
+                raise RuntimeError(
+                    "the last layer must be called with gradients enabled if they are outside of the network, got a "
+                    "call without (torch.no_grad, or activation checkpointing with use_reentrant=True)"
+                )
             self.calls.append((inputs[0], output, version_of(output)))
 
 

@@ -266,12 +266,32 @@ class PerturbedOptimizer(Checkpointed):
                 not stay positive. Parameters and state have not changed; samples from blocks are discarded.
             ValueError: The closure's loss is a sum where a mean was announced, or the reverse.
             TypeError: The closure returned no loss to a method that differentiates it.
+            KeyboardInterrupt: At Ctrl-C; samples from blocks are discarded.
         """
-        self._engine.refuse_inside("step()")
-        if closure is not None:
-            return self._engine.step_with(closure)
-        self._engine.step()
+        try:
+            self._engine.refuse_inside("step()")
+            if closure is not None:
+                return self._engine.step_with(closure)
+            self._engine.step()
+        except KeyboardInterrupt:
+            self._engine.abandon()
+            raise
         return None
+
+    @uncompiled
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def prepare_replay(self) -> None:
+        """Prepare the next step of a CUDA graph in which :meth:`step` was captured, before every ``graph.replay()``.
+
+        It is a step without kernels: rates, counters and noise of the next step are computed as usual, and brought to
+        the device in one upload, which nobody waits for. Capture drop-in training, after a few steps without a graph;
+        what is captured does not count as a step.
+
+        Raises:
+            RuntimeError: The weights do not hold a sample, or there are no kernels of a GPU for them.
+        """
+        self._engine.prepare_replay()
 
     @torch.no_grad()
     def posterior(self, model: nn.Module | None = None) -> DiagonalGaussian:

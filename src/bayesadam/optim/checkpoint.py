@@ -238,7 +238,7 @@ class Checkpointed(Optimizer):
             self._take_loaded(self._loaded)
             return
         self._rebuild(copied=True)
-        if model is not None:
+        if model is not None and "_modules" in vars(model):  # not of a copy that is being made and has this optimiser
             self.attach(model)
 
     def _check_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -59,7 +59,8 @@ class Vadam(PerturbedOptimizer):
 
     It costs as much as Adam and turns its second moment into the posterior's precision. With a negligible prior and no
     noise it is ``torch.optim.Adam(eps=prior_precision / num_data)``. Arguments, defaults and ways to train are those of
-    :class:`PerturbedOptimizer`; the initial precision alone is not the paper's, which starts at the prior's.
+    :class:`PerturbedOptimizer`. One default is not the paper's: Fig. 1 has no initial precision, appendix J 10 for
+    networks (the prior's in the authors' code), and appendix K ``s = 0``.
 
     The square of the *mean* gradient over a minibatch is smaller than the mean of squared gradients, so that the
     posterior is the wider, the larger the minibatches are (section 3.4 of the paper). :class:`BayesAdam` corrects for

@@ -20,6 +20,10 @@ seconds or more.
 """
 
 
+TOGETHER = 16
+"""Number of samples that are multiplied by the factor together, which has to be read from memory each time."""
+
+
 class DenseGaussian(GaussianPosterior):
     """A Gaussian over all ``D`` weights of a small network together, with any covariance.
 
@@ -158,15 +162,23 @@ class DenseGaussian(GaussianPosterior):
         """
         scratch = noise.Scratch()
         center = self._flat(self.mean)
-        eps = torch.empty_like(center, dtype=torch.float32)
-        parts = dict(enumerate(self._split(eps).values()))
+        eps = torch.empty(TOGETHER, len(center), device=center.device)
+        draws, first = torch.empty(0), -1
 
         @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
+            nonlocal draws, first
             draw = self.mean
             if number is not None:
-                noise.fill_many(parts, seed, 0, number, stream=noise.POSTERIOR, scratch=scratch)
-                draw = self._split(torch.addmv(center, self.scale_tril, eps.double()))
+                row = number % TOGETHER
+                if number - row != first:
+                    noise.normal(seed, 0, number, 0, (0,), stream=noise.POSTERIOR)  # refuses a number out of range
+                    first = -1  # until the draws are complete
+                    for each in range(TOGETHER):
+                        parts = dict(enumerate(self._split(eps[each]).values()))
+                        noise.fill_many(parts, seed, 0, number - row + each, stream=noise.POSTERIOR, scratch=scratch)
+                    draws, first = center + eps.double() @ self.scale_tril.T, number - row
+                draw = self._split(draws[row])
             for name, mean in self.mean.items():
                 targets[name].detach().copy_(draw[name].to(mean.dtype))
             torch.clear_autocast_cache()

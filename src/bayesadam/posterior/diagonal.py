@@ -83,7 +83,7 @@ class DiagonalGaussian(GaussianPosterior):
         have another dtype or device or are not contiguous.
         """
         scratch = noise.Scratch()
-        std = {name: variance.sqrt() for name, variance in self.variance.items() if variance.any()}
+        std = {name: self.variance[name].sqrt() for name in uncertain(self.variance)}
         random = {index: name for index, name in enumerate(self.mean) if name in std}
 
         @torch.no_grad()
@@ -95,8 +95,14 @@ class DiagonalGaussian(GaussianPosterior):
                 own = {index: targets[name].detach() for index, name in random.items()}
                 draws = {index: _room(own[index], self.mean[name]) for index, name in random.items()}
                 noise.fill_many(draws, seed, 0, number, stream=noise.POSTERIOR, scratch=scratch)
+                if random and all(
+                    draw.device.type != "cpu" for draw in draws.values()
+                ):  # two operations for all tensors
+                    torch._foreach_mul_(list(draws.values()), [std[name] for name in random.values()])
+                    torch._foreach_add_(list(draws.values()), [self.mean[name] for name in random.values()])
                 for index, name in random.items():
-                    torch.addcmul(self.mean[name], draws[index], std[name], out=draws[index])
+                    if draws[index].device.type == "cpu":
+                        torch.addcmul(self.mean[name], draws[index], std[name], out=draws[index])
                     if draws[index] is not own[index]:
                         own[index].copy_(draws[index])
             torch.clear_autocast_cache()
@@ -181,6 +187,13 @@ def _room(target: Tensor, mean: Tensor) -> Tensor:
     """The tensor in which a sample is computed: the target, if it is contiguous and like the mean."""
     fits = (target.dtype, target.device) == (mean.dtype, mean.device) and target.is_contiguous()
     return target if fits else torch.empty_like(mean, memory_format=torch.contiguous_format)
+
+
+def uncertain(variance: Mapping[str, Tensor]) -> list[str]:
+    """Names of the tensors with a variance that is not 0 everywhere; a device is waited for once, not for each."""
+    found = [value.any() for value in variance.values()]
+    known = torch.stack([each.to(found[0].device) for each in found]).tolist() if found else []
+    return [name for name, has in zip(variance, known, strict=True) if has]
 
 
 def sum_of_tensors(terms: Iterable[Tensor]) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bayesadam import noise
 from bayesadam.functional import gaussian
+from bayesadam.functional.autocast import without_autocast
 from bayesadam.functional.kronecker import between, rotate
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all, sum_of_tensors
@@ -294,7 +295,8 @@ def _check_basis(what: str, basis: Tensor, size: int) -> None:
         raise ValueError(f"{what} must be finite, got inf or nan")
     dtype = torch.promote_types(basis.dtype, torch.float32)
     probe = torch.arange(1, size + 1, device=basis.device).to(dtype).cos()
-    error = torch.dist(basis.to(dtype).mT @ (basis.to(dtype) @ probe), probe).item()
+    with without_autocast([basis]):
+        error = torch.dist(basis.to(dtype).mT @ (basis.to(dtype) @ probe), probe).item()
     if error > torch.finfo(basis.dtype).eps ** 0.5 * probe.norm().item():
         raise ValueError(
             f"{what} must be orthogonal, got a matrix that together with its transpose changes a vector by {error:.3g}"

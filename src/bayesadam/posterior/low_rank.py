@@ -11,6 +11,7 @@ from torch import Tensor
 from bayesadam import noise
 from bayesadam.checks import check, is_whole
 from bayesadam.functional import gaussian
+from bayesadam.functional.autocast import without_autocast
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all
 from bayesadam.posterior.gaussian import GaussianPosterior, moved
@@ -155,8 +156,9 @@ class LowRankGaussian(GaussianPosterior):
                 center[name].copy_(mean)
             if number is not None:
                 noise.normal(seed, _STEP, number, 0, z.shape, stream=noise.POSTERIOR, out=z)
-                for name, factor in factors.items():
-                    center[name] += (z.to(factor) @ factor).view(center[name].shape)
+                with without_autocast([z]):
+                    for name, factor in factors.items():
+                        center[name] += (z.to(factor) @ factor).view(center[name].shape)
             write_around(targets, number)
 
         return write

@@ -386,10 +386,14 @@ def _go_through(
     shown = not isinstance(data, tuple)
     with progress_bar("fitting the curvature", length(data, batch_size), progress, shown=shown) as advance:
         for rows, target in batches_of_rows(data, device, batch_size):
+            counted = network.likelihood.counted(target)
+            if counted is not None and target.ndim == 1:
+                rows, target = rows.select(counted.nonzero().flatten()), target[counted]
+                if not rows.count:
+                    continue
             output = total.add(rows, target)
             warn_of_probabilities(network.model, network.likelihood, output)
-            with torch.no_grad():
-                density = network.likelihood.log_density(output, target).double()
+            density = network.log_densities(output, target)
             if not density.isfinite().all():
                 raise ValueError(f"the log-likelihood must be finite, got {density[~density.isfinite()][0].item()!r}")
             found.count += density.numel()

@@ -57,7 +57,8 @@ def badam(
     better one with held-out data.
 
     Args:
-        optimizer: Optimiser of ``torch.optim`` that has trained the model, in any of its implementations.
+        optimizer: Optimiser of ``torch.optim`` that has trained the model, in any of its implementations, or a wrapper
+            that keeps one as its ``optimizer`` (as that of Accelerate).
         model: Model whose trainable parameters get a posterior; they are copied. Frozen parameters have none. Names are
             those inside wrappers (``DistributedDataParallel``, ``torch.compile``).
         num_data: Number of training examples ``N``, or any number of "pseudo-observations"; a larger number gives a
@@ -86,6 +87,9 @@ def badam(
             are 0 with ``prior_precision=0``.
         RuntimeError: The optimiser has made no step.
     """
+    wrapped: Any = optimizer
+    while not isinstance(wrapped, tuple(FORMULAE)) and isinstance(getattr(wrapped, "optimizer", None), Optimizer):
+        optimizer = wrapped = wrapped.optimizer
     second_moments = _formula(optimizer)
     check("num_data", num_data, "a positive, finite number", lambda v: 0 < v < math.inf)
     if prior_precision != SAFE:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.curvature.reentrant import RefusingReentrant
-from bayesadam.posthoc.network import Network, columns
+from bayesadam.posthoc.network import Network
 from bayesadam.predictive.batches import Rows
 
 
@@ -27,8 +27,10 @@ class DiagonalSum:
         with torch.enable_grad():
             with RefusingReentrant(self.network.trainable.values()):
                 output = self.network(rows.batch)
-            factor = self.network.factor(output, target)
-            self.squares.backward_each(output, columns(factor, output), count=factor.shape[1] * factor.shape[3])
+            if parts := self.network.parts(rows, output, target, by_columns=True):
+                return torch.cat([self.add(*part) for part in parts])
+            vectors, count = self.network.columns(output, target)
+            self.squares.backward_each(output, vectors, count)
         return output.detach()
 
     def result(self) -> dict[str, Tensor]:

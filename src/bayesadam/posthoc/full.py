@@ -10,7 +10,7 @@ from torch.func import vjp, vmap
 
 from bayesadam.curvature.reentrant import RefusingReentrant
 from bayesadam.posterior.dense import MAX_WEIGHTS
-from bayesadam.posthoc.network import Network, columns
+from bayesadam.posthoc.network import Network
 from bayesadam.predictive.batches import Rows, call
 
 CHUNK = 2**22
@@ -36,7 +36,9 @@ class FullSum:
         """Add a batch and return its outputs, detached."""
         with torch.no_grad():
             output = self.network(rows.batch)
-        vectors = torch.stack(list(columns(self.network.factor(output, target), output)), dim=1)
+        if parts := self.network.parts(rows, output, target):
+            return torch.cat([self.add(*part) for part in parts])
+        vectors = torch.stack([*self.network.columns(output, target)[0]], dim=1)
         step = max(1, CHUNK // (vectors.shape[1] * len(self.matrix)))
         for start in range(0, len(output), step):
             pulled = self._pulled(rows.part(start, start + step), vectors[start : start + step])
@@ -90,7 +92,7 @@ class FullSum:
                 gradients = torch.autograd.grad(
                     output, parameters, vector[None], retain_graph=True, allow_unused=True, materialize_grads=True
                 )
-                found.append(torch.cat([gradient.flatten() for gradient in gradients]))
+                found.append(torch.cat([gradient.to_dense().flatten() for gradient in gradients]))
         return torch.stack(found).view(*vectors.shape[:2], -1)
 
 

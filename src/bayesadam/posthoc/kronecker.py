@@ -16,11 +16,8 @@ from bayesadam.curvature.factors import KroneckerFactors, LayerFactors
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.posterior.kronecker import KroneckerGaussian
 from bayesadam.posthoc.last_layer import Call, LastLayer
-from bayesadam.posthoc.network import Network, columns
+from bayesadam.posthoc.network import Network
 from bayesadam.predictive.batches import Rows
-
-FACTOR_BYTES = 2**28
-"""Memory for the factors of the Hessians of a batch's outputs; a batch that needs more is divided."""
 
 
 @dataclass(frozen=True)
@@ -122,10 +119,12 @@ class KroneckerSum:
         """Add a batch and return its outputs, detached."""
         with torch.enable_grad():
             output = self.network(rows.batch)
-            if _is_large(output):
-                return _in_halves(self, rows, target)
-            factor = self.network.factor(output, target)
-            self.factors.backward_each(output, columns(factor, output), count=factor.shape[1] * factor.shape[3])
+            if parts := self.network.parts(rows, output, target, by_columns=True):
+                return torch.cat([self.add(*part) for part in parts])
+            if self.network.is_block(output, target):
+                self.factors.give(output, lambda: self.network.total(output, target))
+            vectors, count = self.network.columns(output, target)
+            self.factors.backward_each(output, vectors, count)
         return output.detach()
 
     def result(self) -> KroneckerCurvature:
@@ -152,6 +151,7 @@ class LastLayerKroneckerSum(LastLayer):
     """
 
     structure = "last_layer_kron"
+    needs_factor = False
 
     def result(self) -> KroneckerCurvature:
         """The factors of the layer."""
@@ -173,40 +173,21 @@ class LastLayerKroneckerSum(LastLayer):
     def _inputs(self) -> Tensor:
         return self._total / self._count
 
-    def _collect(self, call: Call, rows: Rows, output: Tensor, target: Tensor) -> None:
-        if call.gives(output) and self._is_block(output, target):
+    def _collect(self, call: Call, output: Tensor, target: Tensor, *, gives: bool) -> None:
+        if gives:
             self._outputs += self.network.total(output, target)
-        elif _is_large(output):
-            _in_halves(self, rows, target)
-            return
         else:
-            factor = self._pulled(call, self.network.factor(output, target), output)
-            matrix = factor.movedim(-2, 0).flatten(1)
+            matrix = self._pulled(call, output, target).movedim(-2, 0).flatten(1)
             self._outputs.addmm_(matrix, matrix.mT)
         features = call.features.flatten(0, -2).double()
         self._total.addmm_(features.mT, features)
         self._count += len(features)
-
-    def _is_block(self, output: Tensor, target: Tensor) -> bool:
-        """Whether the outputs of the layer at a position are one block of the Hessian."""
-        return self.network.factor(output[:1], target[:1]).shape[2] == output.shape[-1]
 
 
 def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors of a matrix that is positive semi-definite, and symmetric up to rounding."""
     values, vectors = torch.linalg.eigh(torch.lerp(matrix, matrix.mT, 0.5))
     return values.clamp_min_(0.0), vectors.contiguous()
-
-
-def _is_large(output: Tensor) -> bool:
-    """Whether factors of the Hessians of several rows take too much memory, if a position's outputs are one block."""
-    return len(output) > 1 and output.numel() * output.shape[-1] * output.element_size() > FACTOR_BYTES
-
-
-def _in_halves(total: KroneckerSum | LastLayerKroneckerSum, rows: Rows, target: Tensor) -> Tensor:
-    middle = rows.count // 2
-    parts = ((0, middle), (middle, rows.count))
-    return torch.cat([total.add(rows.part(*part), target[slice(*part)]) for part in parts])
 
 
 def _too_wide(structure: str, side: int, what: str) -> ValueError:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from bayesadam.posthoc.full import check_size
-from bayesadam.posthoc.network import Network, columns
+from bayesadam.posthoc.network import Network
 from bayesadam.predictive.batches import Rows
 
 
@@ -50,6 +50,8 @@ class LastLayer(abc.ABC):
     """
 
     structure: ClassVar[str]
+    needs_factor: ClassVar[bool]
+    """Whether the factor of every Hessian is needed where the layer gives the outputs."""
     name: str
     layer: nn.Linear
     names: list[str]
@@ -111,7 +113,11 @@ class LastLayer(abc.ABC):
                 f"last_layer must be called once in the model's forward, got {len(self._calls)} calls of {self.name!r}"
             )
         call = self._calls.pop()
-        self._collect(call, rows, output, target)
+        gives = call.gives(output) and self.network.is_block(output, target)  # positions are separate blocks
+        if self.needs_factor or not gives:
+            if parts := self.network.parts(rows, output, target):
+                return torch.cat([self.add(*part) for part in parts])
+        self._collect(call, output, target, gives=gives)
         if not call.shows(output):
             self.gives_outputs = False
             if not self._is_named:
@@ -134,12 +140,12 @@ class LastLayer(abc.ABC):
         """Prepare the sums, once the layer is known."""
 
     @abc.abstractmethod
-    def _collect(self, call: Call, rows: Rows, output: Tensor, target: Tensor) -> None:
-        """Add a batch."""
+    def _collect(self, call: Call, output: Tensor, target: Tensor, *, gives: bool) -> None:
+        """Add a batch; ``gives`` tells whether the layer's outputs at every position are one block of the outputs."""
 
-    def _pulled(self, call: Call, factor: Tensor, output: Tensor) -> Tensor:
+    def _pulled(self, call: Call, output: Tensor, target: Tensor) -> Tensor:
         """The factor of an example's Hessian pulled back to the layer's outputs, ``(N, ..., K, P R)``, in float64."""
-        vectors = columns(factor, output)
+        vectors, _ = self.network.columns(output, target)
         try:
             pulled = [torch.autograd.grad(output, call.leaf, vector, retain_graph=True)[0] for vector in vectors]
         except RuntimeError as error:
@@ -171,6 +177,7 @@ class LastLayerSum(LastLayer):
     """
 
     structure = "last_layer"
+    needs_factor = True
     matrix: Tensor
 
     def result(self) -> Tensor:
@@ -184,12 +191,12 @@ class LastLayerSum(LastLayer):
         check_size(self.structure, size, "'last_layer_kron' or 'diagonal'")
         self.matrix = torch.zeros(size, size, dtype=torch.float64, device=self.layer.weight.device)
 
-    def _collect(self, call: Call, rows: Rows, output: Tensor, target: Tensor) -> None:
-        factor = self.network.factor(output, target)
-        if call.gives(output) and factor.shape[2] == output.shape[-1]:  # positions are separate blocks
+    def _collect(self, call: Call, output: Tensor, target: Tensor, *, gives: bool) -> None:
+        if gives:
+            factor = self.network.factor(output, target)
             self._add_products(call.features.flatten(0, -2).double(), factor.flatten(0, 1).double())
             return
-        factor = self._pulled(call, factor, output)
+        factor = self._pulled(call, output, target)
         if call.leaf.ndim == 2:
             self._add_products(call.features.double(), factor)
         else:

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.likelihoods import Likelihood, check_likelihood
-from bayesadam.predictive.batches import call, in_eval_mode
+from bayesadam.predictive.batches import Rows, call, in_eval_mode
 
 CURVATURES = ("ggn", "empirical_fisher")
+
+FACTOR_BYTES = 2**28
+"""Memory for the factors of the Hessians of several rows' outputs."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,76 @@ class Network:
         Raises:
             ValueError: The target does not fit the output.
         """
+        target, ignored = self._without_ignored(target)
         self.likelihood.check(output, target)
         output = output.detach()
         if self.curvature == "empirical_fisher":
             points = self.likelihood.log_density(output[:1], target[:1]).numel()
-            return self.likelihood.score(output, target).reshape(len(output), points, -1, 1)
-        return self.likelihood.fisher_factor(output, target)
+            factor = self.likelihood.score(output, target).reshape(len(output), points, -1, 1)
+        else:
+            factor = self.likelihood.fisher_factor(output, target)
+        return factor if ignored is None else factor.masked_fill(ignored.reshape(len(output), -1, 1, 1), 0.0)
+
+    @torch.no_grad()
+    def log_densities(self, output: Tensor, target: Tensor) -> Tensor:
+        """Log densities of all data points that are not ignored, in float64."""
+        target, ignored = self._without_ignored(target)
+        density = self.likelihood.log_density(output, target).double()
+        return density if ignored is None else density[~ignored]
+
+    def _without_ignored(self, target: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The target with class 0 in the place of ignored ones, and a mask of these if there are any."""
+        counted = self.likelihood.counted(target)
+        return (target, None) if counted is None else (target.where(counted, 0), ~counted)
+
+    def columns(self, output: Tensor, target: Tensor) -> tuple[Iterator[Tensor], int]:
+        """The columns of the whole factor of an example's Hessian, see :meth:`factor`: ``P R`` tensors of the output's
+        shape, and their number. If the factor is large they are made one by one; see :meth:`parts`.
+        """
+        if len(output) * self._first(output, target).nbytes > FACTOR_BYTES and self._is_of_classes(output, target):
+            return self._class_columns(output, target), output.shape[1]
+        factor = self.factor(output, target)
+        return _columns(factor, output), factor.shape[1] * factor.shape[3]
+
+    def parts(
+        self, rows: Rows, output: Tensor, target: Tensor, *, by_columns: bool = False
+    ) -> list[tuple[Rows, Tensor]]:
+        """Divide a batch into parts whose factors fit into memory, with their targets; none if it need not be divided.
+
+        Args:
+            rows: The batch.
+            output: Its outputs.
+            target: Its targets.
+            by_columns: Whether only the factor's :meth:`columns` are needed, which may be made one by one.
+        """
+        step = max(1, FACTOR_BYTES // self._first(output, target).nbytes)
+        if step >= len(output) or (by_columns and self._is_of_classes(output, target)):
+            return []
+        starts = range(0, len(output), step)
+        return [(rows.part(start, start + step), target[start : start + step]) for start in starts]
+
+    def is_block(self, output: Tensor, target: Tensor) -> bool:
+        """Whether the outputs along the last axis are one block of the Hessian."""
+        return self._first(output, target).shape[2] == output.shape[-1]
+
+    def _first(self, output: Tensor, target: Tensor) -> Tensor:
+        """The factor of the first row, after a check of all rows."""
+        self.likelihood.check(output, self._without_ignored(target)[0])
+        return self.factor(output[:1], target[:1])
+
+    def _is_of_classes(self, output: Tensor, target: Tensor) -> bool:
+        """Whether the factor of a row consists of the scores of all classes, times the roots of their probabilities."""
+        known = all(map(self.likelihood.defines, ("fisher_factor", "log_probs")))
+        return known and self._first(output, target).shape[1:] == (1, output.shape[-1], output.shape[-1])
+
+    @torch.no_grad()
+    def _class_columns(self, output: Tensor, target: Tensor) -> Iterator[Tensor]:
+        output = output.detach()
+        roots = (0.5 * self.likelihood.log_probs(output)).exp()
+        counted = self.likelihood.counted(target)
+        for number in range(output.shape[1]):
+            column = self.likelihood.score(output, torch.full_like(target, number)) * roots[:, number, None]
+            yield column if counted is None else column * counted.unsqueeze(-1)
 
     @torch.no_grad()
     def total(self, output: Tensor, target: Tensor) -> Tensor:
@@ -83,8 +150,11 @@ class Network:
         if self.curvature == "empirical_fisher":
             columns = self.factor(output, target).movedim(2, 0).flatten(1).double()
             return columns @ columns.mT
+        output, counted = output.detach(), self.likelihood.counted(target)
+        if counted is not None:
+            output, target = output[counted], target[counted]
         self.likelihood.check(output, target)
-        return self.likelihood.fisher_sum(output.detach(), target)
+        return self.likelihood.fisher_sum(output, target)
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
@@ -102,11 +172,9 @@ class Network:
                     parameter.grad = gradient
 
 
-def columns(factor: Tensor, output: Tensor) -> Iterator[Tensor]:
-    """The columns of the whole factor of an example's Hessian: ``P R`` tensors of the output's shape."""
-    _, blocks, _, width = factor.shape
-    for block in range(blocks):
-        for column in range(width):
+def _columns(factor: Tensor, output: Tensor) -> Iterator[Tensor]:
+    for block in range(factor.shape[1]):
+        for column in range(factor.shape[3]):
             whole = torch.zeros_like(factor[..., 0])
             whole[:, block] = factor[:, block, :, column]
             yield whole.view_as(output)

@@ -9,7 +9,7 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from bayesadam.curvature.observe import without_autocast
+from bayesadam.functional.autocast import without_autocast
 from bayesadam.functional.kronecker import rotate
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, KroneckerGaussian, NetworkDistribution
 from bayesadam.posterior.low_rank import LowRankGaussian

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from bayesadam import noise
-from bayesadam.curvature.observe import without_autocast
 from bayesadam.curvature.totals import chunks
 from bayesadam.functional import moments as maps
+from bayesadam.functional.autocast import without_autocast
 from bayesadam.likelihoods import Likelihood
 from bayesadam.predictive.mixture import MixturePredictive
 from bayesadam.predictive.result import ClassificationPredictive, Predictive, RegressionPredictive

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bayesadam.curvature.observe import without_autocast
+from bayesadam.functional.autocast import without_autocast
 from bayesadam.predictive.batches import Rows, is_out_of_memory
 from bayesadam.predictive.covariance import OutputCovariance
 from bayesadam.predictive.network import MeanNetwork
@@ -83,7 +83,7 @@ class Jacobians:
                     materialize_grads=True,
                 )
                 for name, gradient in zip(names, gradients, strict=True):
-                    found[name].append(gradient)
+                    found[name].append(gradient.to_dense())
         return {
             name: torch.stack(gradients).view(rows.count, outputs, *gradients[0].shape)
             for name, gradients in found.items()

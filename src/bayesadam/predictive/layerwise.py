@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from bayesadam.curvature.layers import Form
-from bayesadam.curvature.observe import without_autocast
 from bayesadam.curvature.registry import form_of
 from bayesadam.curvature.totals import Scratch, chunks
+from bayesadam.functional.autocast import without_autocast
 from bayesadam.functional.curvature import wide
 from bayesadam.predictive.batches import Rows
 from bayesadam.predictive.covariance import OutputCovariance

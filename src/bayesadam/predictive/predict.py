@@ -24,6 +24,7 @@ from bayesadam.predictive.batch_norm import WithOwnStatistics, warn_of_running_s
 from bayesadam.predictive.batches import repeatable
 from bayesadam.predictive.choice import MOST_OUTPUTS, suited_method, warn_of_probabilities, warn_of_samples
 from bayesadam.predictive.gaussian import LINKS, from_gaussian, uncertain_part
+from bayesadam.predictive.last_layer import last_layer_outputs, random_layer
 from bayesadam.predictive.linearized import TooManyOutputsError, linearized_outputs
 from bayesadam.predictive.linearized_mixture import mixed
 from bayesadam.predictive.moment_propagation import from_moments, propagated_outputs
@@ -185,10 +186,12 @@ class Run:
 
     Attributes:
         method: The method by which it was run.
+        takes_scale: Whether the posterior's width can be changed without running the network again.
     """
 
     method: str
     _predictive: Callable[..., Predictive]
+    takes_scale: bool = False
 
     @torch.no_grad()
     def __call__(self, likelihood: Likelihood, **scale: float) -> Predictive:
@@ -196,7 +199,7 @@ class Run:
 
         Args:
             likelihood: Likelihood of the kind that the network was run for, for example a tempered one.
-            scale: With the linearised method, ``scale=`` multiplies the posterior's standard deviations.
+            scale: If it is taken, ``scale=`` multiplies the posterior's standard deviations.
         """
         return self._predictive(likelihood, **scale)
 
@@ -256,7 +259,18 @@ def network_outputs(
             spread = covariance if scale == 1.0 else covariance * scale**2
             return from_gaussian(outputs, spread, likelihood, **drawing)
 
-        return Run("linearized", linearized)
+        return Run("linearized", linearized, takes_scale=True)
+    layer = random_layer(model, posterior) if how.method == "monte_carlo" else None
+    inputs = inputs if layer is None else repeatable(inputs)
+    at_layer = None if layer is None else last_layer_outputs(model, layer, posterior, inputs, how)
+    if at_layer is not None:
+        center, samples = at_layer
+        warn_of_probabilities(model, how.likelihood, samples)
+
+        def sampled(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
+            return from_outputs(samples if scale == 1.0 else center + scale * (samples - center), likelihood)
+
+        return Run("monte_carlo", sampled, takes_scale=True)
     strata, numbers = 1, None
     if how.method == "monte_carlo":
         strata = posterior.strata
@@ -286,7 +300,7 @@ def _linearized_mixture(model: nn.Module, posterior: Mixture, inputs: Any, how: 
     def linearized(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
         return mixed([part(likelihood, scale=scale) for part in parts])
 
-    return Run("linearized", linearized)
+    return Run("linearized", linearized, takes_scale=True)
 
 
 def _whole(name: str, value: Any) -> int:

@@ -6,17 +6,35 @@
 Fitted estimators are saved without pickle by their method ``save``, and loaded by :func:`load_estimator`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 try:
     import sklearn as _sklearn  # noqa: F401
 except ImportError:
     raise ImportError('bayesadam.sklearn needs scikit-learn: pip install "bayesadam[sklearn]"') from None
 
 from bayesadam.sklearn.classifier import BayesianMLPClassifier as BayesianMLPClassifier
+from bayesadam.sklearn.member_training import TrainingStatus as TrainingStatus
 from bayesadam.sklearn.methods import METHODS as METHODS
 from bayesadam.sklearn.regressor import BayesianMLPRegressor as BayesianMLPRegressor
+from bayesadam.sklearn.runs.settings import RunError as RunError
+from bayesadam.sklearn.runs.settings import Settings as Settings
 from bayesadam.sklearn.scorers import interval_score as interval_score
 from bayesadam.sklearn.scorers import neg_crps as neg_crps
 from bayesadam.sklearn.scorers import neg_nll as neg_nll
 from bayesadam.sklearn.storage import load_estimator as load_estimator
-from bayesadam.sklearn.training import TrainingStatus as TrainingStatus
+from bayesadam.sklearn.tables.encoder import TableEncoder as TableEncoder
+from bayesadam.sklearn.tables.findings import TableError as TableError
 from bayesadam.sklearn.transformed_target import TransformedTargetRegressor as TransformedTargetRegressor
+
+if TYPE_CHECKING:
+    from bayesadam.sklearn.runs.fit_table import TableFit as TableFit
+    from bayesadam.sklearn.runs.fit_table import fit_table as fit_table
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("TableFit", "fit_table"):  # which need the report, that predictions do not wait for
+        from bayesadam.sklearn.runs import fit_table
+
+        return getattr(fit_table, name)
+    raise AttributeError(f"module 'bayesadam.sklearn' has no attribute {name!r}")

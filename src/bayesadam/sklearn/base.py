@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, clone
 from sklearn.utils import check_random_state, check_X_y
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
@@ -23,8 +24,9 @@ from bayesadam.population import Population
 from bayesadam.posterior import Mixture
 from bayesadam.predictive.result import Predictive
 from bayesadam.scaling import input_scales, standardized
-from bayesadam.sklearn.calibration import effective_rows, settle_
+from bayesadam.sklearn.calibration import average_with_earlier_, effective_rows
 from bayesadam.sklearn.failures import all_or_nothing
+from bayesadam.sklearn.member_training import Training, TrainingStatus
 from bayesadam.sklearn.members import ROWS, posteriors, predictions, randomized
 from bayesadam.sklearn.methods import method_named
 from bayesadam.sklearn.moment_objective import MomentObjective
@@ -32,8 +34,9 @@ from bayesadam.sklearn.network import ACTIVATIONS, perceptron
 from bayesadam.sklearn.plan import FULL_BATCH, Plan, default_steps, plan
 from bayesadam.sklearn.rows import member_parts, numbered, require_single, weighed
 from bayesadam.sklearn.stack import stacked_predictions
-from bayesadam.sklearn.tables import as_table, is_table, learn_inputs
-from bayesadam.sklearn.training import Training, TrainingStatus
+from bayesadam.sklearn.tables.encoder import Encoded, TableEncoder
+from bayesadam.sklearn.tables.findings import Findings, TableError
+from bayesadam.sklearn.tables.frames import as_table, is_table
 
 Array = NDArray[Any]
 
@@ -63,9 +66,10 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     time_budget: float | None
     device: str
     random_state: Any
+    encoder: TableEncoder | None
     verbose: bool
 
-    inputs_: Any
+    inputs_: TableEncoder | None
     method_: str
     calibration_: dict[str, Any]
     _likelihoods: list[Likelihood]
@@ -73,7 +77,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     @all_or_nothing
     def fit(
         self,
-        X: ArrayLike,
+        X: ArrayLike | Encoded,
         y: ArrayLike,
         sample_weight: ArrayLike | None = None,
         *,
@@ -153,7 +157,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         try:
             if torch.empty(0, device=self.device).is_meta:
                 raise RuntimeError("it holds no numbers")
-        except (RuntimeError, AssertionError) as error:
+        except (RuntimeError, AssertionError, ImportError) as error:
             reason = str(error).splitlines()[0]
             raise ValueError(f"device must be one that PyTorch can use, got {self.device!r} ({reason})") from None
 
@@ -218,7 +222,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         whole = np.ones(count) if weight is None else weight
         if priors:
             for likelihood, before, mask in zip(learned, self._likelihoods, divided.left_out, strict=True):
-                settle_(likelihood, before, effective_rows(whole[~mask]))
+                average_with_earlier_(likelihood, before, effective_rows(whole[~mask]))
         self._likelihoods = learned
         self.posterior_ = Mixture(found, hyperparameters={"method": self.method_})
         self._calibrate(divided, inputs, targets, whole, self.calibration_ if priors else None)
@@ -300,7 +304,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         )
         return found or [self._predictions(X, member) for member in range(len(self.posterior_.components))]
 
-    def _in_parts(self, X: ArrayLike) -> list[Tensor]:
+    def _in_parts(self, X: Any) -> list[Tensor]:
         """Check and standardise new inputs, and split them into parts of a few thousand rows."""
         check_is_fitted(self, "posterior_")
         return list(torch.split(self._inputs(self._checked(X, reset=False)), ROWS))
@@ -311,27 +315,48 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         """Convert inputs to a matrix of numbers, as in training, and check the targets if they are given.
 
         Args:
-            X: A data frame, or anything that NumPy converts to a matrix.
+            X: A data frame, or anything that NumPy converts to a matrix; an :class:`Encoded` one is not changed.
             y: Targets.
             reset: Whether to learn the names, the number and the kinds of the columns.
             sample_weight: Weights of the rows. Nothing is learned from rows of weight 0.
             rules: Options of scikit-learn's check of the targets.
         """
-        inputs = None if reset else getattr(self, "inputs_", None)
-        if not (is_table(X) if reset else inputs):
+        if isinstance(X, Encoded):
+            if not reset:
+                return X.matrix
+            assert X.encoder is not None
+            self.inputs_, self.n_features_in_ = X.encoder, X.encoder.n_features_in_
+            self.feature_names_in_ = X.encoder.feature_names_in_
+            return check_X_y(X.matrix, y, dtype=np.float64, estimator=self, **rules)
+        encoder = None if reset else getattr(self, "inputs_", None)
+        if not (is_table(X) or self.encoder is not None if reset else encoder):
             self.inputs_ = None
             finite = True if reset else "allow-nan"
             numbers = (np.float64, np.float32)
             return validate_data(self, X, y, reset=reset, dtype=numbers, ensure_all_finite=finite, **rules)
-        validate_data(self, X, skip_check_array=True, reset=reset)
-        names = getattr(self, "feature_names_in_", [f"x{number}" for number in range(self.n_features_in_)])
-        table = as_table(X, list(names))
-        if inputs is None:
-            inputs = learn_inputs(table, sample_weight)
-        matrix = inputs.codes(table, place="row {}".format)
-        if reset:
-            self.inputs_ = inputs
+        if reset or not hasattr(X, "columns"):  # columns are found by their names
+            validate_data(self, X, skip_check_array=True, reset=reset)
+        if encoder is None:
+            encoder = self._learn_columns(X, sample_weight)
+        findings = Findings()
+        matrix = encoder.transform(X, findings=findings)
+        if findings.cells:
+            warnings.warn("; ".join(findings.cells), UserWarning, stacklevel=4)
         return matrix if isinstance(y, str) else check_X_y(matrix, y, dtype=np.float64, estimator=self, **rules)
+
+    def _learn_columns(self, X: Any, sample_weight: ArrayLike | None) -> TableEncoder:
+        """Learn the types of the columns from the rows that have a weight."""
+        encoder = TableEncoder() if self.encoder is None else clone(self.encoder)
+        weight = None if sample_weight is None else np.ravel(np.asarray(sample_weight, dtype=np.float64))
+        table = as_table(X)
+        if weight is not None and weight.shape == (len(table),):
+            table = table.filter(weight > 0)
+        encoder.fit(table)
+        left_out = [f"{name!r} ({why})" for name, why in encoder.left_out_.items() if "the same" not in why]
+        if left_out and self.encoder is None:
+            warnings.warn(f"columns are left out: {', '.join(left_out)}", UserWarning, stacklevel=6)
+        self.inputs_ = encoder
+        return encoder
 
     def _inputs(self, X: Array) -> Tensor:
         require_single("X", X)
@@ -342,7 +367,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         near = np.abs(inputs) <= FARTHEST
         if not near.all():
             row, column = np.argwhere(~near)[0].tolist()
-            raise ValueError(
+            raise TableError(
                 f"X must be near the training inputs, got {X[row, column]:g} in row {row}, column {column}"
             )
         return torch.from_numpy(inputs).to(self.device)
@@ -355,7 +380,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
 
     # The following methods differ between the estimators.
 
-    def _validated(self, X: ArrayLike, y: ArrayLike, *, sample_weight: ArrayLike | None = None) -> tuple[Array, Array]:
+    def _validated(self, X: Any, y: ArrayLike, *, sample_weight: ArrayLike | None = None) -> tuple[Array, Array]:
         raise NotImplementedError
 
     def _learn_scales(self, X: Array, y: Array, weight: Array | None, groups: Array | None) -> None:

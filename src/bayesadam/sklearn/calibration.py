@@ -42,7 +42,7 @@ def effective_rows(weight: Floats) -> float:
 
 
 @torch.no_grad()
-def settle_(likelihood: Likelihood, before: Likelihood, rows: float) -> None:
+def average_with_earlier_(likelihood: Likelihood, before: Likelihood, rows: float) -> None:
     """Average the learned parameters, which are all logarithms, with the earlier ones, weighted by numbers of rows."""
     old = before.state_dict()
     for name, value in likelihood.state_dict().items():

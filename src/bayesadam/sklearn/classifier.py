@@ -20,9 +20,9 @@ from bayesadam.sklearn.base import Array, BayesianMLP, continues
 from bayesadam.sklearn.calibration import pool, temperature, tempered
 from bayesadam.sklearn.failures import all_or_nothing
 from bayesadam.sklearn.linear import LinearPart, logistic_parts
+from bayesadam.sklearn.member_training import TrainingStatus, weighted_mean
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.rows import require_single, weighed
-from bayesadam.sklearn.training import TrainingStatus, weighted_mean
 
 
 class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
@@ -63,6 +63,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         time_budget: Duration of the training in seconds, which determines the number of epochs.
         device: Device of PyTorch on which the networks are trained.
         random_state: Seed of the random numbers: a number, a ``RandomState`` or ``None``, as in scikit-learn.
+        encoder: A :class:`bayesadam.sklearn.TableEncoder` for the columns of a data frame; ``None`` is one with its
+            defaults.
         verbose: Whether to show a progress bar.
 
     Attributes:
@@ -80,8 +82,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         stopped_: Reason for the end of the training: ``"end"`` (all epochs), ``"early"`` (early stopping), ``"time"``
             (the time budget) or ``"interrupted"`` (Ctrl-C).
         interrupted_: Whether Ctrl-C ended the training.
-        inputs_: How the columns of a data frame are interpreted: a ``bayesadam.tabular.Inputs`` with ``columns``,
-            ``left_out`` and ``features``. It is ``None`` if ``X`` consisted of numbers without missing values.
+        inputs_: The fitted :class:`bayesadam.sklearn.TableEncoder`, which says how columns are interpreted. It is
+            ``None`` if ``X`` consisted of numbers without missing values.
         n_features_in_: Number ``D`` of columns.
         feature_names_in_: Names of the columns; missing if they had none.
     """
@@ -106,6 +108,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         time_budget: float | None = None,
         device: str = "cpu",
         random_state: Any = None,
+        encoder: Any = None,
         verbose: bool = False,
     ) -> None:
         self.method = method
@@ -123,6 +126,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         self.time_budget = time_budget
         self.device = device
         self.random_state = random_state
+        self.encoder = encoder
         self.verbose = verbose
 
     def predict(self, X: ArrayLike) -> Array:
@@ -190,7 +194,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     def _validated(
         self,
-        X: ArrayLike,
+        X: Any,
         y: ArrayLike,
         classes: ArrayLike | None = None,
         *,

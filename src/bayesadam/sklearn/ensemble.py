@@ -21,10 +21,10 @@ from bayesadam.sklearn.base import Array, BayesianMLP
 from bayesadam.sklearn.calibration import Scales, mean_weights, output_scale, scaled
 from bayesadam.sklearn.conformal import LeftOutScores, cross_intervals
 from bayesadam.sklearn.linear import LinearPart, ridge_parts
+from bayesadam.sklearn.member_training import weighted_mean
 from bayesadam.sklearn.noise import LeftOut, NoisePattern, calibrated
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.reach import Reach
-from bayesadam.sklearn.training import weighted_mean
 
 
 class RegressionEnsemble(BayesianMLP):

@@ -26,9 +26,10 @@ from bayesadam.sklearn.choice import choose
 from bayesadam.sklearn.conformal import check_coverage, check_method
 from bayesadam.sklearn.ensemble import RegressionEnsemble, as_array
 from bayesadam.sklearn.failures import all_or_nothing
+from bayesadam.sklearn.member_training import TrainingStatus
 from bayesadam.sklearn.noise import check_noise
 from bayesadam.sklearn.rows import require_single, weighed
-from bayesadam.sklearn.training import TrainingStatus
+from bayesadam.sklearn.tables.table_target import numbers_of_text
 
 
 class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[misc]
@@ -101,6 +102,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         time_budget: Duration of the training in seconds, which determines the number of epochs.
         device: Device of PyTorch on which the networks are trained.
         random_state: Seed of the random numbers: a number, a ``RandomState`` or ``None``, as in scikit-learn.
+        encoder: A :class:`bayesadam.sklearn.TableEncoder` for the columns of a data frame; ``None`` is one with its
+            defaults.
         verbose: Whether to show a progress bar.
 
     Attributes:
@@ -125,8 +128,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         epochs_: Number of epochs for which the members were trained.
         stopped_: Reason for the end of training: ``"end"``, ``"early"`` (stopping), ``"time"`` or ``"interrupted"``.
         interrupted_: Whether Ctrl-C ended the training.
-        inputs_: How the columns of a data frame are interpreted: a ``bayesadam.tabular.Inputs`` with ``columns``,
-            ``left_out`` and ``features``. It is ``None`` if ``X`` consisted of numbers without missing values.
+        inputs_: The fitted :class:`bayesadam.sklearn.TableEncoder`, which says how columns are interpreted. It is
+            ``None`` if ``X`` consisted of numbers without missing values.
         n_features_in_: Number ``D`` of columns.
         feature_names_in_: Names of the columns; missing if they had none.
     """
@@ -152,6 +155,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         time_budget: float | None = None,
         device: str = "cpu",
         random_state: Any = None,
+        encoder: Any = None,
         verbose: bool = False,
     ) -> None:
         self.method = method
@@ -169,6 +173,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         self.time_budget = time_budget
         self.device = device
         self.random_state = random_state
+        self.encoder = encoder
         self.verbose = verbose
         self.noise = noise
         self.likelihood = likelihood
@@ -317,12 +322,12 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         return self.method
 
     def _validated(
-        self, X: ArrayLike, y: ArrayLike, *, sample_weight: ArrayLike | None = None, reset: bool = True
+        self, X: Any, y: ArrayLike, *, sample_weight: ArrayLike | None = None, reset: bool = True
     ) -> tuple[Array, Array]:
         inputs: Array
         target: Array
         inputs, target = self._checked(
-            X, y, reset=reset, sample_weight=sample_weight, multi_output=True, y_numeric=True
+            X, numbers_of_text(y), reset=reset, sample_weight=sample_weight, multi_output=True, y_numeric=True
         )
         target = np.ascontiguousarray(target, dtype=np.float64)  # PyTorch does not read reversed arrays
         if not reset and (target.ndim > 1) != self._several:

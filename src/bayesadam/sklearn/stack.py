@@ -71,8 +71,8 @@ class Stack:
         """
         members = len(next(iter(self.weights.values())))
         widths = [layer.out_features for _, layer in self.layers if isinstance(layer, nn.Linear)]
-        ranks = [value.shape[-1] for value in self.factor.values()]
-        each = members * max(widths) * max([widths[-1], *ranks])
+        products = [value[0, ..., 0].numel() for value in self.factor.values()]
+        each = members * widths[-1] * max([*widths, *products])
         found = [self._linearized(part, likelihood) for part in torch.split(x, int(max(1, AT_ONCE // each)))]
         outputs, covariance = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
         return outputs, covariance
@@ -87,30 +87,28 @@ class Stack:
             if isinstance(layer, nn.Linear):
                 passed.append((prefix, hidden))
                 weight, bias = self.weights[f"{prefix}weight"], self.weights[f"{prefix}bias"]
-                hidden = bias.unsqueeze(1) + hidden @ weight.mT
+                hidden = bias.unsqueeze(1) + _forward(hidden, weight)
             else:
-                with torch.enable_grad():
-                    before = hidden.detach().requires_grad_()
-                    after = layer(before)
-                passed.append(("", torch.autograd.grad(after, before, torch.ones_like(after))[0].unsqueeze(2)))
-                hidden = after.detach()
+                hidden, slope = _with_slope(layer, hidden)
+                passed.append(("", slope.unsqueeze(2)))
         selected = uncertain_part(likelihood, torch.eye(hidden.shape[-1], dtype=hidden.dtype, device=hidden.device))
         signal = selected.mT.expand(*hidden.shape[:2], *selected.mT.shape)
         total = signal.new_zeros(*signal.shape[:3], signal.shape[2])
         projected: Tensor | None = None
+        first, _ = passed[0]
         for prefix, value in reversed(passed):
             if not prefix:
                 signal = signal * value
                 continue
             for left, spread in self._spreads(prefix, value):
-                turned = signal if left is None else signal @ left.unsqueeze(1)
-                total = total + (turned * spread.unsqueeze(2)) @ turned.mT
-            moved = self._moved(prefix, value)
-            if moved is not None:
-                own = signal.to(moved.dtype) @ moved
+                turned = signal if left is None else _by_member(signal, left)
+                total = total + _inner(turned * spread.unsqueeze(2), turned)
+            own = self._projected(prefix, value, signal)
+            if own is not None:
                 projected = own if projected is None else projected + own
-            signal = signal @ self.weights[f"{prefix}weight"].unsqueeze(1)
-        return hidden, total if projected is None else total + projected @ projected.mT
+            if prefix != first:
+                signal = _by_member(signal, self.weights[f"{prefix}weight"])
+        return hidden, total if projected is None else total + _inner(projected, projected)
 
     def _spreads(self, prefix: str, inputs: Tensor) -> Iterator[tuple[Tensor | None, Tensor]]:
         """Yield variances of a layer's outputs, given its inputs, ``(M, N, out)``, each with its basis."""
@@ -121,17 +119,49 @@ class Stack:
         if bias in self.variance:
             yield self.left.get(bias), self.variance[bias].unsqueeze(1)
 
-    def _moved(self, prefix: str, inputs: Tensor) -> Tensor | None:
-        """Return the change of a layer's outputs for every column of ``F`` added to its weights, ``(M, N, out, R)``."""
+    def _projected(self, prefix: str, inputs: Tensor, signal: Tensor) -> Tensor | None:
+        """Return the change of the uncertain outputs for every column of ``F`` added to a layer, ``(M, N, K', R)``."""
         weight, bias = (self.factor.get(f"{prefix}{local}") for local in ("weight", "bias"))
         found = None
         if weight is not None:
-            members, width, _, rank = weight.shape
-            changes = weight.transpose(1, 2).flatten(2)
-            found = (inputs.to(weight.dtype) @ changes).view(members, inputs.shape[1], width, rank)
+            signal = signal.to(weight.dtype)
+            gradients = signal.unsqueeze(4) * inputs.to(weight.dtype)[:, :, None, None]
+            found = _by_member(gradients.flatten(3), weight.flatten(1, 2))
         if bias is None:
             return found
-        return bias.unsqueeze(1) if found is None else found + bias.unsqueeze(1)
+        moved = _by_member(signal.to(bias.dtype), bias)
+        return moved if found is None else found + moved
+
+
+def _with_slope(layer: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the outputs of an activation function and its slopes."""
+    if isinstance(layer, nn.Tanh):  # the first use of autograd takes half a second
+        outputs = inputs.tanh()
+        return outputs, 1.0 - outputs.square()
+    with torch.enable_grad():
+        before = inputs.detach().requires_grad_()
+        after = layer(before)
+    return after.detach(), torch.autograd.grad(after, before, torch.ones_like(after))[0]
+
+
+def _forward(inputs: Tensor, weight: Tensor) -> Tensor:
+    """Return the products of inputs with each member's weights, ``(M, N, out)``; all members may share the inputs."""
+    if len(inputs) > 1 or len(weight) == 1:
+        return inputs @ weight.mT
+    return (inputs[0] @ weight.flatten(0, 1).T).view(inputs.shape[1], *weight.shape[:2]).transpose(0, 1)
+
+
+def _by_member(rows: Tensor, matrices: Tensor) -> Tensor:
+    """Return ``rows @ matrices``, ``(M, N, K, b)``, for rows ``(M, N, K, a)`` and a matrix ``(a, b)`` per member.
+
+    It is one product per member. Broadcasting would make one per member and row.
+    """
+    return (rows.flatten(1, 2) @ matrices).view(*rows.shape[:3], -1)
+
+
+def _inner(first: Tensor, second: Tensor) -> Tensor:
+    """Return the inner products of the vectors of a row, ``(M, N, K, K)``."""
+    return (first * second).sum(3, keepdim=True) if first.shape[2] == 1 else first @ second.mT
 
 
 def stacked_predictions(

@@ -167,6 +167,10 @@ def output_covariance(variance: Tensor, weight: Tensor, output_variance: Tensor)
 def gaussian_log_prob(residual: Tensor, covariance: Tensor) -> Tensor:
     """``log N(residual | 0, covariance)`` by a Cholesky decomposition in float64, at a cost of O(K^3).
 
+    Bayer et al. 2015, section 3.1.1, update inverse and determinant by the formula of Sherman and Morrison instead, for
+    one hidden unit after another. That is O(H K^2) for H units, as much as :func:`output_covariance` takes anyhow, but
+    in H operations over ``(N, K, K)``, one after another: it is slower, for more outputs than units, too.
+
     Args:
         residual: Residuals, ``(..., K)``.
         covariance: Covariances ``(..., K, K)``, positive definite.

@@ -52,7 +52,7 @@ def sigmoid(mean: Tensor, variance: Tensor, *, approximation: str = "accurate") 
     relative error of the variance is below 1e-6 (3e-8); elsewhere only the absolute bounds hold. A variance of 0 gives
     the sigmoid bit for bit, and a variance of 0; gradients there are the limits.
 
-    ``"closed_form"`` is as published (Wang and Manning 2013, section 3; Bayer et al. 2015, section 2.3), with mean
+    ``"closed_form"`` is as published (Wang and Manning 2013, section 3; Bayer et al. 2015, section 2.1.2), with mean
     ``sig(mean / sqrt(1 + pi variance / 8))`` and second moment ``sig(c (mean - k) / sqrt(1 + pi c^2 variance / 8))``
     with ``c = 4 - 2 sqrt(2)`` and ``k = -log(sqrt(2) - 1)``. The error of the mean is up to 0.018 and that of the
     second moment up to 0.027 at any variance, so that small variances are useless. The variance is set to 0 where that
@@ -136,15 +136,15 @@ def _tanh(mean: Tensor, variance: Tensor, closed: bool) -> tuple[Tensor, Tensor]
 
 def _softplus(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     shift, spread = central_moments(_softplus_gap, _softplus_slopes, mean, variance.clamp_max(_LIMIT), _NODES)
-    wide = variance.clamp_min(_LIMIT).unsqueeze(-1) + mean.new_tensor(_SCALES).square()
-    rectified = (mean.new_tensor(_WEIGHTS) * relu(mean.unsqueeze(-1).expand_as(wide), wide)[0]).sum(-1)
+    wide = variance.clamp_min(_LIMIT).unsqueeze(-1) + _constants(_SCALES, mean).square()
+    rectified = (_constants(_WEIGHTS, mean) * relu(mean.unsqueeze(-1).expand_as(wide), wide)[0]).sum(-1)
     centre = functional.softplus(mean, threshold=40.0)
     return torch.where(variance <= _LIMIT, centre + shift, rectified), spread
 
 
 def _mixture(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``E[sig(x)]``, ``E[sig(-x)]`` and ``dE[sig(x)]/dmean`` under the mixture."""
-    weights, scales = mean.new_tensor(_WEIGHTS), mean.new_tensor(_SCALES)
+    weights, scales = _constants(_WEIGHTS, mean), _constants(_SCALES, mean)
     width = (variance.unsqueeze(-1) + scales.square()).sqrt()
     ratio = mean.unsqueeze(-1) / width
     density = (-0.5 * ratio.square()).exp() / (math.sqrt(2.0 * math.pi) * width)
@@ -172,3 +172,9 @@ def _is_closed(approximation: str) -> bool:
     if approximation not in APPROXIMATIONS:
         raise ValueError(f"approximation must be one of {APPROXIMATIONS}, got {approximation!r}")
     return approximation == "closed_form"
+
+
+def _constants(values: list[float], like: Tensor) -> Tensor:
+    """Constants on the device of a tensor, which is not waited for."""
+    tensor = torch.tensor(values, dtype=like.dtype)
+    return (tensor.pin_memory() if like.is_cuda else tensor).to(like.device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Means and variances under independent additive, multiplicative or dropout noise (Bayer et al. 2015, section 2.2).
+"""Means and variances under independent additive, multiplicative or dropout noise (Bayer et al. 2015, section 2.3).
 
 All functions are element-wise and exact for any distributions, since only means and variances enter. Arguments
 broadcast. A variance of ``None`` is exactly zero, as an argument and as a result.

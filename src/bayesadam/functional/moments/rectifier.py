@@ -1,4 +1,4 @@
-"""Mean and variance of rectified Gaussians, in closed form (Bayer et al. 2015, section 2.3; methods section 7).
+"""Mean and variance of rectified Gaussians, in closed form (Bayer et al. 2015, section 2.1.2).
 
 With ``al = mean / sd``, ``Phi`` and ``phi`` the standard normal's distribution function and density::
 

@@ -1,0 +1,213 @@
+"""What can be known of the kernels of a GPU without one; ``gpu.py --without-gpu`` runs each part in its own process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from bayesadam.core import gpu, launch
+from bayesadam.core.flat import Flat
+from bayesadam.core.passes import Pass
+from bayesadam.curvature import PerExampleSquares
+from bayesadam.optim import OPTIMIZERS
+
+Work = tuple[Pass, torch.dtype, torch.dtype]
+"""A pass, and the dtypes of the weights and of the state."""
+FEW = ("vadam", "ivon")
+CPU = torch.device("cpu")
+
+
+def made(name: str, net: nn.Module, **options: Any) -> Any:
+    """An optimiser with what it requires."""
+    required: dict[str, Any] = {"lr": 0.01, "num_data": 50}
+    if name == "bayesadam":
+        required["batch_size"] = 8
+    if name == "vadagrad":
+        required["initial_precision"] = 50.0
+    if name == "vogn":
+        required["curvature"] = PerExampleSquares(net)
+    return OPTIMIZERS[name](net.named_parameters(), **required | options)
+
+
+def passes(names: Sequence[str]) -> list[Work]:
+    """All passes that optimisers run, in the variants that GPUs run."""
+    found: dict[Work, None] = {}
+
+    def noted(work: Pass, weights: torch.dtype, real: torch.dtype, *_: Any, **__: Any) -> None:
+        found[replace(work, guarded=work.kind == "update"), weights, real] = None
+
+    with patch.object(launch, "kernel_of", noted), patch.object(Flat, "on_device", True):
+        for name in names:
+            variants: list[tuple[torch.dtype, dict[str, Any]]] = [
+                (torch.float32, {}),
+                (torch.float32, {"low_memory": True}),
+            ]
+            if name in FEW:
+                prior = made(name, nn.Linear(3, 2)).posterior()
+                variants += [(torch.float32, {"prior": prior}), (torch.float32, {"mc_samples": 2})]
+                variants += [(dtype, {}) for dtype in (torch.bfloat16, torch.float16, torch.float64)]
+            for dtype, options in variants:
+                run_steps(name, dtype, options)
+    return list(found)
+
+
+def run_steps(name: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    """A step in blocks, and one in drop-in training."""
+    net = nn.Sequential(nn.Linear(3, 2)).to(dtype)
+    if "prior" in options:
+        net = net[0]  # type: ignore[assignment]
+    opt = made(name, net, **options)
+    x, y = torch.ones(4, 3, dtype=dtype), torch.ones(4, 2, dtype=dtype)
+
+    def closure() -> Any:
+        opt.zero_grad()
+        loss = mse_loss(net(x), y)
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    if "mc_samples" not in options:
+        opt.train()
+        opt.step(closure)
+        opt.eval()
+
+
+def title(work: Work) -> str:
+    each, weights, real = work
+    parts = [
+        type(each.rule).__name__,
+        each.kind,
+        f"mean={each.mean}",
+        f"then={each.then}",
+        f"curvature={each.curvature}",
+    ]
+    parts += ["low memory"] * (not each.stored) + ["priors of weights"] * each.per_weight
+    return " ".join([*parts, *(str(dtype).removeprefix("torch.") for dtype in {weights: 0, real: 0})])
+
+
+def interpreted(names: Sequence[str]) -> dict[str, Any]:
+    """Largest relative difference of every pass, run by Triton's interpreter, from PyTorch's operations."""
+    results = {}
+    for work in passes(names):
+        each, weights, real = work
+        program = launch.program_of(each, weights, real)
+        kernels = gpu.Kernels(program, each.draws, real, CPU)
+        worst = 0.0
+        for skip in (0.0, 1.0) if each.guarded else (0.0,):
+            pairs = launch.trial(each, program, real, CPU, kernels.call, sizes=(5, 300), skip=skip)
+            errors = [((a - b).abs() / (1e-3 + b.abs())).max().item() for a, b in pairs.values()]
+            worst = max([worst, *errors])
+        limit = 2 * torch.finfo(weights).eps if weights != real else 2e-5
+        results[title(work)] = {"difference": worst, "within_rounding": worst <= limit}
+    return {"passes": results, "count": len(results), "equal": all(r["within_rounding"] for r in results.values())}
+
+
+RUN = {"parts": "*i32", "table": "*i64", "words": "*i64", "values": "*fp32"}
+HEADER = {"table": "*i64", "words": "*i64", "numbers": "*fp64", "counters": "*fp64", "found": "*i32", "values": "*fp32"}
+
+
+def compiled(names: Sequence[str]) -> dict[str, Any]:
+    """Registers and spills of cubins for sm_80 and sm_90, and the bytes that kernels read and write per weight, for the
+    steps of drop-in training.
+    """
+    from bayesadam.native import tiles
+
+    results = {}
+    for work in passes(names):
+        each, weights, real = work
+        if each.kind != "update" or each.then != "sample" or each.per_weight:
+            continue
+        text = gpu.source(launch.program_of(each, weights, real), each.draws, real)
+        functions = gpu.functions(text)
+        values = {"values": "*fp64" if real == torch.float64 else "*fp32"}
+        results[title(work)] = {
+            "run": cubins(functions["run"], RUN | values),
+            "header": cubins(functions["header"], HEADER | values),
+            "bytes_per_weight": bytes_per_weight(text),
+        }
+    results["normals"] = {"run": cubins(tiles.fill, {"parts": "*i32", "table": "*i64"})}
+    check = {"parts": "*i32", "table": "*i64", "count": "i32", "found": "*i32"}
+    results["check"] = {"run": cubins(tiles.check, check), "bytes_per_weight": 4}
+    spills = [
+        cubin["spilled"]
+        for each in results.values()
+        for key in ("run", "header")
+        for cubin in each.get(key, {}).values()
+    ]
+    return {"kernels": results, "count": len(spills), "spilled_bytes": sum(spills)}
+
+
+def cubins(function: Any, signature: dict[str, str]) -> dict[str, dict[str, int]]:
+    """Registers, and bytes that are spilled, by architecture."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import get_ptxas
+    from triton.compiler import ASTSource
+
+    found = {}
+    for arch in (80, 90):
+        source = ASTSource(fn=function, signature=signature)
+        options = {"num_warps": 4, "enable_fp_fusion": False}
+        text = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options).asm["ptx"]
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "kernel.ptx"
+            path.write_text(text)
+            target = re.findall(r"\.target (sm_\w+)", text)[0]
+            command = [get_ptxas(arch).path, "-v", f"--gpu-name={target}", str(path), "-o", str(path) + ".cubin"]
+            said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+        registers = int(re.findall(r"Used (\d+) registers", said)[0])
+        spilled = sum(map(int, re.findall(r"(\d+) bytes spill", said)))
+        found[f"sm_{arch}"] = {"registers": registers, "spilled": spilled}
+    return found
+
+
+SIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+
+
+def bytes_per_weight(text: str) -> int:
+    """What a kernel's loads and stores move for every weight."""
+    dtypes = dict(re.findall(r"p_(\w+) = tl\.load\(row \+ \d+\)\.to\(tl\.pointer_type\(tl\.(\w+)\)\)", text))
+    return sum(SIZES[dtypes[name]] for name in re.findall(r"tl\.(?:load|store)\(p_(\w+) \+ \w+,", text))
+
+
+def main_of_part(part: str, names: Sequence[str]) -> dict[str, Any]:
+    """One part, in a process of its own."""
+    return interpreted(names) if part == "interpreted" else compiled(names)
+
+
+def without_gpu(*, quick: bool) -> dict[str, Any]:
+    """All parts side by side; ``quick`` takes one rule and fewer steps."""
+    names = ["ivon"] if quick else list(OPTIMIZERS)
+    code = f"import json, without_gpu as w; print(json.dumps(w.main_of_part({{!r}}, {names!r})))"
+    here = Path(__file__).parent
+    commands = {
+        "interpreted": ["-c", code.format("interpreted")],
+        "compiled": ["-c", code.format("compiled")],
+        "fake": ["-c", f"import fake_gpu, json; print(json.dumps(fake_gpu.everything(quick={quick})))"],
+    }
+    workers = {}
+    for part, arguments in commands.items():
+        environment = {**os.environ, "TRITON_INTERPRET": "1" if part == "interpreted" else "0"}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(here), os.environ.get("PYTHONPATH")]))
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        workers[part] = subprocess.Popen([sys.executable, *arguments], env=environment, **pipes)
+    found = {}
+    for part, worker in workers.items():
+        said, errors = worker.communicate()
+        if worker.returncode:
+            raise RuntimeError(f"the part {part!r} failed: {errors[-2000:]}")
+        found[part] = json.loads(said.splitlines()[-1])
+    return found

@@ -1,0 +1,83 @@
+"""Reports of a user's mistakes: one line on stderr, and exit code 2."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+
+STOPPED = 130
+"""Exit code after Ctrl-C, which is the one that shells use."""
+_NEEDS = {
+    "pyarrow": ("pyarrow", "sklearn"),
+    "sklearn": ("scikit-learn", "sklearn"),
+    "pandas": ("pandas", "sklearn"),
+    "bokeh": ("bokeh", "report"),
+    "PIL": ("pillow", "plot"),
+    "matplotlib": ("matplotlib", "plot"),
+}
+"""Package and extra of each module that a command may need."""
+
+
+def fail(message: str, code: int = 2) -> NoReturn:
+    """Print an error message and exit."""
+    typer.echo(f"bayesadam: {' '.join(message.split())}", err=True)
+    raise typer.Exit(code)
+
+
+def require(*modules: str) -> None:
+    """Exit with an error message if a package is not installed."""
+    for module in modules:
+        if find_spec(module) is None:
+            package, extra = _NEEDS[module]
+            fail(f'this command needs {package}: pip install "bayesadam[{extra}]"')
+
+
+def say(shown: Any, console: Console | None = None) -> None:
+    """Print a line or a table. If nobody reads any more, as with ``| head``, the command goes on in silence."""
+    console, text = console or Console(), isinstance(shown, str)
+    with console.capture() as printed:  # rich ends the process if a pipe is closed
+        console.print(shown, markup=not text, highlight=False, soft_wrap=text)
+    try:
+        console.file.write(printed.get())
+        console.file.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno != errno.EPIPE:
+            typer.echo(f"bayesadam: standard output cannot be written to ({error.strerror})", err=True)
+
+
+@contextmanager
+def writing_to(option: str, path: Path, kind: str = "a folder") -> Iterator[None]:
+    """Context in which the message for a file that cannot be written names the option with its path."""
+    try:
+        yield
+    except OSError as error:
+        rule = "where there is space" if error.errno == errno.ENOSPC else f"{kind} that can be written to"
+        fail(f"{option} must be {rule}, got {str(path)!r} ({error.strerror or error})")
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Context in which errors of the library, Ctrl-C and a lack of memory are reported in one line."""
+    from bayesadam.sklearn import RunError, TableError
+    from bayesadam.sklearn.tables.memory import NotEnoughMemory
+
+    try:
+        yield
+    except (RunError, TableError, NotEnoughMemory) as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        fail("stopped; nothing was written", STOPPED)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        fail(f"there is not enough memory: use fewer rows, columns, --members or smaller --hidden ({error})")

@@ -1,0 +1,79 @@
+"""``bayesadam predict`` and ``bayesadam report``: what is made from a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from bayesadam.cli import options as of
+from bayesadam.cli.mistakes import fail, one_line, require, say, writing_to
+
+
+def predict(
+    run: of.Run,
+    data: of.NewData,
+    *,
+    out: of.Predictions = Path("-"),
+    coverage: of.Coverage = 0.95,
+    interval: of.Interval = None,
+    quantiles: of.Quantiles = None,
+    copy: of.Copy = None,
+    spreadsheet: of.Spreadsheet = False,
+    missing: of.Missing = None,
+    delimiter: of.Delimiter = None,
+    decimal: of.Decimal = None,
+) -> None:
+    """Predict every row of a table, with the uncertainty of each prediction."""
+    require("pyarrow", "pandas", "sklearn")
+    with one_line():
+        from bayesadam.sklearn.runs.predict_table import STDOUT, predict_table, write_predictions
+        from bayesadam.sklearn.runs.run_folder import load_run
+        from bayesadam.sklearn.tables.read_table import is_parquet, read_table
+
+        estimator = load_run(run)
+        _check_out(out, run, data)
+        if spreadsheet and is_parquet(out):
+            fail(f"--spreadsheet is for a CSV file, got --out {str(out)!r}")
+        if estimator.inputs_ is None:
+            fail(f"the run must be that of a table, got {str(run)!r}")
+        estimator.inputs_ = estimator.inputs_.reading(decimal, missing or [])
+        err = Console(stderr=True)
+        columns = SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn()
+        with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+            task = bar.add_task("rows", total=None)
+            table, notes = predict_table(
+                estimator,
+                read_table(data, delimiter=delimiter, decimal=decimal, typed=False),
+                coverage=coverage,
+                interval=interval,
+                quantiles=quantiles or [],
+                copy=copy or [],
+                advance=lambda done: bar.update(task, completed=done),
+            )
+        with writing_to("standard output" if out == STDOUT else "--out", out, "a file"):
+            write_predictions(table, out, spreadsheet=spreadsheet)
+        for note in notes:
+            say(f"note: {note}", err if out == STDOUT else None)
+        if out != STDOUT:
+            say(f"predictions of {len(table):,} rows are in {out}")
+
+
+def report(run: of.Run) -> None:
+    """Write the report.html of a run again from the data that the run folder holds."""
+    require("pyarrow", "pandas", "sklearn", "bokeh")
+    with one_line(), writing_to("RUN", run):
+        from bayesadam.sklearn.runs.run_folder import rewrite_report
+
+        typer.echo(f"the report is {rewrite_report(run)}")
+
+
+def _check_out(out: Path, run: Path, data: str) -> None:
+    if out.is_dir():
+        fail(f"--out must be a file, got the folder {str(out)!r}")
+    if out.exists() and Path(data).exists() and out.samefile(data):
+        fail(f"--out must be another file than the table, got {str(out)!r}")
+    if out.parent.resolve().is_relative_to(run.resolve()):
+        fail(f"--out must be outside of the run, got {str(out)!r}")

@@ -1,0 +1,149 @@
+"""The output of a fit: a summary of the table, progress, or plain lines if stderr is no terminal, and scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from bayesadam.cli.mistakes import say
+from bayesadam.cli.options import fit_command_line
+from bayesadam.sklearn import Settings
+from bayesadam.sklearn.runs.fit_table import Watcher
+from bayesadam.sklearn.runs.prepare import Prepared
+from bayesadam.sklearn.tables.column_types import Column
+
+_LINES = 10
+"""Number of lines about the training if stderr is not a terminal."""
+_HIGHER_IS_BETTER = ("accuracy", "OOD AUROC", "(")
+_LOWER_IS_BETTER = ("RMSE", "NLL", "ECE", "CRPS", "Brier")
+_PLURAL = {"number": "numbers", "category": "categories", "date": "dates"}
+
+
+class Screen(Watcher):
+    """The user interface of a fit in a terminal. As a context manager, it removes the progress bar at the end.
+
+    Args:
+        out: Console for the summary of the table.
+        err: Console for the progress.
+        folder: The run folder.
+    """
+
+    def __init__(self, out: Console, err: Console, folder: Path) -> None:
+        self._out, self._err, self._folder = out, err, folder
+        self._live = err.is_terminal
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=err,
+            transient=True,
+            disable=not self._live,
+        )
+        self._task = self._bar.add_task("training", total=None, note="", visible=False)
+
+    def __enter__(self) -> Screen:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def prepared(self, prepared: Prepared) -> None:
+        """Print a summary of the table."""
+        target, split = prepared.target, prepared.split
+        columns = prepared.file.table.num_columns
+        self._say(f"{prepared.file.name}: {len(prepared.y):,} rows, {columns} columns")
+        override = " (if not: --task regression)" if target.classes and "whole numbers" in target.why else ""
+        self._row("predict", f"{target.name}: {target.task}, {target.why}{override}")
+        if target.classes:
+            self._row("", f"{len(target.classes)} classes: {_listed([str(label) for label in target.classes])}")
+        self._row("from", _inputs(prepared.encoder.columns_))
+        for name, reason in prepared.left_out.items():
+            self._row("left out", f"{name}: {reason}")
+        self._row("held out", f"{len(split.held_out):,} rows: {split.how}; {len(split.training):,} are trained on")
+        for note in prepared.notes:
+            self._row("note", note)
+        self._bar.update(self._task, visible=True)
+
+    def epoch(self, status: Any) -> None:
+        """Advance the progress bar, or print a line."""
+        known = status.held_out_nll is not None and math.isfinite(status.held_out_nll)
+        note = f"validation NLL {status.held_out_nll:.3f}" if known else ""
+        self._bar.update(self._task, completed=status.epoch, total=status.epochs, note=note)
+        every = max(1, status.epochs // _LINES)
+        if not self._live and (status.epoch % every == 0 or status.epoch == status.epochs):
+            words = [f"epoch {status.epoch} of {status.epochs}", *[note] * known, f"{status.seconds:.0f} s"]
+            say(", ".join(words), self._err)
+
+    def stage(self, what: str) -> None:
+        """Show a stage after the training, whose duration is unknown."""
+        self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(what, total=None, note="")
+        if not self._live:
+            say(what, self._err)
+
+    def command(self, settings: Settings) -> str:
+        """Return the command line that fits with these settings."""
+        return fit_command_line(settings, self._folder)
+
+    def _row(self, head: str, text: str) -> None:
+        self._say(f"  {head:<10}{text}")
+
+    def _say(self, text: str) -> None:
+        # Names of columns may contain control characters.
+        say("".join(c if c.isprintable() else " " for c in text), self._out)
+
+
+def score_table(title: str, rows: Mapping[str, Mapping[str, float | None]], *, digits: str = ".3f") -> Table:
+    """Return a table of scores by method, in which the best score of each column is bold.
+
+    Args:
+        title: Title above the table.
+        rows: Scores by name; ``None`` is shown as a dash.
+        digits: Format of the numbers.
+    """
+    table = Table(title=escape(title), title_justify="left")
+    table.add_column("method")
+    columns = list(next(iter(rows.values())))
+    best: dict[str, float] = {}
+    for column in columns:
+        table.add_column(column, justify="right")
+        values = [value for row in rows.values() if (value := row[column]) is not None]
+        if values and column.startswith((*_HIGHER_IS_BETTER, *_LOWER_IS_BETTER)):
+            best[column] = (max if column.startswith(_HIGHER_IS_BETTER) else min)(values)
+    for method, row in rows.items():
+        table.add_row(escape(method), *(_cell(row[c], best.get(c, math.nan), digits) for c in columns))
+    return table
+
+
+def _cell(value: float | None, best: float, digits: str) -> str:
+    if value is None:
+        return "-"
+    return f"[bold]{value:{digits}}[/]" if value == best else f"{value:{digits}}"
+
+
+def _inputs(columns: Sequence[Column]) -> str:
+    kinds: dict[str, list[str]] = {}
+    for column in columns:
+        kinds.setdefault(column.kind, []).append(column.name)
+    return ", ".join(
+        f"{len(names)} {kind if len(names) == 1 else _PLURAL.get(kind, kind)} ({_listed(names)})"
+        for kind, names in kinds.items()
+    )
+
+
+def _listed(names: list[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,366 @@
+"""A recording as kernels of Triton: the header, run once for each parameter, and one walk over memory for all of them,
+with the noise drawn on the way.
+
+What :mod:`bayesadam.core.cpp` does in one function is two here, since float64 is slow on many GPUs.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bayesadam.core.record import NotElementwise, Operation, Program, Variable, number_variable, tensor_variable
+from bayesadam.core.rule import COUNTERS
+from bayesadam.native import device as devices
+
+TYPES = {
+    torch.float32: "tl.float32",
+    torch.float64: "tl.float64",
+    torch.bfloat16: "tl.bfloat16",
+    torch.float16: "tl.float16",
+    torch.bool: "tl.int1",
+}
+FIXED = 5
+"""Number of columns of a run before its addresses: first element, number of elements, lanes of a tile of noise, index
+of the parameter, and its number in the flat, where its counters are.
+"""
+REORDERED = ("weights", "grad")
+"""Tensors that may have their channels last in memory: a row ends with their number of positions and of channels."""
+WORDS = 8
+"""Seed's halves, step and sample of the noise, those of the next noise, signs, and columns of the table of numbers."""
+
+_TEXT = """
+import triton
+import triton.language as tl
+
+from bayesadam.native.tiles import anything, channels_last, expm1, inside, log1p, normals, place, tanh
+
+
+@triton.jit
+def header(table, words, numbers, counters, found, values):
+    row = tl.program_id(0).to(tl.int64)
+    number = numbers + row * tl.load(words + 7)
+    counter = counters + tl.load(table + row * {columns} + 4) * {width}
+    {header}
+
+
+@triton.jit
+def body({arguments}):
+    {body}
+
+
+@triton.jit
+def run(parts, table, words, values):
+    number, row, tile, lane, lanes, begin = place(parts, table, {columns})
+    size = tl.load(row + 1)
+    value = values + number * {values}
+    {loads}
+"""
+
+
+class Buffers:
+    """What a pass over a flat has on the device, in the same memory from step to step, so that graphs can replay it."""
+
+    def __init__(self) -> None:
+        self.table: NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)
+        self.programs = 0
+        self.both = self.given = self.values = torch.empty(0)
+
+
+class Kernels:
+    """The kernels of a pass: a header for every member, and one walk over memory for all of them.
+
+    Args:
+        program: Recording of the pass.
+        draws: Names of its noise.
+        real: Dtype of the state.
+        device: Device of the kernels.
+
+    Attributes:
+        inputs: Names of the numbers that the host gives.
+        reordered: Names of the tensors that may have their channels last.
+    """
+
+    def __init__(self, program: Program, draws: Sequence[str], real: torch.dtype, device: torch.device) -> None:
+        self.program, self.device, self.real = program, device, real
+        self.inputs = inputs(program)
+        self.reordered = [name for name in REORDERED if name in program.touched]
+        self.functions = functions(source(program, draws, real))
+        self.nothing = torch.full((devices.PROGRAMS,), devices.NONE, dtype=torch.int32, device=device)
+
+    def __call__(
+        self,
+        buffers: Buffers,
+        table: NDArray[np.int64],
+        rows: NDArray[np.float64],
+        words: NDArray[np.int64],
+        counters: Tensor,
+        found: Tensor | None,
+    ) -> None:
+        """Launch the kernels.
+
+        Args:
+            buffers: Memory of the pass for this flat.
+            table: The runs.
+            rows: The numbers of :attr:`inputs`, a row for all members or one for each.
+            words: What names the noise.
+            counters: Counters of all members of the flat.
+            found: What the check of the gradients found.
+        """
+        if not devices.is_capturing(self.device):
+            self._upload(buffers, table, rows, words)
+        if devices.is_refilling():
+            return
+        parts, table_ = devices.unpacked(buffers.both, buffers.table)
+        if self.program.numbers_of_body or self.program.counters:
+            numbers = buffers.given[WORDS:].view(torch.float64)
+            found = self.nothing if found is None else found
+            given = (table_, buffers.given, numbers, counters, found, buffers.values)
+            devices.launch(self.functions["header"], len(table), self.device, *given, warps=1)
+        walked = (parts, table_, buffers.given, buffers.values)
+        devices.launch(self.functions["run"], buffers.programs, self.device, *walked)
+
+    def call(self, table: NDArray[np.int64], numbers: Mapping[str, float], words: NDArray[np.int64]) -> Tensor:
+        """Launch the kernels on a small problem, with the same numbers for all members; return the counters after it.
+
+        Args:
+            table: The runs.
+            numbers: All numbers of the recording by name.
+            words: What names the noise.
+        """
+        row = [*(numbers.get(name, 0.0) for name in COUNTERS), math.nan]
+        counters = torch.tensor([row] * len(table), dtype=torch.float64).to(self.device)
+        found = self.nothing.clone()
+        found[-1] = 0 if numbers.get("skip") else devices.NONE
+        rows = np.array([[numbers[name] for name in self.inputs]], dtype=np.float64)
+        table = np.pad(table, ((0, 0), (0, 2)))
+        self(Buffers(), table, rows, words, counters, found)
+        return counters
+
+    def _upload(
+        self, buffers: Buffers, table: NDArray[np.int64], rows: NDArray[np.float64], words: NDArray[np.int64]
+    ) -> None:
+        """Bring everything to the device that is not there from the step before, in memory that stays the same."""
+        if not np.array_equal(table, buffers.table):
+            programs = devices.programs_of(table)
+            packed = devices.packed(table, programs)
+            same = buffers.both if len(packed) == len(buffers.both) else None
+            buffers.both = devices.upload(packed, self.device, same)
+            buffers.table, buffers.programs = table.copy(), int(programs.sum())
+            if len(buffers.values) != len(table):
+                shape = (len(table), max(1, len(self.program.numbers_of_body)))
+                buffers.values = torch.empty(shape, dtype=self.real, device=self.device)
+        stride = rows.shape[1] if len(rows) > 1 else 0
+        given = np.concatenate([words, [stride], rows.ravel().view(np.int64)])
+        same = buffers.given if len(given) == len(buffers.given) else None
+        buffers.given = devices.upload(given, self.device, same)
+
+
+def inputs(program: Program) -> tuple[str, ...]:
+    """Names of the numbers that the host gives, in order."""
+    return tuple(name for name in program.numbers if name not in (*COUNTERS, "skip"))
+
+
+def source(program: Program, draws: Sequence[str], real: torch.dtype) -> str:
+    """Return the source of a recording in Triton: the functions ``header`` and ``run``.
+
+    Args:
+        program: The recording; ``draws`` are among its tensors.
+        draws: Names of the noise.
+        real: Dtype of the state, in which values are compared.
+
+    Raises:
+        NotElementwise: An operation has no counterpart.
+    """
+    names, uses = [name for name in program.touched if name not in draws], program.numbers_of_body
+    given = {name: f"tl.load(number + {i})" for i, name in enumerate(inputs(program))}
+    given |= {name: f"tl.load(counter + {i})" for i, name in enumerate(COUNTERS)}
+    given["skip"] = "anything(found).to(tl.float64)"
+    dtypes = {number_variable(name): torch.float64 for name in program.numbers}
+    header = [f"{number_variable(name)} = {given[name]}" for name in program.numbers]
+    header += [_statement(operation, dtypes, torch.float64) for operation in program.header]
+    header += [
+        f"tl.store(values + row * {len(uses)} + {i}, {variable}.to({TYPES[real]}))" for i, variable in enumerate(uses)
+    ]
+    header += [f"tl.store(counter + {COUNTERS.index(name)}, {v})" for name, v in program.counters.items()]
+    header.append("return")
+
+    is_test = {operation.variable for operation in program.header if operation.dtype == torch.bool}
+    dtypes = {variable: torch.bool if variable in is_test else real for variable in uses}
+    dtypes |= {tensor_variable(name): dtype for name, dtype in program.tensors.items()}
+    noise = [tensor_variable(name) for name in draws]
+    at = {name: "moved" if name in REORDERED else "at" for name in names}
+    body = [
+        f"x_{name} = tl.load(p_{name} + {at[name]}, mask=mask, other=1.0)" for name in names if name in program.read
+    ]
+    body += [f"{name} = {name}.to({TYPES[real]})" for name in noise]
+    body += [_statement(operation, dtypes, real) for operation in program.body]
+    body += [
+        f"tl.store(p_{name} + {at[name]}, {variable}.to({TYPES[program.tensors[name]]}), mask=mask)"
+        for name, variable in program.results.items()
+    ]
+    arguments = ["at", "moved", "mask", *(f"p_{name}" for name in names), *uses, *noise]
+
+    loads = [f"{v} = tl.load(value + {i})" + " != 0" * (v in is_test) for i, v in enumerate(uses)]
+    for i, name in enumerate(names):
+        pointer = f"tl.pointer_type({TYPES[program.tensors[name]]})"
+        loads.append(f"p_{name} = tl.load(row + {FIXED + i}).to({pointer}) + begin")
+    for i, name in enumerate(("positions", "channels")):
+        loads.append(f"{name} = tl.load(row + {FIXED + len(names) + i}).to(tl.int32)")
+    if draws:
+        loads.append(
+            "low, high, index, signs = tl.load(words), tl.load(words + 1), tl.load(row + 3), tl.load(words + 6)"
+        )
+    for name in draws:
+        first, bit = (2, 1) if name == "eps" else (4, 2)
+        loads.append(f"sign = tl.where((signs & {bit}) != 0, -1.0, 1.0)")
+        outputs = ", ".join(f"x_{name}_{k}" for k in range(4))
+        words = f"tl.load(words + {first}), tl.load(words + {first + 1})"
+        loads.append(f"{outputs} = normals(tile, lane, index, low, high, {words}, sign)")
+    for k in range(4):
+        own = [f"{name}_{k}" if name in noise else name for name in arguments[3:]]
+        loads.append(f"at = {k} * lanes + lane")
+        loads.append("moved = channels_last(at, begin, positions, channels)")
+        loads.append(f"body(at, moved, inside(at, lane, lanes, begin, size), {', '.join(own)})")
+    return _TEXT.format(
+        columns=FIXED + len(names) + 2,
+        width=len(COUNTERS) + 1,
+        values=len(uses),
+        arguments=", ".join(arguments),
+        **{name: "\n    ".join(lines) for name, lines in (("header", header), ("body", body), ("loads", loads))},
+    )
+
+
+@cache
+def functions(text: str) -> Mapping[str, Any]:
+    """The functions of a source, which Triton compiles when they are first launched."""
+    name = f"<bayesadam kernel {hash(text):x}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)  # where Triton reads it
+    found: dict[str, Any] = {"__name__": "bayesadam.core.gpu.kernels"}
+    exec(compile(text, name, "exec"), found)
+    return found
+
+
+def _statement(operation: Operation, dtypes: dict[Variable, torch.dtype], real: torch.dtype) -> str:
+    """One statement, whose result's dtype is noted; ``real`` is the dtype in which values are compared."""
+    if operation.name not in _EXPRESSIONS or operation.dtype not in TYPES:
+        raise NotElementwise(f"it calls {operation.name}")
+    dtype = operation.dtype
+    wide = real if dtype == torch.bool else torch.promote_types(dtype, torch.float32)
+    if operation.name.startswith("logical"):
+        wide = torch.bool
+    values = [_operand(arg, wide, dtypes) for arg in operation.args]
+    if operation.name == "where":
+        values[0] = _operand(operation.args[0], torch.bool, dtypes)
+    options = {} if operation.alpha is None else {"alpha": _operand(operation.alpha, wide, dtypes)}
+    text = _EXPRESSIONS[operation.name](wide, *values, **options)
+    dtypes[operation.variable] = dtype
+    return (
+        f"{operation.variable} = {text}"
+        if dtype in (wide, torch.bool)
+        else (f"{operation.variable} = ({text}).to({TYPES[dtype]})")
+    )
+
+
+def _operand(arg: Any, dtype: torch.dtype, dtypes: Mapping[Variable, torch.dtype]) -> str:
+    if isinstance(arg, Variable):
+        if dtypes[arg] == dtype:
+            return str(arg)
+        return f"({arg} != 0)" if dtype == torch.bool else f"{arg}.to({TYPES[dtype]})"
+    if isinstance(arg, float) and not math.isfinite(arg):
+        return f'float("{arg}")'
+    return f"({arg!r})" if isinstance(arg, float | int) and arg < 0 else repr(arg)
+
+
+def _infix(symbol: str) -> Callable[..., str]:
+    return lambda real, a, b: f"{a} {symbol} {b}"
+
+
+def _call(name: str) -> Callable[..., str]:
+    return lambda real, *args: f"{name}({', '.join(args)})"
+
+
+def _sum(symbol: str) -> Callable[..., str]:
+    return lambda real, a, b, alpha=None: f"{a} {symbol} {b}" if alpha is None else f"{a} {symbol} {alpha} * {b}"
+
+
+def _quotient(real: torch.dtype, a: str, b: str) -> str:
+    """Rounded correctly, as on a CPU; Triton's own division of float32 is not."""
+    return f"tl.div_rn({a}, {b})" if real == torch.float32 else f"({a}) / ({b})"
+
+
+def _root(real: torch.dtype, a: str) -> str:
+    return f"tl.sqrt_rn({a})" if real == torch.float32 else f"tl.sqrt({a})"
+
+
+def _power(real: torch.dtype, a: str, b: str) -> str:
+    if b in ("2", "2.0"):
+        return f"{a} * {a}"
+    return f"tl.exp({b} * tl.log({a}))" if b not in ("0.5",) else _root(real, a)
+
+
+def _clamp(real: torch.dtype, a: str, low: str = "None", high: str = "None") -> str:
+    """NaN stays NaN, as in PyTorch."""
+    if low != "None":
+        a = f"tl.where({a} < {low}, {low}, {a})"
+    return a if high == "None" else f"tl.where({a} > {high}, {high}, {a})"
+
+
+def _lerp(real: torch.dtype, a: str, b: str, weight: str) -> str:
+    near, far = f"{a} + {weight} * ({b} - {a})", f"{b} - ({b} - {a}) * (1 - {weight})"
+    return f"tl.where(({weight} < 0.5) & ({weight} > -0.5), {near}, {far})"
+
+
+_EXPRESSIONS: dict[str, Callable[..., str]] = {
+    "add": _sum("+"),
+    "sub": _sum("-"),
+    "rsub": lambda real, a, b: f"{b} - {a}",
+    "mul": _infix("*"),
+    "div": _quotient,
+    "neg": lambda real, a: f"-{a}",
+    "reciprocal": lambda real, a: _quotient(real, "1.0", a),
+    "sqrt": _root,
+    "rsqrt": lambda real, a: _quotient(real, "1.0", _root(real, a)),
+    "square": lambda real, a: f"{a} * {a}",
+    "pow": _power,
+    "abs": _call("tl.abs"),
+    "sign": lambda real, a: f"({a} > 0).to({TYPES[real]}) - ({a} < 0).to({TYPES[real]})",
+    "exp": _call("tl.exp"),
+    "expm1": _call("expm1"),
+    "log": _call("tl.log"),
+    "log1p": _call("log1p"),
+    "cos": _call("tl.cos"),
+    "sin": _call("tl.sin"),
+    "tanh": _call("tanh"),
+    "sigmoid": lambda real, a: _quotient(real, "1.0", f"1.0 + tl.exp(-{a})"),
+    "softplus": lambda real, a, beta="1.0", threshold="20.0": (
+        f"tl.where({a} * {beta} > {threshold}, {a}, {_quotient(real, f'log1p(tl.exp({a} * {beta}))', beta)})"
+    ),
+    "lerp": _lerp,
+    "addcmul": lambda real, a, b, c, value: f"{a} + {value} * {b} * {c}",
+    "addcdiv": lambda real, a, b, c, value: f"{a} + {_quotient(real, f'{value} * {b}', c)}",
+    "clamp": _clamp,
+    "clamp_min": lambda real, a, low: _clamp(real, a, low),
+    "clamp_max": lambda real, a, high: _clamp(real, a, "None", high),
+    "maximum": lambda real, a, b: f"tl.maximum({a}, {b}, propagate_nan=tl.PropagateNan.ALL)",
+    "minimum": lambda real, a, b: f"tl.minimum({a}, {b}, propagate_nan=tl.PropagateNan.ALL)",
+    "where": lambda real, test, a, b: f"tl.where({test}, {a}, {b})",
+    "gt": _infix(">"),
+    "lt": _infix("<"),
+    "ge": _infix(">="),
+    "le": _infix("<="),
+    "eq": _infix("=="),
+    "ne": _infix("!="),
+    "logical_and": _infix("&"),
+    "logical_or": _infix("|"),
+    "logical_not": lambda real, a: f"{a} == 0",
+    "_to_copy": lambda real, a: a,
+}

@@ -1,0 +1,127 @@
+"""Kernels of Triton on a GPU: whether there are any, uploads that nobody waits for, and launches.
+
+``TRITON_INTERPRET=1``, set before triton is imported, runs the same kernels on a CPU, for tests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+LANES = 1024
+"""Counters of a whole tile of noise."""
+BLOCK = 256
+"""Lanes of one program: with more, the kernels need more registers than there are."""
+CHUNK = 4096
+"""Elements that a program of the check looks at together."""
+PROGRAMS = 1024
+"""Largest number of programs of the check, each of which writes what it finds; they share the elements."""
+NONE = 2**31 - 1
+"""What the check writes if it finds nothing."""
+
+
+def is_available(device: torch.device) -> bool:
+    """Whether kernels of Triton run on a device: on GPUs of NVIDIA and AMD if triton is installed."""
+    return _has_triton() and device.type == ("cpu" if _is_interpreted() else "cuda")
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether launches are recorded in a graph of the device at this moment, and not run."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def mark(device: torch.device) -> Any:
+    """An event that has happened when the device has done what it was told before; ``None`` if it is not needed."""
+    if device.type == "cpu":
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+_REFILLING = [False]
+
+
+def is_refilling() -> bool:
+    """Whether numbers are brought to the device for a graph that is replayed later, without launching anything."""
+    return _REFILLING[0]
+
+
+@contextmanager
+def refilling() -> Iterator[None]:
+    """A context of :func:`is_refilling`."""
+    _REFILLING[0] = True
+    try:
+        yield
+    finally:
+        _REFILLING[0] = False
+
+
+@cache
+def _has_triton() -> bool:
+    return os.environ.get("BAYESADAM_NATIVE", "1") != "0" and find_spec("triton") is not None
+
+
+def _is_interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def upload(array: NDArray[Any], device: torch.device, into: Tensor | None = None) -> Tensor:
+    """A copy of an array on the device, or ``into`` with its numbers; the host does not wait for it."""
+    source = torch.from_numpy(array)
+    if device.type != "cpu":
+        source = source.pin_memory()
+    if into is None:
+        return source.to(device, non_blocking=True, copy=True)
+    return into.copy_(source, non_blocking=True)
+
+
+def packed(table: NDArray[np.int64], programs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A table, and behind it, for every program, its row and its number there; see :func:`unpacked`."""
+    rows = np.repeat(np.arange(len(programs)), programs)
+    numbers = np.arange(len(rows)) - np.repeat(np.cumsum(programs) - programs, programs)
+    parts = np.stack([rows, numbers], axis=1, dtype=np.int32)
+    aligned = np.zeros(table.size % 2, dtype=np.int64)
+    return np.concatenate([table.ravel(), aligned, parts.view(np.int64).ravel()])
+
+
+def unpacked(both: Tensor, table: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """The parts and the table on the device, the first arguments of a kernel."""
+    return both[table.size + table.size % 2 :].view(torch.int32), both
+
+
+def programs_of(table: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number of programs for every run of a table, whose columns begin with its first element, size and lanes."""
+    first, size, lanes = table[:, 0], table[:, 1], table[:, 2]
+    tile = 4 * LANES
+    tiles = np.where(size > 0, (first + size - 1) // tile - first // tile + 1, 0)
+    return tiles * -(-lanes // BLOCK)
+
+
+def launch(function: Any, programs: int, device: torch.device, *args: Any, warps: int = 4) -> None:
+    """Run so many programs of a function; sums and products are not fused, as in the compiled C++."""
+    if not programs:
+        return
+    if device.type == "cpu":
+        function[(programs,)](*args)
+        return
+    with torch.cuda.device(device):
+        function[(programs,)](*args, num_warps=warps, enable_fp_fusion=False)
+
+
+def fill(table: NDArray[np.int64], device: torch.device) -> None:
+    """Fill runs with normals; the columns of the table are those of ``normal.cpp``."""
+    from bayesadam.native import tiles
+
+    programs = programs_of(table)
+    both = upload(packed(table, programs), device)
+    launch(tiles.fill, int(programs.sum()), device, *unpacked(both, table))

@@ -1,0 +1,211 @@
+"""Functions of Triton, imported only where there is Triton: standard normals, equal to ``normal.h``'s up to rounding,
+filling tensors with them, and a check that gradients are finite.
+
+One program has up to :data:`BLOCK` lanes of a tile of noise, and with them four runs of consecutive elements. Tables of
+addresses are as in the C++ sources: a row for each run of elements. ``parts`` has a pair for each program: its row, and
+its number among the programs of this row.
+"""
+
+import triton
+import triton.language as tl
+
+from bayesadam.native import device
+
+BLOCK = tl.constexpr(device.BLOCK)
+LANES = tl.constexpr(device.LANES)
+CHUNK = tl.constexpr(device.CHUNK)
+PROGRAMS = tl.constexpr(device.PROGRAMS)
+NONE = tl.constexpr(device.NONE)
+FILL_COLUMNS = tl.constexpr(10)
+
+
+@triton.jit
+def natural_log(u):
+    """Logarithm of normal numbers, by the polynomial of Cephes."""
+    bits = u.to(tl.uint32, bitcast=True)
+    exponent = (bits - 0x3F3504F3).to(tl.int32, bitcast=True) >> 23
+    x = (bits - (exponent << 23).to(tl.uint32, bitcast=True)).to(tl.float32, bitcast=True) - 1.0
+    e = exponent.to(tl.float32)
+    z = x * x
+    p = tl.fma(x, 7.0376836292e-2, -1.1514610310e-1)
+    p = tl.fma(p, x, 1.1676998740e-1)
+    p = tl.fma(p, x, -1.2420140846e-1)
+    p = tl.fma(p, x, 1.4249322787e-1)
+    p = tl.fma(p, x, -1.6668057665e-1)
+    p = tl.fma(p, x, 2.0000714765e-1)
+    p = tl.fma(p, x, -2.4999993993e-1)
+    p = tl.fma(p, x, 3.3333331174e-1)
+    y = tl.fma(z, -0.5, tl.fma(e, -2.12194440e-4, x * z * p))
+    return tl.fma(e, 0.693359375, x + y)
+
+
+@triton.jit
+def sine_and_cosine(x):
+    """Both for ``0 <= x <= 2 pi``."""
+    turns = tl.floor(x * 0.63661977236758134 + 0.5)
+    quadrant = turns.to(tl.int32)
+    r = tl.fma(turns, -1.5703125, x)
+    r = tl.fma(turns, -4.837512969970703125e-4, r)
+    r = tl.fma(turns, -7.54978995489188216e-8, r)
+    z = r * r
+    p = tl.fma(tl.fma(z, -1.9515295891e-4, 8.3321608736e-3), z, -1.6666654611e-1)
+    q = tl.fma(tl.fma(z, 2.443315711809948e-5, -1.388731625493765e-3), z, 4.166664568298827e-2)
+    s = tl.fma(p * z, r, r)
+    c = tl.fma(q * z, z, tl.fma(z, -0.5, 1.0))
+    odd = (quadrant & 1) != 0
+    first = tl.where(odd, c, s)
+    second = tl.where(odd, s, c)
+    sine = tl.where((quadrant & 2) != 0, -first, first)
+    cosine = tl.where(((quadrant + 1) & 2) != 0, -second, second)
+    return sine, cosine
+
+
+@triton.jit
+def box_muller(first, second, sign):
+    """Two normals of two words."""
+    uniform = tl.fma(first.to(tl.float32), 2.3283064365386963e-10, 1.1641532182693481e-10)
+    sine, cosine = sine_and_cosine(second.to(tl.float32) * 1.4629180792671596e-09)
+    radius = sign * tl.sqrt_rn(-2.0 * natural_log(uniform))
+    return cosine * radius, sine * radius
+
+
+@triton.jit
+def normals(tile, lane, index, low, high, step, number, sign):
+    """The four outputs of some lanes of a tile; ``number`` is that of the sample, with the stream in its highest
+    bits.
+    """
+    zero = (lane * 0).to(tl.uint32)
+    c0 = (tile * LANES + lane).to(tl.uint32)
+    c1 = zero + index.to(tl.uint32)
+    c2 = zero + step.to(tl.uint32)
+    c3 = zero + number.to(tl.uint32)
+    k0 = low.to(tl.uint32)
+    k1 = high.to(tl.uint32)
+    for _ in tl.static_range(7):
+        p = tl.umulhi(c0, zero + 0xD2511F53)
+        q = tl.umulhi(c2, zero + 0xCD9E8D57)
+        c3, c1, c2, c0 = c0 * 0xD2511F53, c2 * 0xCD9E8D57, p ^ c3 ^ k1, q ^ c1 ^ k0
+        k0 = k0 + 0x9E3779B9
+        k1 = k1 + 0xBB67AE85
+    a, b = box_muller(c0, c1, sign)
+    c, d = box_muller(c2, c3, sign)
+    return a, b, c, d
+
+
+@triton.jit
+def place(parts, table, columns: tl.constexpr):
+    """The number of a program's row, the row, its tile, its lanes, the lanes of the whole tile, and where this begins
+    behind the run's start.
+
+    Only elements ``0 <= begin + k * lanes + lane < size`` of output ``k`` belong to the run.
+    """
+    part = tl.program_id(0).to(tl.int64)
+    at = tl.load(parts + 2 * part).to(tl.int64)
+    row = table + at * columns
+    number = tl.load(parts + 2 * part + 1)
+    first = tl.load(row)
+    lanes = tl.load(row + 2).to(tl.int32)
+    blocks = tl.cdiv(lanes, BLOCK)
+    tile = first // (4 * LANES) + number // blocks
+    lane = (number % blocks) * BLOCK + tl.arange(0, BLOCK)
+    return at, row, tile, lane, lanes, tile * (4 * LANES) - first
+
+
+@triton.jit
+def inside(at, lane, lanes, begin, size):
+    """Which elements ``at`` behind ``begin`` belong to the run."""
+    return (lane < lanes) & (begin + at >= 0) & (begin + at < size)
+
+
+@triton.jit
+def channels_last(at, begin, positions, channels):
+    """Where elements ``at`` behind ``begin`` are in memory that has the channels last; with 0 channels, where they are
+    in order.
+    """
+    if channels > 1:
+        first = begin.to(tl.int32)
+        element = first + at
+        whole = positions * channels
+        at = element // whole * whole + element % positions * channels + element // positions % channels - first
+    return at
+
+
+@triton.jit
+def fill(parts, table):
+    """Fill runs with normals; a table as in ``normal.cpp``."""
+    _, row, tile, lane, lanes, begin = place(parts, table, FILL_COLUMNS)
+    size = tl.load(row + 1)
+    out = tl.load(row + 9).to(tl.pointer_type(tl.float32)) + begin
+    sign = tl.load(row + 8).to(tl.float32)
+    a, b, c, d = normals(
+        *(tile, lane, tl.load(row + 7)),
+        *(tl.load(row + 3), tl.load(row + 4), tl.load(row + 5), tl.load(row + 6), sign),
+    )
+    tl.store(out + lane, a, mask=inside(lane, lane, lanes, begin, size))
+    tl.store(out + lanes + lane, b, mask=inside(lanes + lane, lane, lanes, begin, size))
+    tl.store(out + 2 * lanes + lane, c, mask=inside(2 * lanes + lane, lane, lanes, begin, size))
+    tl.store(out + 3 * lanes + lane, d, mask=inside(3 * lanes + lane, lane, lanes, begin, size))
+
+
+@triton.jit
+def anything(found):
+    """Whether the check has found anything."""
+    return tl.min(tl.load(found + tl.arange(0, PROGRAMS)), 0) < NONE
+
+
+@triton.jit
+def log1p(x):
+    """``log(1 + x)``, also for small ``x``."""
+    y = 1.0 + x
+    return tl.where(y == 1.0, x, tl.log(y) * (x / (y - 1.0)))
+
+
+@triton.jit
+def expm1(x):
+    """``exp(x) - 1``, also for small ``x``."""
+    y = tl.exp(x)
+    z = y - 1.0
+    found = tl.where(y == 1.0, x, z * (x / tl.log(y)))
+    return tl.where((tl.abs(x) < 1.0), found, z)
+
+
+@triton.jit
+def tanh(x):
+    """The hyperbolic tangent, also for small ``x``."""
+    y = expm1(-2.0 * tl.abs(x))
+    z = -y / (y + 2.0)
+    return tl.where(x < 0, -z, z)
+
+
+@triton.jit
+def is_bad(address, at, mask, dtype: tl.constexpr, wide: tl.constexpr):
+    """Whether an element is not finite, or its square is not."""
+    x = tl.load(address.to(tl.pointer_type(dtype)) + at, mask=mask, other=0.0).to(wide)
+    return tl.max((~(x * x < float("inf"))).to(tl.int32), 0)
+
+
+@triton.jit(do_not_specialize=["count"])
+def check(parts, table, count, found):
+    """Write the number of the first gradient of this program's that is not finite, or :data:`NONE`.
+
+    A row has an address, a number of elements, and the number of the dtype. Programs share ``count`` chunks.
+    """
+    first = tl.full((), NONE, tl.int32)
+    for part in range(tl.program_id(0), count, tl.num_programs(0)):
+        number = tl.load(parts + 2 * part)
+        row = table + 3 * number.to(tl.int64)
+        address = tl.load(row)
+        kind = tl.load(row + 2)
+        at = tl.load(parts + 2 * part + 1).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+        mask = at < tl.load(row + 1)
+        bad = tl.full((), 0, tl.int32)
+        if kind == 0:
+            bad = is_bad(address, at, mask, tl.float32, tl.float32)
+        elif kind == 1:
+            bad = is_bad(address, at, mask, tl.bfloat16, tl.float32)
+        elif kind == 2:
+            bad = is_bad(address, at, mask, tl.float16, tl.float32)
+        else:
+            bad = is_bad(address, at, mask, tl.float64, tl.float64)
+        first = tl.where((bad > 0) & (number < first), number, first)
+    tl.store(found + tl.program_id(0), first)

@@ -1,0 +1,72 @@
+"""Samples of a last layer: the layers before it run once for all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bayesadam.moments.observer import version_of
+from bayesadam.posterior import NetworkDistribution
+from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.predictive.batches import Chunked, Rows, as_batches, call, draws_in_eval_mode, groups
+
+if TYPE_CHECKING:
+    from bayesadam.predictive.predict import How
+
+
+@torch.no_grad()
+def last_layer_outputs(
+    model: nn.Module, layer: nn.Linear, posterior: NetworkDistribution, inputs: Any, how: How
+) -> tuple[Tensor, Tensor] | None:
+    """Outputs ``(N, ...)`` at the mean and ``(S, N, ...)`` at the samples.
+
+    They are those of :func:`bayesadam.predictive.monte_carlo.outputs_at_samples`, up to rounding. None if the result of
+    :func:`random_layer` does not give the outputs, or if they depend on its weights in another way as well.
+    """
+    batches, single = as_batches(inputs)
+    calls: list[tuple[Tensor, Tensor]] = []
+
+    def run(rows: Rows) -> tuple[Tensor, ...]:
+        calls.clear()
+        found = call(model, rows.batch, how.output)
+        if len(calls) == 1 and calls[0][1] is found and not version_of(found):
+            return calls[0]
+        return found.new_full((rows.count, 0), torch.nan), found
+
+    forward = Chunked(run, how.batch_size)
+    with draws_in_eval_mode(model, posterior, how.seed) as put:
+        put(None)
+        handle = layer.register_forward_hook(lambda _, args, found: calls.append((args[0], found)), prepend=True)
+        try:
+            parts = [(forward(batch)[0], batch) for (batch,) in groups(batches, layer.weight.device, single, 0)]
+            if not parts or any(part.shape[-1] != layer.in_features for part, _ in parts):
+                return None
+            first, batch = parts[0]
+            put(0)
+            again, _ = run(Rows(batch).part(0, 1))
+            if not torch.dist(again, first[:1]) <= torch.finfo(again.dtype).eps ** 0.5 * again.norm():
+                return None
+        finally:
+            handle.remove()
+        features, outputs = torch.cat([part for part, _ in parts]), []
+        for number in (None, *range(how.mc_samples)):
+            put(number)
+            outputs.append(functional.linear(features, layer.weight, layer.bias))
+    return outputs[0], torch.stack(outputs[1:])
+
+
+def random_layer(model: nn.Module, posterior: NetworkDistribution) -> nn.Linear | None:
+    """The linear layer that has all random weights, and shares none of them."""
+    if not isinstance(posterior, GaussianPosterior):
+        return None
+    tensors = posterior.match(model)
+    random = {id(tensors[name]) for name, variance in posterior.variance.items() if variance.any()}
+    uses = [id(p) for _, p in model.named_parameters(remove_duplicate=False)]
+    for module in model.modules():
+        plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+        if plain and random and random <= set(map(id, module._parameters.values())) and "weight" in module._parameters:
+            return module if all(uses.count(each) == 1 for each in random) else None  # type: ignore[return-value]
+    return None

@@ -1,0 +1,188 @@
+"""The evaluation on held-out rows: predictions of every row, scores, and baselines from scikit-learn."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import norm
+from threadpoolctl import threadpool_limits
+
+from bayesadam import metrics
+from bayesadam.predictive import GaussianPredictive
+
+COVERAGE = 0.95
+MAX_ROWS = 100_000
+"""Maximum number of training rows of a baseline, drawn at random: more would take minutes and change little."""
+_CALIBRATION = 0.2
+
+Arrays = dict[str, NDArray[np.float64]]
+Scores = dict[str, float | None]
+
+
+def predict_held_out(pred: Any, y: NDArray[Any]) -> Arrays:
+    """Return the values of each row that scores and charts need, by name.
+
+    Args:
+        pred: Predictive distribution of the rows.
+        y: ``(N,)``, values or indices of classes.
+
+    Returns:
+        Regression: "y", "mean", "std", "epistemic_std", "lower", "upper", "pit", "nll", "crps".
+        Classification: "label", "probs" (``(N, C)``), "entropy", "mutual_information", "nll".
+    """
+    if hasattr(pred, "probs"):
+        values = {
+            "label": y,
+            "probs": pred.probs,
+            "entropy": pred.entropy,
+            "mutual_information": pred.mutual_information,
+            "nll": -pred.log_prob(torch.as_tensor(y, device=pred.device)),
+        }
+    else:
+        tail = 0.5 * (1.0 - COVERAGE)
+        target = torch.as_tensor(y, dtype=pred.mean.dtype, device=pred.device)
+        lower, upper = pred.quantile([tail, 1.0 - tail])
+        values = {
+            "y": y,
+            "mean": pred.mean,
+            "std": pred.variance.sqrt(),
+            "epistemic_std": pred.epistemic.sqrt(),
+            "lower": lower,
+            "upper": upper,
+            "pit": pred.cdf(target),
+            "nll": -pred.log_prob(target),
+            "crps": metrics.predictive_crps(pred, target),
+        }
+    return {name: np.asarray(torch.as_tensor(value).detach().cpu(), dtype=np.float64) for name, value in values.items()}
+
+
+def scores(held_out: Arrays, seconds: float) -> Scores:
+    """Return the scores of predictions from :func:`predict_held_out`.
+
+    The NLL is in nats, RMSE and CRPS are in the units of the target.
+
+    Args:
+        held_out: Predictions and targets.
+        seconds: Duration of the fit.
+    """
+    tensors = {name: torch.from_numpy(values) for name, values in held_out.items()}
+    known: dict[str, float] = {"NLL": float(held_out["nll"].mean())}
+    if "probs" in held_out:
+        labels, probs = tensors["label"].long(), tensors["probs"]
+        known["accuracy"] = metrics.accuracy(probs, labels)
+        known["ECE"] = metrics.expected_calibration_error(probs, labels)
+        known["Brier"] = metrics.brier_score(probs, labels)
+    else:
+        known["RMSE"] = metrics.rmse(tensors["mean"], tensors["y"])
+        known["CRPS"] = float(held_out["crps"].mean())
+        known["coverage 95%"] = metrics.coverage(tensors["lower"], tensors["upper"], tensors["y"])
+    known["fit seconds"] = seconds
+    return {name: value if math.isfinite(value) else None for name, value in known.items()}
+
+
+def margin(ours: Arrays, other: Arrays) -> list[float] | None:
+    """Return the NLL of another model minus ours on the same rows, and the standard error of the difference.
+
+    The result is ``None`` for a single row, or if a number is not finite.
+    """
+    above = other["nll"] - ours["nll"]
+    if len(above) < 2 or not np.isfinite(above).all():
+        return None
+    return [float(above.mean()), float(above.std(ddof=1) / math.sqrt(len(above)))]
+
+
+def baselines(
+    x: NDArray[np.float64],
+    y: NDArray[Any],
+    x_test: NDArray[np.float64],
+    y_test: NDArray[Any],
+    *,
+    classes: int,
+    seed: int,
+    weight: NDArray[np.float64] | None = None,
+) -> dict[str, tuple[Arrays, float]]:
+    """Return the predictions of the held-out rows and the seconds of the fit, by name of the model.
+
+    The predictions of a regression model are Gaussian, with the same standard deviation for all rows. It is that of the
+    residuals on a fifth of the rows when the model is trained on the other rows, because residuals on training rows are
+    too small. The model is then trained on all rows.
+
+    Args:
+        x: Inputs of the training rows, ``(N, D)``.
+        y: Targets of the training rows: values or indices of classes.
+        x_test: Inputs of the held-out rows.
+        y_test: Targets of the held-out rows.
+        classes: Number of classes; 0 for a regression.
+        seed: Seed of the models and of the choice of rows.
+        weight: Weights of the training rows.
+    """
+    order = np.random.default_rng(seed).permutation(len(x))[:MAX_ROWS]
+    weight = np.ones(len(x)) if weight is None else weight
+    results: dict[str, tuple[Arrays, float]] = {}
+
+    def trained(name: str, rows: NDArray[np.int64]) -> Any:
+        model = _models(classes, seed)[name]()
+        step = "" if name == "gradient boosting" else f"{model.steps[-1][0]}__"
+        return model.fit(x[rows], y[rows], **{f"{step}sample_weight": weight[rows]})
+
+    for name in _models(classes, seed):
+        begin = time.perf_counter()
+        # One thread: on a busy machine, threads that wait for each other take minutes.
+        with warnings.catch_warnings(), threadpool_limits(1):
+            warnings.simplefilter("ignore")  # a baseline that has not converged is still useful
+            model = trained(name, order)
+            seconds = time.perf_counter() - begin
+            if classes:
+                probs = np.zeros((len(x_test), classes))
+                probs[:, model.classes_] = model.predict_proba(x_test)
+                predictions = categorical(y_test, probs)
+            else:
+                calibration, rest = np.split(order, [max(round(_CALIBRATION * len(order)), 1)])
+                residuals = y[calibration] - trained(name, rest).predict(x[calibration])
+                std = max(float(np.sqrt(np.mean(residuals**2))), 1e-6 * float(y.std()))
+                predictions = gaussian(y_test, model.predict(x_test).astype(np.float64), std)
+        results[name] = predictions, seconds
+    return results
+
+
+def gaussian(y: NDArray[np.float64], mean: NDArray[np.float64], std: float) -> Arrays:
+    """Return the predictions of a model with one standard deviation for all rows."""
+    center = torch.from_numpy(mean)
+    pred = GaussianPredictive(center, torch.zeros_like(center), torch.full_like(center, std**2))
+    half = norm.ppf(0.5 + 0.5 * COVERAGE) * std
+    return {
+        "y": y,
+        "mean": mean,
+        "std": np.full_like(mean, std),
+        "lower": mean - half,
+        "upper": mean + half,
+        "nll": -norm.logpdf(y, mean, std),
+        "crps": metrics.predictive_crps(pred, torch.from_numpy(y)).numpy(),
+    }
+
+
+def categorical(label: NDArray[np.int64], probs: NDArray[np.float64]) -> Arrays:
+    """Return the predictions of a model that predicts probabilities."""
+    chosen = np.maximum(probs[np.arange(len(label)), label], np.finfo(np.float64).tiny)
+    return {"label": label.astype(np.float64), "probs": probs, "nll": -np.log(chosen)}
+
+
+def _models(classes: int, seed: int) -> Mapping[str, Callable[[], Any]]:
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    linear = (lambda: LogisticRegression(max_iter=500)) if classes else Ridge
+    boosting = HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor
+    return {
+        "linear model": lambda: make_pipeline(StandardScaler(), linear()),
+        "gradient boosting": lambda: boosting(random_state=seed),
+    }

@@ -1,0 +1,268 @@
+"""``fit_table``: from the settings to a fitted estimator, its evaluation, and a complete run folder."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
+from bayesadam.files import write_json, write_text
+from bayesadam.report import write_report
+from bayesadam.report.report_data import Rows, report_data, validation
+from bayesadam.sklearn.choice import described
+from bayesadam.sklearn.classifier import BayesianMLPClassifier
+from bayesadam.sklearn.members import ROWS
+from bayesadam.sklearn.regressor import BayesianMLPRegressor
+from bayesadam.sklearn.runs import run_folder as names
+from bayesadam.sklearn.runs.evaluation import MAX_ROWS, Arrays, Scores, baselines, margin, predict_held_out, scores
+from bayesadam.sklearn.runs.prepare import Prepared, prepare
+from bayesadam.sklearn.runs.settings import RunError, Settings
+from bayesadam.sklearn.tables.encoder import Encoded
+
+_MANY = 20_000
+_FEW_EPOCHS = 10
+
+
+class Watcher:
+    """The user interface of a fit, which is informed of its progress. This base class shows nothing."""
+
+    def prepared(self, prepared: Prepared) -> None:
+        """Called when the table has been read and prepared."""
+
+    def epoch(self, status: Any) -> None:
+        """Called after each epoch of training."""
+
+    def stage(self, what: str) -> None:
+        """Called when a stage after the training begins."""
+
+    def command(self, settings: Settings) -> str:
+        """Return the command that the report shows for repeating the fit."""
+        return f"fit_table({settings!r})"
+
+
+@dataclass(frozen=True)
+class TableFit:
+    """The result of a fit.
+
+    Attributes:
+        estimator: The fitted estimator, which predicts from data frames with the columns of the table.
+        settings: Settings that repeat the fit.
+        metrics: Scores on the held-out rows, by name of the model.
+        report: The data of the report, see :func:`bayesadam.report.write_report`.
+        interrupted: Whether training was stopped by Ctrl-C.
+        epochs: Number of epochs of the training.
+        notes: Notes that were added after ``Watcher.prepared`` was called.
+        seconds: Duration of each stage.
+    """
+
+    estimator: BayesianMLPRegressor | BayesianMLPClassifier
+    settings: Settings
+    metrics: dict[str, Scores]
+    report: dict[str, Any]
+    interrupted: bool
+    epochs: int
+    notes: list[str]
+    seconds: dict[str, float]
+
+    def save(self, folder: Path) -> None:
+        """Write the files of a run into an existing folder."""
+        self.estimator.save(folder)
+        parts = {name: self.report["data"][name] for name in ("train_rows", "held_out_rows", "held_out_how")}
+        record = {**parts, "models": self.metrics, "seconds": self.seconds, "interrupted": self.interrupted}
+        write_text(folder / names.METRICS, json.dumps(record, allow_nan=False) + "\n")
+        write_json(folder / names.REPORT_DATA, self.report)
+        write_report(folder / names.REPORT, self.report)
+        self.settings.save(folder / names.CONFIG)
+
+
+def fit_table(
+    settings: Settings,
+    *,
+    out: str | Path | None = None,
+    frame: Any = None,
+    watcher: Watcher | None = None,
+    force: bool = False,
+) -> TableFit:
+    """Fit an estimator to a table, score it on held-out rows, and write a run folder: what ``bayesadam fit`` does.
+
+    The folder is written completely or not at all. Ctrl-C ends the training, or the fit of the baselines, but not the
+    whole fit: the run has the best networks so far.
+
+    Args:
+        settings: Settings of the fit.
+        out: The run folder; ``None`` writes nothing.
+        frame: The table as a data frame, if it is not to be read from the file ``settings.data``.
+        watcher: The user interface.
+        force: Whether to replace an existing run.
+
+    Raises:
+        bayesadam.sklearn.TableError: The table cannot be used as it is.
+        bayesadam.sklearn.RunError: The folder is in use, or the settings do not match the data.
+        MemoryError: The table is too large.
+        OSError: The folder cannot be written to.
+        KeyboardInterrupt: The user pressed Ctrl-C before the first epoch, or while the run was written.
+    """
+    watcher = watcher or Watcher()
+    if out is None:
+        return _fit(settings, frame, watcher)
+    names.check_place(Path(out), force=force)
+    with names.new_run(Path(out), force=force) as folder:
+        result = _fit(settings, frame, watcher)
+        result.save(folder)
+    return result
+
+
+def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
+    seconds: dict[str, float] = {}
+    with _timed(seconds, "reading"):
+        prepared = prepare(settings, frame)
+    watcher.prepared(prepared)
+    announced, notes, target = len(prepared.notes), prepared.notes, prepared.target
+    truth = prepared.y[prepared.split.held_out]
+    with _threads(len(prepared.split.training)):
+        with _timed(seconds, "training"):
+            estimator = _train(prepared, watcher)
+        watcher.stage("scores of the held-out rows")
+        train, test = prepared.matrix[prepared.split.training], prepared.matrix[prepared.split.held_out]
+        with _timed(seconds, "predictions"):
+            rows = (slice(first, first + ROWS) for first in range(0, len(test), ROWS))
+            parts = [predict_held_out(estimator.predictive(Encoded(test[own])), truth[own]) for own in rows]
+            held_out = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        watcher.stage("linear model and gradient boosting")
+        with _timed(seconds, "baselines"):
+            try:
+                others = baselines(
+                    train,
+                    prepared.y[prepared.split.training],
+                    test,
+                    truth,
+                    classes=len(target.classes),
+                    seed=settings.seed,
+                    weight=prepared.weights,
+                )
+            except KeyboardInterrupt:
+                others = {}
+                notes.append("linear model and gradient boosting were not trained, because of Ctrl-C")
+        metrics = {"bayesadam": scores(held_out, seconds["training"])}
+        metrics |= {name: scores(*predictions) for name, predictions in others.items()}
+        margins = {name: margin(held_out, predictions) for name, (predictions, _) in others.items()}
+        if len(prepared.split.training) > MAX_ROWS:
+            notes.append(f"linear model and gradient boosting were trained on {MAX_ROWS:,} of the training rows")
+        epochs = int(np.isfinite(estimator.history_["loss"]).any(0).sum())
+        if target.task == "regression" and (sentence := described(estimator)):
+            notes.append(sentence)
+        if estimator.stopped_ == "early":
+            notes.append(
+                f"early stopping after {epochs} epochs: the validation loss was lowest after epoch "
+                f"{estimator.epochs_}, and the weights of that epoch are used"
+            )
+        watcher.stage("report")
+        done = _as_done(prepared.settings, estimator)
+        report = _report(prepared, done, estimator, held_out, metrics, margins, seconds, watcher)
+    return TableFit(estimator, done, metrics, report, estimator.interrupted_, epochs, notes[announced:], seconds)
+
+
+def _report(
+    prepared: Prepared,
+    settings: Settings,
+    estimator: Any,
+    held_out: Arrays,
+    metrics: dict[str, Scores],
+    margins: dict[str, list[float] | None],
+    seconds: dict[str, float],
+    watcher: Watcher,
+) -> dict[str, Any]:
+    """Return the data of the report."""
+    columns, matrix, target = prepared.encoder.columns_, prepared.matrix, prepared.target
+    features = np.repeat(np.arange(len(columns)), [len(column.features) for column in columns])
+
+    def predictive(donors: Any) -> Any:
+        """Return the predictions of rows that have column ``j`` of row ``donors[i, j]``."""
+        return estimator.predictive(Encoded(matrix[donors[:, features], np.arange(matrix.shape[1])]))
+
+    left_out = None
+    if estimator.left_out_ is not None:
+        rows, pred = estimator.left_out_
+        used = slice(None) if prepared.weights is None else prepared.weights > 0
+        own = prepared.split.training[used][rows]
+        left_out = own, predict_held_out(pred, prepared.y[own])
+    lines = prepared.rows + prepared.file.first_line
+    shared = replace(settings, data=prepared.file.name)  # without folders
+    return report_data(
+        Rows(prepared.inputs, prepared.y, lines, prepared.split.held_out, target.name, target.classes),
+        held_out,
+        left_out,
+        predictive,
+        seed=settings.seed,
+        about={
+            "file": prepared.file.name,
+            "held_out_how": prepared.split.how,
+            "left_out": prepared.left_out,
+            "epistemic_error": float(estimator.calibration_["error"][0]) if "error" in estimator.calibration_ else None,
+        },
+        notes=prepared.notes,
+        metrics=metrics,
+        margins=margins,
+        training=validation(estimator.history_["held_out_nll"], estimator.epochs_),
+        reproduce={"command": watcher.command(shared), "config": vars(shared), "seconds": seconds},
+    )
+
+
+def _train(prepared: Prepared, watcher: Watcher) -> Any:
+    kind = BayesianMLPClassifier if prepared.target.classes else BayesianMLPRegressor
+    y = prepared.y[prepared.split.training]
+    y = np.array(prepared.target.classes)[y] if prepared.target.classes else y
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            rows = Encoded(prepared.matrix[prepared.split.training], prepared.encoder)
+            estimator = kind(**prepared.settings.estimator_options()).fit(
+                rows, y, prepared.weights, groups=prepared.groups, on_epoch=watcher.epoch
+            )
+        except (ValueError, TypeError) as error:
+            raise RunError(f"the fit is not possible: {error}") from error
+    if not estimator.interrupted_:
+        prepared.notes.extend(dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught))
+    return estimator
+
+
+def _as_done(settings: Settings, estimator: Any) -> Settings:
+    """Return settings that repeat the fit: a time budget is replaced by the number of epochs.
+
+    A budget that was too short for ten complete epochs is kept.
+    """
+    if estimator.interrupted_:
+        return settings
+    settings = replace(settings, method=estimator.method_)
+    planned = estimator.history_["loss"].shape[1]
+    if settings.time_budget is None or estimator.stopped_ == "time" or planned <= _FEW_EPOCHS:
+        return settings
+    return replace(settings, time_budget=None, epochs=planned)
+
+
+@contextmanager
+def _threads(rows: int) -> Iterator[None]:
+    """Context with one thread if there are few rows, whose steps are so short that threads would only wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if rows <= _MANY else before)
+    try:
+        with threadpool_limits(1 if rows <= _MANY else None, "blas"):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], what: str) -> Iterator[None]:
+    begin = time.perf_counter()
+    yield
+    seconds[what] = time.perf_counter() - begin

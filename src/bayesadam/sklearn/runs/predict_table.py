@@ -1,0 +1,183 @@
+"""Predictions for a new table, written to a file."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import compute, csv, parquet
+
+from bayesadam.files import whole_file
+from bayesadam.sklearn.members import ROWS
+from bayesadam.sklearn.runs.settings import RunError
+from bayesadam.sklearn.tables.csv_numbers import NUMBER, is_text
+from bayesadam.sklearn.tables.encoder import Encoded
+from bayesadam.sklearn.tables.findings import Findings, TableError, quoted
+from bayesadam.sklearn.tables.read_table import TableFile, is_parquet
+
+STDOUT = Path("-")
+_DIGITS = 7
+
+
+def predict_table(
+    estimator: Any,
+    file: TableFile,
+    *,
+    coverage: float = 0.95,
+    interval: str | None = None,
+    quantiles: Sequence[float] = (),
+    copy: Sequence[str] = (),
+    advance: Callable[[int], None] | None = None,
+) -> tuple[pa.Table, list[str]]:
+    """Return one row of predictions for every row of a table.
+
+    A regression has the columns "mean", "std", "lower" and "upper". If the distribution has no finite variance
+    (Student's t with up to 2 degrees of freedom), the cells of "std" are empty; if it has no mean either (up to 1
+    degree of freedom), "mean" is the median. A classification has "predicted", "probability_LABEL" for every class,
+    "entropy" and "mutual_information" (in nats). Copied columns come first.
+
+    Args:
+        estimator: The estimator of a run, which was fitted to a table.
+        file: The table.
+        coverage: Probability of the interval from "lower" to "upper".
+        interval: Method of the intervals of a regression: "bayes" (the default) or "cross", as in
+            :meth:`bayesadam.sklearn.BayesianMLPRegressor.predict_interval`.
+        quantiles: Probabilities of further columns "quantile_0.1", ..., of a regression.
+        copy: Columns of the table to copy, by which the rows can be recognised.
+        advance: Function that is called with the number of rows that are done.
+
+    Returns:
+        The predictions, and notes about values that did not occur in training or cannot be read.
+
+    Raises:
+        RunError: An argument is not possible for this estimator or table.
+        TableError: Columns are missing, most cells of a column are of another kind, or a value is too large.
+    """
+    regression, names, encoder = not hasattr(estimator, "classes_"), file.table.column_names, estimator.inputs_
+    if not all(0 < level < 1 for level in (coverage, *quantiles)):
+        raise RunError(f"coverage and quantiles must be in (0, 1), got {(coverage, *quantiles)!r}")
+    if not regression and (interval is not None or quantiles):
+        raise RunError("intervals and quantiles are those of a number, but this run predicts classes")
+    absent = [name for name in copy if name not in names]
+    if absent:
+        raise RunError(f"a column to copy must be one of the table, got {absent[0]!r}")
+    extra = [name for name in names if name not in (*encoder.feature_names_in_, *copy)]
+    notes = [*file.notes, *([f"columns that are no inputs are ignored: {quoted(extra)}"] if extra else [])]
+    findings = Findings(file.place)
+    matrix = encoder.transform(file.table, findings=findings)
+    parts = []
+    for first in range(0, len(matrix), ROWS):
+        rows = Encoded(matrix[first : first + ROWS])
+        pred = estimator.predictive(rows)
+        part = _regression(pred, coverage, quantiles) if regression else _classification(pred, estimator.classes_)
+        if interval is not None:
+            part["lower"], part["upper"] = _interval(estimator, rows, coverage, interval).T
+        _require_finite(part, file, first)
+        parts.append(part)
+        if advance is not None:
+            advance(first + len(rows.matrix))
+    columns = {name: file.table.column(name) for name in dict.fromkeys(copy)}
+    for name in parts[0]:
+        if name in columns:
+            raise RunError(f"a column to copy must not have the name of a prediction, got {name!r}")
+        columns[name] = pa.array(np.concatenate([part[name] for part in parts]), from_pandas=True)
+    return pa.table(columns), notes + findings.notes
+
+
+def write_predictions(table: pa.Table, out: Path, *, spreadsheet: bool = False) -> None:
+    """Write predictions completely or not at all; a link is replaced, and the file that it points to is not changed.
+
+    Args:
+        table: The predictions.
+        out: File to write: Parquet if its name ends in ``.parquet``, otherwise CSV; "-" is standard output.
+        spreadsheet: Whether to put an apostrophe before text that a spreadsheet would interpret as a formula.
+
+    Raises:
+        RunError: A CSV file cannot hold a copied column.
+        OSError: The file cannot be written. An existing file is not changed.
+    """
+    content = io.BytesIO()
+    if is_parquet(out):
+        parquet.write_table(table, content)
+    else:
+        for field in table.schema:
+            if pa.types.is_nested(field.type) or (not pa.types.is_primitive(field.type) and not is_text(field.type)):
+                raise RunError(f"a CSV file holds numbers, text or dates, got {field.name!r} ({field.type})")
+        csv.write_csv(_without_formulas(table) if spreadsheet else table, content)
+    if out == STDOUT:
+        sys.stdout.buffer.write(content.getvalue())
+        sys.stdout.buffer.flush()
+        return
+    with whole_file(out) as temporary:
+        temporary.write_bytes(content.getvalue())
+
+
+def _regression(pred: Any, coverage: float, quantiles: Sequence[float]) -> dict[str, NDArray[Any]]:
+    tail = 0.5 * (1.0 - coverage)
+    lower, upper, *others = pred.quantile([tail, 1.0 - tail, *quantiles])
+    mean = pred.mean
+    mean = mean.where(~mean.isnan(), pred.quantile(0.5)) if mean.isnan().any() else mean
+    std = _numbers(pred.variance.sqrt())
+    columns = {"mean": _numbers(mean), "std": np.where(np.isfinite(std), std, np.nan)}
+    columns |= {"lower": _numbers(lower), "upper": _numbers(upper)}
+    return columns | {f"quantile_{level:g}": _numbers(own) for level, own in zip(quantiles, others, strict=True)}
+
+
+def _classification(pred: Any, classes: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    probs = _numbers(pred.probs)
+    shares = {f"probability_{_name(label)}": probs[:, code] for code, label in enumerate(classes.tolist())}
+    doubts = {"entropy": _numbers(pred.entropy), "mutual_information": _numbers(pred.mutual_information)}
+    return {"predicted": classes[probs.argmax(-1)], **shares, **doubts}
+
+
+def _interval(estimator: Any, rows: Encoded, coverage: float, interval: str) -> NDArray[np.float64]:
+    try:
+        return _rounded(estimator.predict_interval(rows, coverage, method=interval))
+    except ValueError as error:
+        raise RunError(f"the interval {interval!r} is not possible: {error}") from None
+
+
+def _require_finite(part: dict[str, NDArray[Any]], file: TableFile, first: int) -> None:
+    """Raise ``TableError`` if the prediction of a row, counted from ``first``, is not finite."""
+    for name, values in part.items():
+        if values.dtype.kind == "f" and name != "std" and not np.isfinite(values).all():
+            row = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise TableError(
+                f"the prediction must be finite in every row, got {name} {values[row]:g} in "
+                f"{file.place(first + row)}: its values are too far from those of the training"
+            )
+
+
+def _without_formulas(table: pa.Table) -> pa.Table:
+    """Put an apostrophe before texts and names of columns that begin like a formula, unless they are numbers."""
+    columns = [_guarded(column) if is_text(column.type) else column for column in table.columns]
+    return pa.table(columns, names=_guarded(pa.chunked_array([table.column_names])).to_pylist())
+
+
+def _guarded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    text = column.cast(pa.string())
+    number = compute.match_substring_regex(text, rf"^\s*({NUMBER})\s*$")
+    formula = compute.and_not(compute.match_substring_regex(text, r"^[=+\-@\t\r]"), number)
+    return compute.if_else(formula, compute.binary_join_element_wise("'", text, ""), text)
+
+
+def _numbers(values: Any) -> NDArray[np.float64]:
+    return _rounded(values.detach().cpu().double().numpy())
+
+
+def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round to seven digits: more are not known, and nobody wants to read them."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        places = _DIGITS - 1 - np.floor(np.log10(np.abs(values)))
+        up, down = 10.0 ** np.maximum(places, 0), 10.0 ** np.maximum(-places, 0)
+        return np.where(np.isfinite(values) & (values != 0), np.round(values * up / down) * down / up, values)
+
+
+def _name(label: bool | int | str) -> str:
+    return str(label).lower() if isinstance(label, bool) else str(label)

@@ -1,0 +1,212 @@
+"""From settings to data: reading the table, its target, the split of the rows, and the matrix of the inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from bayesadam.sklearn.runs.settings import RunError, Settings
+from bayesadam.sklearn.tables.csv_numbers import numbers_in
+from bayesadam.sklearn.tables.describe import values_of
+from bayesadam.sklearn.tables.encoder import TableEncoder, numbers_rows
+from bayesadam.sklearn.tables.findings import Place, TableError, quoted
+from bayesadam.sklearn.tables.frames import as_table, cleaned
+from bayesadam.sklearn.tables.read_table import TableFile, read_table
+from bayesadam.sklearn.tables.splits import (
+    Split,
+    copies_of,
+    group_split,
+    random_split,
+    ranks,
+    require_all_classes,
+    time_split,
+)
+from bayesadam.sklearn.tables.table_target import Target, read_target
+
+_DIFFERENT = 0.5
+"""Smallest share of distinct rows for which equal rows count as copies. With a smaller share, rows are equal because
+the columns have few values.
+"""
+_SHOWN = 3
+_COLUMNS = {
+    "weights": "it has the weights of the rows",
+    "group": "its groups determine the held-out rows",
+    "time": "it determines the held-out rows",
+}
+"""Settings that name columns which are no inputs, and the reasons."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The data for training and testing.
+
+    Attributes:
+        settings: The settings, with the names of columns as the table has them.
+        file: The file of the table.
+        inputs: Numbers, dates and texts of the inputs, of the rows that have a target.
+        rows: Indices of these rows in the file.
+        split: Indices of training and held-out rows among them.
+        target: The target.
+        y: Targets of the rows: values or indices of classes.
+        encoder: The encoder, which was fitted to the training rows.
+        matrix: Matrix of all rows, ``(N, D)``.
+        groups: Groups of the training rows, where copies of a row form a group; or None.
+        weights: Weights of the training rows; or None.
+        left_out: Reasons why columns are not inputs, by name.
+        notes: Notes for the user.
+    """
+
+    settings: Settings
+    file: TableFile
+    inputs: pd.DataFrame
+    rows: NDArray[np.int64]
+    split: Split
+    target: Target
+    y: NDArray[Any]
+    encoder: TableEncoder
+    matrix: NDArray[np.float64]
+    groups: NDArray[np.int64] | None
+    weights: NDArray[np.float64] | None
+    left_out: dict[str, str]
+    notes: list[str]
+
+
+def prepare(settings: Settings, frame: Any = None) -> Prepared:
+    """Read the table, interpret its columns, and split its rows.
+
+    Args:
+        settings: Settings of the fit.
+        frame: The table, if it is not read from the file of the settings.
+
+    Raises:
+        TableError: The table cannot be used as it is.
+        RunError: The table lacks a column that the settings name.
+        NotEnoughMemory: The table is too large.
+    """
+    if frame is None:
+        file = read_table(settings.data, delimiter=settings.delimiter, decimal=settings.decimal)
+    else:
+        file = TableFile(settings.data, as_table(frame), first_line=0)
+    settings, notes = _with_names(settings, file.table.column_names)
+    columns = [cleaned(column, settings.missing) for column in as_table(file.table).columns]
+    table = pa.table(columns, names=file.table.column_names)
+    column = table.column(settings.target)
+    target = read_target(settings.target, column, settings.task, place=file.place, decimal=file.decimal)
+    for name in ("noise", "transform", "likelihood"):
+        if target.classes and getattr(settings, name) is not None:
+            raise RunError(f"{name} is for numbers to predict, but {target.name!r} has classes")
+    rows = np.flatnonzero(target.known)
+    table, y = table.take(rows), target.values[rows]
+
+    def place(row: int) -> str:
+        return file.place(int(rows[row]))
+
+    copies, copied = _copies(settings, table, place)
+    split = _split(settings, table, y if target.classes else None, copies)
+    if target.classes:
+        require_all_classes(split, y, target.classes)
+    special = {getattr(settings, name): why for name, why in _COLUMNS.items() if getattr(settings, name)}
+    special = {name: why for name, why in special.items() if name not in settings.keep}
+    inputs = table.drop_columns([settings.target, *special])
+    lists = {name: getattr(settings, name) for name in ("drop", "keep", "category", "date", "missing")}
+    encoder = TableEncoder(decimal=file.decimal, day_first=settings.day_first, **lists)
+    encoder.fit(inputs.take(split.training))
+    groups = ranks(table.column(settings.group), "the groups") if settings.group else copies
+    return Prepared(
+        settings=settings,
+        file=file,
+        inputs=pd.DataFrame({c.name: values_of(c, table.column(c.name)) for c in encoder.columns_}),
+        rows=rows,
+        split=split,
+        target=target,
+        y=y,
+        encoder=encoder,
+        matrix=encoder.transform(inputs),
+        groups=None if groups is None else groups[split.training],
+        weights=_weights(settings, table, place, split),
+        left_out={**special, **encoder.left_out_},
+        notes=[*file.notes, *notes, *target.notes, *copied, *encoder.notes(inputs, place=place)],
+    )
+
+
+def _with_names(settings: Settings, columns: list[str]) -> tuple[Settings, list[str]]:
+    """Return the settings with the columns' own spelling, and a note on each name that was spelt otherwise.
+
+    Raises:
+        RunError: Columns do not exist. The message names all of them.
+    """
+    lower = [column.lower() for column in columns]
+    wrong: list[str] = []
+    notes: list[str] = []
+    changed: dict[str, Any] = {}
+    for option in ("target", *_COLUMNS, "drop", "keep", "category", "date"):
+        given = getattr(settings, option)
+        names = []
+        for name in given if isinstance(given, tuple) else (given,):
+            if name is not None and name not in columns:
+                if lower.count(name.lower()) != 1:
+                    near = get_close_matches(name, columns, 1) or get_close_matches(name.lower(), columns, 1)
+                    wrong.append(f"{option} must be a column of the table, got {name!r}")
+                    wrong[-1] += f" (did you mean {near[0]!r}?)" if near else ""
+                    continue
+                notes.append(f"{name!r} is the column {columns[lower.index(name.lower())]!r}")
+                name = columns[lower.index(name.lower())]
+            names.append(name)
+        changed[option] = tuple(names) if isinstance(given, tuple) else next(iter(names), None)
+    if wrong:
+        raise RunError(f"{'; '.join(wrong)}; the columns are {quoted(columns)}")
+    return replace(settings, **changed), notes
+
+
+def _copies(settings: Settings, table: pa.Table, place: Place) -> tuple[NDArray[np.int64] | None, list[str]]:
+    """Return a number for each row, equal for copies that must stay together, and notes about copies."""
+    own = [
+        name
+        for name in table.column_names
+        if name in settings.keep or not (name in settings.drop or numbers_rows(table.column(name)))
+    ]
+    copies = copies_of(table.select(own))
+    _, first, count = np.unique(copies, return_index=True, return_counts=True)
+    more = len(copies) - len(first)
+    if not more:
+        return None, []
+    if len(first) < _DIFFERENT * len(copies):
+        return None, [
+            f"only {len(first):,} of the {len(copies):,} rows are different: equal rows may be trained on and held out"
+        ]
+    repeated = sorted(np.flatnonzero(count > 1), key=lambda number: first[number])
+    shown = [np.flatnonzero(copies == number)[:2] for number in repeated[:_SHOWN]]
+    places = ", ".join(f"{place(int(copy))} of {place(int(row))}" for row, copy in shown)
+    further = ", ..." if len(repeated) > _SHOWN else ""
+    are = f"{more:,} row{' is a copy' if more == 1 else 's are copies'} of another one ({places}{further})"
+    if settings.group or settings.time:
+        return None, [are]
+    return copies, [f"{are}: copies are held out together"]
+
+
+def _split(
+    settings: Settings, table: pa.Table, labels: NDArray[np.int64] | None, copies: NDArray[np.int64] | None
+) -> Split:
+    if settings.group:
+        return group_split(table.column(settings.group), settings.group, settings.held_out, settings.seed)
+    if settings.time:
+        times = table.column(settings.time)
+        return time_split(times, settings.time, settings.held_out, day_first=settings.day_first)
+    return random_split(len(table), settings.held_out, settings.seed, labels, copies)
+
+
+def _weights(settings: Settings, table: pa.Table, place: Place, split: Split) -> NDArray[np.float64] | None:
+    if settings.weights is None:
+        return None
+    weights = numbers_in(table.column(settings.weights))
+    wrong = np.flatnonzero(~(weights >= 0))
+    if len(wrong):
+        value = table.column(settings.weights)[int(wrong[0])].as_py()
+        raise TableError(f"weights must be numbers of at least 0 in every row, got {value!r} in {place(int(wrong[0]))}")
+    return weights[split.training]

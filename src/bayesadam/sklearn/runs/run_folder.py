@@ -1,0 +1,126 @@
+"""The run folder: its files, how it is written completely or not at all, and errors for damaged folders."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bayesadam import files
+from bayesadam.report import write_report
+from bayesadam.sklearn.runs.settings import RunError
+from bayesadam.sklearn.storage import MODEL, POSTERIOR, load_estimator
+
+CONFIG = "config.json"
+METRICS = "metrics.json"
+REPORT_DATA = "report.json"
+REPORT = "report.html"
+
+FILES = (CONFIG, POSTERIOR, MODEL, METRICS, REPORT_DATA, REPORT)
+
+
+def check_place(out: Path, *, force: bool) -> None:
+    """Raise an error if a run folder cannot be written to a path.
+
+    Args:
+        out: Path of the run folder.
+        force: Whether an existing run may be replaced. A folder with other files is never replaced.
+
+    Raises:
+        RunError: The path is not that of a folder, or the folder exists and may not be replaced.
+    """
+    if not out.name or out.is_symlink() or (out.exists() and not out.is_dir()):
+        kind = "link" if out.is_symlink() else "file" if out.name else "path"
+        raise RunError(f"the run must be a folder with a name, got the {kind} {str(out)!r}")
+    names = sorted(entry.name for entry in out.iterdir()) if out.is_dir() else []
+    foreign = [name for name in names if name not in FILES]
+    if foreign:
+        raise RunError(f"the run must be a new folder, got {str(out)!r}, in which there is {foreign[0]!r}")
+    if names and not force:
+        raise RunError(f"the run must be a new folder, got {str(out)!r}, which contains a run (to replace it: force)")
+
+
+@contextmanager
+def new_run(out: Path, *, force: bool = False) -> Iterator[Path]:
+    """Context with a temporary folder for a new run, which is renamed at the end, or deleted after an error.
+
+    Args:
+        out: Final path of the folder.
+        force: Whether an existing run is replaced at the end.
+
+    Raises:
+        RunError: Another process has written to the path in the meantime; the temporary folder is then kept.
+        OSError: The folder cannot be written to.
+    """
+    folder = out.with_name(f".run-{secrets.token_hex(8)}")
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    before = folder.with_suffix(".old")
+    with files.locked(out.parent):
+        try:
+            check_place(out, force=force)
+        except RunError as error:
+            raise RunError(f"{error}; the new run is in {str(folder)!r}") from None
+        if out.exists():
+            out.rename(before)
+        folder.rename(out)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def load_run(path: Path) -> Any:
+    """Return the estimator of a run.
+
+    Raises:
+        RunError: The path is not a run folder, or a file is missing, damaged or of another run.
+    """
+    with files.locked(path.parent, shared=True):  # from `new_run`
+        _require(path, POSTERIOR, MODEL)
+        with _damaged(path, f"{POSTERIOR} or {MODEL}"):
+            return load_estimator(path)
+
+
+def rewrite_report(path: Path) -> Path:
+    """Write the page of a run again from the data in its folder, and return the path of the page.
+
+    Raises:
+        RunError: The path is not a run folder, or the data are damaged.
+        OSError: The page cannot be written.
+    """
+    with files.locked(path.parent, shared=True):
+        _require(path, REPORT_DATA)
+        with _damaged(path, REPORT_DATA):
+            data, _ = files.read_json(path / REPORT_DATA, "it must be what bayesadam fit has written")
+    write_report(path / REPORT, data)
+    return path / REPORT
+
+
+def _require(path: Path, *names: str) -> None:
+    """Raise ``RunError`` unless a path is a run folder with these files."""
+    try:
+        missing = [name for name in names if not (path / name).is_file()]
+        if len(missing) == len(names) and not (path / CONFIG).is_file():
+            raise RunError(f"the run must be a folder that bayesadam fit has written, got {str(path)!r}")
+    except OSError as error:
+        raise RunError(f"the run must be a folder that can be read, got {str(path)!r} ({error.strerror})") from None
+    if missing:
+        raise RunError(f"the run {str(path)!r} must be complete, it lacks {', '.join(missing)}")
+
+
+@contextmanager
+def _damaged(path: Path, name: str) -> Iterator[None]:
+    """Context that raises errors of reading a file as errors of the run."""
+    try:
+        yield
+    except PermissionError as error:
+        raise RunError(f"the run {str(path)!r} must be readable, got {error.strerror} for {error.filename!r}") from None
+    except (files.DamagedFile, OSError) as error:
+        message = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        reason = " ".join(message.split())
+        raise RunError(f"the run {str(path)!r} must be complete, {name} cannot be read: {reason}") from None

@@ -1,0 +1,159 @@
+"""The settings of a fit to a table, which ``config.json`` stores so that the fit can be repeated."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import KW_ONLY, asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from bayesadam.files import write_text
+
+FORMAT_VERSION = 1
+
+
+class RunError(ValueError):
+    """A fit or a prediction is not possible with these arguments. The message is one line for the user."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that determines a fit. A setting of ``None`` means the estimator's default or a choice from the data.
+
+    Attributes:
+        data: Path of the table.
+        target: Name of the column to predict.
+        task: "regression" or "classification".
+        method: One of ``bayesadam.sklearn.METHODS``.
+        transform: Transform of the target of a regression, as the estimator's ``target_transform``.
+        likelihood: Name of the likelihood of a regression.
+        hidden: Numbers of units of the hidden layers.
+        members: Number of networks in the ensemble.
+        epochs: Number of epochs.
+        time_budget: Duration of the training in seconds.
+        noise: Noise of a regression: "auto", "constant", "input", or the known standard deviation as text.
+        weights: Column with the weights of the rows.
+        group: Column whose groups are not divided between training and held-out rows.
+        time: Column by which the last rows are held out.
+        held_out: Share of the rows that are held out for testing.
+        drop: Columns that are not inputs.
+        keep: Columns that are inputs even if they look like row numbers, identifiers or names.
+        category: Columns whose numbers are codes of categories.
+        date: Columns that hold dates, such as 20210304.
+        missing: Texts that mean a missing value in any column.
+        day_first: Whether 3/4/2021 is in April, if a column of dates is ambiguous.
+        delimiter: Delimiter of a CSV file.
+        decimal: Decimal mark of a CSV file: "." or ",".
+        seed: Seed of the split, the networks and the noise.
+        device: Device on which the networks are trained.
+
+    Raises:
+        RunError: A value has the wrong type, or two settings contradict each other.
+    """
+
+    data: str
+    target: str
+    _: KW_ONLY
+    task: str | None = None
+    method: str | None = None
+    transform: str | None = None
+    likelihood: str | None = None
+    hidden: tuple[int, ...] | None = None
+    members: int | None = None
+    epochs: int | None = None
+    time_budget: float | None = None
+    noise: str | None = None
+    weights: str | None = None
+    group: str | None = None
+    time: str | None = None
+    held_out: float = 0.1
+    drop: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    category: tuple[str, ...] = ()
+    date: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    day_first: bool = False
+    delimiter: str | None = None
+    decimal: str | None = None
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for field in fields(self):
+            value, hint = getattr(self, field.name), hints[field.name]
+            if not _fits(value, hint):
+                raise RunError(f"the setting {field.name} must be {_words(hint)}, got {value!r}")
+        if not 0 < self.held_out <= 0.5:
+            raise RunError(f"the share of the held-out rows must be in (0, 0.5], got {self.held_out!r}")
+        if not 0 <= self.seed < 2**32:
+            raise RunError(f"the seed must be in [0, 2**32), got {self.seed!r}")
+        for one, other in (("time_budget", "epochs"), ("group", "time")):
+            values = getattr(self, one), getattr(self, other)
+            if None not in values:
+                raise RunError(f"a {one.replace('_', ' ')} must not be given with {other}, got {values!r}")
+        for name in ("weights", "group", "time", "drop", "keep", "category", "date"):
+            if self.target in (value if isinstance(value := getattr(self, name), tuple) else (value,)):
+                raise RunError(f"the target {self.target!r} must not also be given as {name}")
+        both = [name for name in self.drop if name in (*self.keep, *self.category, *self.date)]
+        if both:
+            raise RunError(f"a column must not be both dropped and used, got {both[0]!r}")
+
+    def estimator_options(self) -> dict[str, Any]:
+        """Return the keyword arguments of the estimator."""
+        names = ("method", "likelihood", "hidden", "members", "epochs", "time_budget")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.transform is not None:
+            given["target_transform"] = self.transform
+        if self.noise is not None:
+            given["noise"] = _number(self.noise)
+        return {"random_state": self.seed, "device": self.device, **given}
+
+    def save(self, path: Path) -> None:
+        """Write the settings to a JSON file, which may be edited: it has no digest."""
+        record = {"format_version": FORMAT_VERSION, "settings": asdict(self)}
+        write_text(path, json.dumps(record, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Settings:
+        """Read the file that :meth:`save` wrote.
+
+        Raises:
+            RunError: The file is missing, is no such file or of a newer version, or a value is not allowed.
+        """
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            version, settings = record["format_version"], dict(record["settings"])
+            if version != FORMAT_VERSION:
+                raise ValueError(f"its format version must be {FORMAT_VERSION}, got {version!r}")
+            lists: dict[str, Any] = {name: tuple(v) for name, v in settings.items() if isinstance(v, list)}
+            return cls(**{**settings, **lists})
+        except OSError as error:
+            raise RunError(f"the config {str(path)!r} must be a file that can be read: {error.strerror}") from None
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunError(f"the config {str(path)!r} must be like one of bayesadam fit: {error}") from None
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value, which may come from a file that a person has edited, is of the annotated type."""
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
+    if get_args(hint):
+        return any(_fits(value, part) for part in get_args(hint))
+    if hint in (int, float):
+        return isinstance(value, int | hint) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _words(hint: Any) -> str:
+    names = {str: "text", int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
+    if get_origin(hint) is tuple:
+        return f"a list of {'texts' if get_args(hint)[0] is str else 'whole numbers'}"
+    return " or ".join(map(_words, get_args(hint))) if get_args(hint) else names[hint]
+
+
+def _number(text: str) -> str | float:
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -1,0 +1,1 @@
+"""Tables: reading files, the type of every column, and the columns as a matrix of numbers."""

@@ -1,0 +1,343 @@
+"""``TableEncoder``: a scikit-learn transformer that turns the columns of a data frame into a matrix of numbers."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+
+from bayesadam.sklearn.tables import describe
+from bayesadam.sklearn.tables.column_types import (
+    MAX_LEVELS,
+    MIN_ROWS,
+    Category,
+    Column,
+    Number,
+    Text,
+    Truth,
+    from_json,
+    have_few_levels,
+    level_counts,
+    to_json,
+)
+from bayesadam.sklearn.tables.csv_numbers import (
+    are_codes,
+    are_plain,
+    decimal_of,
+    is_number,
+    is_text,
+    levels_of,
+    numbers_in,
+    read_numbers,
+)
+from bayesadam.sklearn.tables.dates import Date, order_of
+from bayesadam.sklearn.tables.findings import Findings, Place, TableError, quoted, row_place
+from bayesadam.sklearn.tables.frames import as_table, cleaned
+from bayesadam.sklearn.tables.memory import require_memory
+
+FEW = 10
+"""Maximum number of different whole numbers that are interpreted as classes."""
+_IDENTIFIER = re.compile(
+    r"(?i:(^|[_\s.-])(id|uuid|guid|row[_\s]?(id|no|nr|number|names?|index)))$|(?i:^(index|__index_level_\d+__)$)|[a-z](Id|ID)$"
+)
+_YEARS = 1500, 2200
+_OWN = 0.9
+"""Minimum share of different values in a column of row numbers; equal values belong to copies of rows."""
+_KEEP = " (if it is an input: keep)"
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A matrix that :meth:`TableEncoder.transform` returned, which an estimator takes in place of a table.
+
+    Attributes:
+        matrix: ``(N, D)``.
+        encoder: The encoder, which the estimator keeps; needed for a fit only.
+    """
+
+    matrix: NDArray[np.float64]
+    encoder: TableEncoder | None = None
+
+    def __len__(self) -> int:
+        return len(self.matrix)
+
+
+class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """The conversion of a data frame's columns to a matrix of numbers, which is learned from training rows.
+
+    Columns may hold numbers, truth values, categories, text or dates, in their own types or as text as people write it
+    ("$1,234.50", "12 %", "3/4/2021"), and have missing values. Every column gets one of the types in
+    ``bayesadam.sklearn.tables.column_types``, or is left out for a reason.
+
+    Args:
+        drop: Columns that are not inputs.
+        keep: Columns that are inputs even if they look like row numbers, identifiers or names. ``None`` keeps all
+            columns of numbers.
+        category: Columns whose numbers are codes of categories.
+        date: Columns that hold dates, such as 20210304.
+        missing: Texts and numbers that mean a missing value in any column.
+        decimal: Decimal mark of numbers that are text. With ``None`` it is found from the columns.
+        day_first: Whether 3/4/2021 is in April, if a column is ambiguous.
+
+    Attributes:
+        columns_: The inputs, in the order of the table.
+        left_out_: Reasons why the other columns are not inputs, by name.
+    """
+
+    def __init__(
+        self,
+        *,
+        drop: Sequence[str] = (),
+        keep: Sequence[str] | None = None,
+        category: Sequence[str] = (),
+        date: Sequence[str] = (),
+        missing: Sequence[str] = (),
+        decimal: str | None = None,
+        day_first: bool = False,
+    ) -> None:
+        self.drop = drop
+        self.keep = keep
+        self.category = category
+        self.date = date
+        self.missing = missing
+        self.decimal = decimal
+        self.day_first = day_first
+
+    columns_: tuple[Column, ...]
+    left_out_: dict[str, str]
+
+    def fit(self, X: Any, y: Any = None) -> TableEncoder:
+        """Learn the types of the columns from training rows.
+
+        Args:
+            X: A data frame of pandas or polars, a table of pyarrow, or a matrix.
+            y: Not used.
+
+        Raises:
+            TableError: A column to keep, or of dates, cannot be that, or no column is left.
+        """
+        table = self._table(X)
+        unknown = [name for name in (*self.drop, *(self.keep or ()), *self.category, *self.date)]
+        unknown = [name for name in unknown if name not in table.column_names]
+        if unknown:
+            raise TableError(f"the table must have the columns that are named, it lacks {quoted(unknown)}")
+        reasons = dict.fromkeys(self.drop, "it is dropped")
+        columns: list[Column] = []
+        decimals = self._decimals(table)
+        for name in table.column_names:
+            if name in reasons:
+                continue
+            chosen = self._choose(name, table.column(name), decimals[name])
+            if isinstance(chosen, str):
+                reasons[name] = chosen
+                if self.keep is not None and name in self.keep:
+                    raise TableError(f"a column to keep must be a possible input, got {name!r}: {chosen}")
+            else:
+                columns.append(chosen)
+        if not columns:
+            shown = "; ".join(f"{name!r}: {reason}" for name, reason in list(reasons.items())[:5])
+            raise TableError(f"there must be a column to predict from, got none ({shown or 'there is no other'})")
+        self.columns_, self.left_out_ = tuple(columns), reasons
+        self.n_features_in_ = table.num_columns
+        self.feature_names_in_ = np.array(table.column_names, dtype=object)
+        return self
+
+    def notes(self, X: Any, *, place: Place = row_place) -> list[str]:
+        """Return lines, with examples, on guesses about the columns of a table.
+
+        Args:
+            X: A table with all inputs.
+            place: Function that returns the place of a row.
+        """
+        table = self._table(X)
+        parts = ((column, table.column(column.name)) for column in self.columns_)
+        return [note for part in parts for note in describe.notes(*part, place, day_first=self.day_first)]
+
+    def transform(self, X: Any, *, findings: Findings | None = None) -> NDArray[np.float64]:
+        """Return the matrix before it is standardised, ``(N, len(get_feature_names_out()))``.
+
+        Args:
+            X: A table with all inputs; other columns are ignored.
+            findings: Object to which values are added that are unlike the training rows. They are not errors: cells
+                that cannot be read count as missing.
+
+        Raises:
+            TableError: Columns are missing.
+            NotEnoughMemory: The matrix is too large.
+        """
+        check_is_fitted(self)
+        table = self._table(X)
+        lacking = [column.name for column in self.columns_ if column.name not in table.column_names]
+        if lacking:
+            raise TableError(f"the table must have the columns of the training data, it lacks {quoted(lacking, 50)}")
+        findings = findings or Findings()
+        widths = [len(column.features) for column in self.columns_]
+        shape = len(table), sum(widths)
+        require_memory(8.0 * shape[0] * shape[1], f"a matrix of {shape[0]:,} rows and {shape[1]:,} columns")
+        matrix = np.empty(shape)
+        for column, stop in zip(self.columns_, np.cumsum(widths), strict=True):
+            matrix[:, stop - len(column.features) : stop] = column.encode(table.column(column.name), findings)
+        return matrix
+
+    def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
+        """Return the names of the columns of the matrix."""
+        check_is_fitted(self)
+        return np.array([name for column in self.columns_ for name in column.features], dtype=object)
+
+    def reading(self, decimal: str | None, missing: Sequence[str]) -> TableEncoder:
+        """Return a copy for a table with another decimal mark, or further texts that mean a missing value."""
+        changed = copy.copy(self)
+        changed.missing = (*self.missing, *missing)
+        if decimal is not None:
+            changed.columns_ = tuple(
+                replace(column, decimal=decimal) if isinstance(column, Number) else column for column in self.columns_
+            )
+        return changed
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a dictionary that :meth:`from_json` reads."""
+        return {
+            "options": {
+                name: list(value) if isinstance(value, tuple) else value for name, value in self.get_params().items()
+            },
+            "columns": [to_json(column) for column in self.columns_],
+            "left_out": self.left_out_,
+            "names": self.feature_names_in_.tolist(),
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> TableEncoder:
+        """Create a fitted encoder from the dictionary of :meth:`to_json`; KeyError or TypeError if it is invalid."""
+        lists: dict[str, Any] = {n: tuple(value) for n, value in record["options"].items() if isinstance(value, list)}
+        encoder = cls(**{**record["options"], **lists})
+        encoder.columns_ = tuple(from_json(column) for column in record["columns"])
+        encoder.left_out_ = dict(record["left_out"])
+        encoder.n_features_in_ = len(record["names"])
+        encoder.feature_names_in_ = np.array(record["names"], dtype=object)
+        return encoder
+
+    def _table(self, X: Any) -> pa.Table:
+        table = as_table(X)
+        if not self.missing:
+            return table
+        columns = [cleaned(column, tuple(self.missing)) for column in table.columns]
+        return pa.table(columns, names=table.column_names)
+
+    def _decimals(self, table: pa.Table) -> dict[str, str]:
+        """Return the decimal mark of each column: for ambiguous text a comma if another column has commas."""
+        if self.decimal is not None:
+            return dict.fromkeys(table.column_names, self.decimal)
+        marks = {
+            name: decimal_of(levels_of(column)) if is_text(column.type) else "."
+            for name, column in zip(table.column_names, table.columns, strict=True)
+        }
+        usual = "," if "," in marks.values() else "."
+        return {name: mark or usual for name, mark in marks.items()}
+
+    def _choose(self, name: str, column: pa.ChunkedArray, decimal: str) -> Column | str:
+        """Return the type of a column, or the reason why it is left out."""
+        kind, known = column.type, column.drop_null()
+        if not len(known):
+            return "all its values are missing"
+        if name in self.date:
+            found = (Date.fit(column, name).order, False) if pa.types.is_temporal(kind) else None
+            found = found or order_of(levels_of(column), day_first=self.day_first, wanted=True)
+            if found is None:
+                raise TableError(f"a column of dates must hold dates, got {known[0].as_py()!r} in {name!r}")
+            return Date.fit(column, name, found[0])
+        if name in self.category:
+            return Category.fit(column, name)
+        if is_number(kind) or pa.types.is_duration(kind):
+            return self._choose_number(name, column, decimal)
+        if not (pa.types.is_boolean(kind) or pa.types.is_temporal(kind) or is_text(kind)):
+            return f"it is of the type {kind}, which is neither numbers nor text"
+        if not column.null_count and len(known.unique()) == 1:
+            return f"it is the same in all training rows ({column[0].as_py()!r})"
+        if pa.types.is_boolean(kind):
+            return Truth(name, column.null_count > 0)
+        if pa.types.is_temporal(kind):
+            return Date.fit(column, name)
+        return self._choose_text(name, column, decimal)
+
+    def _choose_number(self, name: str, column: pa.ChunkedArray, decimal: str, unit: str = "") -> Column | str:
+        values = numbers_in(column, decimal, unit)
+        known = values[~np.isnan(values)]
+        if not len(known):
+            return "all its values are missing"
+        if known.min() == known.max() and len(known) == len(values):
+            if (count := count_different(column, values)) > 1:
+                return f"its {count:,} different values cannot be told apart in double precision"
+            return f"it is the same in all training rows ({column[0].as_py()!r})"
+        if are_whole(known) and self.keep is not None and name not in self.keep:
+            if numbers_rows(pa.chunked_array([values])):
+                start = "" if values[0] <= 1 else f", from {values[0]:.0f} on"
+                return f"it numbers the rows{start}{_KEEP}"
+            if _IDENTIFIER.search(name):
+                distinct = count_different(column, values)
+                if distinct > MAX_LEVELS or distinct * MIN_ROWS > len(known):
+                    return f"it is an identifier by its name, with {distinct:,} different values{_KEEP}"
+                if pa.types.is_integer(column.type):
+                    return Category.fit(column, name)
+        return Number.fit(column, name, decimal, unit)
+
+    def _choose_text(self, name: str, column: pa.ChunkedArray, decimal: str) -> Column | str:
+        counts = level_counts(column)
+        levels = pa.array(list(counts), pa.string())
+        if set(counts) <= {"true", "false"}:
+            return Truth(name, column.null_count > 0)
+        if found := order_of(levels, day_first=self.day_first):
+            return Date.fit(column, name, found[0])
+        read = read_numbers(levels, decimal)
+        numbers = ~np.isnan(read.values)
+        few, codes = have_few_levels(counts), are_codes(levels)
+        only_numbers = numbers.any() and not read.odd.any() and not codes
+        if only_numbers and read.unit is not None and not (few and decimal == "." and are_plain(levels)):
+            return self._choose_number(name, column, decimal, read.unit)
+        if few and not (only_numbers and read.unit is None and len(counts) > FEW):
+            return Category.fit(column, name)
+        if only_numbers:
+            return f"it is numbers in several units ({quoted(sorted(set(read.units[numbers])))})"
+        if 2 * numbers.sum() > len(levels) and read.unit is not None and not codes:
+            return self._choose_number(name, column, decimal, read.unit)
+        if len(counts) == sum(counts.values()) and name not in (self.keep or ()):
+            return f"it is text that is different in every row, like a name or an identifier{_KEEP}"
+        return Text.fit(column, name) or "it is text without letters"
+
+
+def numbers_rows(column: pa.ChunkedArray) -> bool:
+    """Whether a column numbers the rows, possibly with gaps for held-out rows and with equal numbers for copies.
+
+    A column of years may look like this, but is an input.
+    """
+    if not is_number(column.type):
+        return False
+    values = column.cast(pa.float64(), safe=False).to_numpy()
+    if not np.isfinite(values).all() or not are_whole(values):
+        return False
+    few = 10
+    _, first = np.unique(values, return_index=True)
+    own = values[np.sort(first)]
+    if len(own) <= max(2 * few, _OWN * len(values)) or (np.diff(own) <= 0).any():
+        return False
+    years = _YEARS[0] <= own[0] and own[-1] <= _YEARS[1]
+    return bool(0 <= own[0] and own[-1] - own[0] < 2 * len(own) + few and not years)
+
+
+def are_whole(values: NDArray[Any]) -> bool:
+    """Whether all values that are not nan are whole numbers."""
+    return bool((values[~np.isnan(values)] % 1 == 0).all())
+
+
+def count_different(column: pa.ChunkedArray, numbers: NDArray[np.float64]) -> int:
+    """Return how many different values a column has; ``numbers`` are its values, which may be equal above 2**53."""
+    if pa.types.is_integer(column.type) or pa.types.is_decimal(column.type):
+        return len(column.drop_null().unique())
+    return len(np.unique(numbers[~np.isnan(numbers)]))

@@ -1,0 +1,100 @@
+"""Notes on values of a table that are unlike the training rows, or that cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+_SHOWN = 3
+
+Mask = NDArray[np.bool_]
+Place = Callable[[int], str]
+"""A function that returns the place of a row for messages, for example "line 2" as ``place(0)`` of a CSV file."""
+
+
+class TableError(ValueError):
+    """A table cannot be used as it is. The message is one line that names the column and the row."""
+
+
+def row_place(row: int) -> str:
+    """Return the place of a row in a data frame, whose rows are counted from 0."""
+    return f"row {row}"
+
+
+def quoted(names: list[str] | tuple[str, ...], most: int = 10) -> str:
+    """Return the names in quotes, and the number of further names."""
+    shown = ", ".join(map(repr, names[:most]))
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+@dataclass
+class Findings:
+    """One line for each column and each kind of value that did not occur in the training rows.
+
+    Attributes:
+        place: Function that returns the place of a row.
+        cells: Lines on cells that cannot be read.
+        others: Lines on values that are unlike the training rows.
+    """
+
+    place: Place = row_place
+    cells: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        """All lines."""
+        return self.cells + self.others
+
+    def unreadable(self, name: str, column: pa.ChunkedArray, where: Mask, rule: str) -> None:
+        """Note cells that are taken as missing, because they are not what the column holds.
+
+        Raises:
+            TableError: More than half of the cells are of this kind, or they are infinite numbers.
+        """
+        text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+        if 2 * where.sum() > len(column) - column.null_count or (where.any() and not text):
+            raise TableError(f"column {name!r} must hold {rule}, got {self._examples(column, where)}")
+        self.cells += _line(
+            name, where, f"cells that are not {rule} ({self._examples(column, where)}): they count as missing"
+        )
+
+    def missing(self, name: str, where: Mask) -> None:
+        """Note missing values."""
+        self.others += _line(
+            name, where, "missing values, of which the training rows had none (they are replaced by typical values)"
+        )
+
+    def new_levels(self, name: str, column: pa.ChunkedArray, where: Mask) -> None:
+        """Note levels that are not among the column's levels."""
+        words = f"categories that are rare or absent in the training rows ({self._examples(column, where)}): "
+        self.others += _line(name, where, words + "they are taken as 'other'")
+
+    def outside(self, name: str, values: NDArray[Any], where: Mask, known: tuple[Any, Any]) -> None:
+        """Note numbers or dates that are far outside of the range ``known`` of the training rows."""
+        if where.any():
+            row = int(where.argmax())
+            shown = [f"{value:g}" if isinstance(value, float) else str(value) for value in (*known, values[row])]
+            self.others += _line(
+                name,
+                where,
+                f"values far outside of the training rows' range of {shown[0]} to {shown[1]} ({shown[2]} in "
+                f"{self.place(row)}): do not rely on the predictions there, nor on their intervals",
+            )
+
+    def _examples(self, column: pa.ChunkedArray, where: Mask) -> str:
+        shown: dict[str, str] = {}
+        for row in np.flatnonzero(where)[:100].tolist():
+            if len(shown) < _SHOWN:
+                shown.setdefault(str(column[row].as_py()), self.place(row))
+        return ", ".join(f"{text!r} in {place}" for text, place in shown.items())
+
+
+def _line(name: str, where: Mask, words: str) -> list[str]:
+    count = int(where.sum())
+    return [f"column {name!r}: {count:,} {'row has' if count == 1 else 'rows have'} {words}"] if count else []

@@ -1,0 +1,144 @@
+"""Conversion of data frames and of arrays with text or missing values to tables of pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import compute
+
+from bayesadam.sklearn.tables.csv_numbers import as_text, flags, is_number, is_text, read_numbers
+
+
+def is_table(X: Any) -> bool:
+    """Whether inputs have categories, text, dates or missing values. Numbers and truth values alone need no table."""
+    if hasattr(X, "iloc"):  # pandas
+        return getattr(X, "ndim", 0) == 2 and not _are_numbers(X)
+    if hasattr(X, "__arrow_c_stream__") or hasattr(X, "to_arrow"):
+        return any(_is_special(column) for column in _arrow(X).columns)
+    if hasattr(X, "toarray"):  # a sparse matrix of SciPy
+        return False
+    array = _array(X)
+    if array.ndim != 2 or array.dtype.kind not in "OUSfM":
+        return False
+    if array.dtype.kind == "O":
+        try:
+            array = array.astype(np.float64)
+        except (TypeError, ValueError):
+            return bool(np.vectorize(lambda value: value is None or np.ndim(value) == 0, otypes=[bool])(array).all())
+    return array.dtype.kind != "f" or bool(np.isnan(array).any())
+
+
+def as_table(X: Any) -> pa.Table:
+    """Convert a data frame of pandas or polars, a table of pyarrow, or a matrix ``(N, D)``, to a table of pyarrow.
+
+    Columns of a matrix are called x0, x1, ...
+
+    Raises:
+        ValueError: Two columns have the same name.
+    """
+    if isinstance(X, pa.Table):
+        names, columns = X.column_names, [_plain_category(column) for column in X.columns]
+    elif hasattr(X, "iloc"):
+        names, columns = [str(name) for name in X.columns], [_column(X.iloc[:, i]) for i in range(X.shape[1])]
+    elif hasattr(X, "__arrow_c_stream__") or hasattr(X, "to_arrow"):
+        return as_table(_arrow(X))
+    else:
+        columns = [_column(pd.Series(column)) for column in _array(X).T]
+        names = [f"x{number}" for number in range(len(columns))]
+    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+        raise ValueError(f"X must have a name of its own for every column, got {twice[0]!r} more than once")
+    return pa.table(dict(zip(names, columns, strict=True)))
+
+
+def cleaned(column: pa.ChunkedArray, missing: Sequence[str]) -> pa.ChunkedArray:
+    """Return a column in which the given texts are missing values, whatever white space is around them.
+
+    A text that is a number means this number in any form: "-999" is also -999.0, and "inf" is any infinite number.
+    """
+    marks = pa.array([text.strip() for text in missing], pa.string())
+    numbers = read_numbers(marks).values
+    infinite = any(text.strip(" +-").lower() in ("inf", "infinity") for text in missing)
+    if is_text(column.type):
+        text = as_text(column)
+        read = read_numbers(text)
+        unknown = flags(compute.is_in(text, value_set=marks)) | (np.isin(read.values, numbers) & (read.units == ""))
+        if infinite:
+            unknown |= flags(compute.match_substring_regex(text, r"^[+-]?(?i:inf|infinity)$"))
+    elif is_number(column.type):
+        values = column.cast(pa.float64(), safe=False).to_numpy()
+        unknown = np.isin(values, numbers[~np.isnan(numbers)]) | (infinite & np.isinf(values))
+    else:
+        return column
+    return compute.if_else(pa.array(unknown), None, column) if unknown.any() else column
+
+
+def _are_numbers(frame: Any) -> bool:
+    from pandas.api.types import is_bool_dtype, is_numeric_dtype
+
+    for place, kind in enumerate(frame.dtypes):
+        if isinstance(kind, np.dtype) and kind.kind == "O":
+            if is_table(frame.iloc[:, [place]].to_numpy()):
+                return False
+        elif isinstance(kind, pd.CategoricalDtype) or not (is_numeric_dtype(kind) or is_bool_dtype(kind)):
+            return False
+    return not frame.isna().to_numpy().any()
+
+
+def _array(X: Any) -> NDArray[Any]:
+    if isinstance(X, np.ndarray):
+        return X
+    try:
+        array = np.asarray(X)
+    except ValueError:  # scikit-learn has a message for rows of different lengths
+        return np.empty(0)
+    return array if array.dtype.kind not in "US" else np.asarray(X, dtype=object)
+
+
+def _arrow(X: Any) -> pa.Table:
+    return X.to_arrow() if hasattr(X, "to_arrow") else pa.table(X)
+
+
+def _is_special(column: pa.ChunkedArray) -> bool:
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        return True
+    return bool(compute.any(compute.is_null(column, nan_is_null=True)).as_py())
+
+
+def _column(values: pd.Series) -> pa.ChunkedArray:
+    """Convert one column of a data frame. Sparse columns become dense, and objects of no type of pyarrow text."""
+    if isinstance(values.dtype, pd.SparseDtype):
+        values = values.sparse.to_dense()
+    try:
+        array = pa.Array.from_pandas(values)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        array = _objects(values)
+    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    if isinstance(kind, pa.BaseExtensionType):  # for example periods and intervals
+        array = _objects(values)
+    return _plain_category(array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array]))
+
+
+def _objects(values: Any) -> pa.Array:
+    """Convert objects that pyarrow does not: numbers of several types to float64, and everything else to text."""
+    present = [None if missing else value for value, missing in zip(values, pd.isna(values), strict=True)]
+    numbers = all(value is None or isinstance(value, Real | Decimal) for value in present)
+    convert, kind = (float, pa.float64()) if numbers else (str, pa.string())
+    return pa.array([None if value is None else convert(value) for value in present], kind)
+
+
+def _plain_category(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Convert categories to text, so that numbers among them are no numbers, and views to types with all functions."""
+    kind = column.type
+    if pa.types.is_dictionary(kind) or str(kind) == "string_view":
+        return column.cast(pa.string())
+    if pa.types.is_floating(kind):
+        return compute.if_else(compute.is_nan(column), None, column)
+    return column

@@ -1,0 +1,213 @@
+"""The target of a table: the task, the values or classes of all rows, and errors for what cannot be predicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import compute
+
+from bayesadam.sklearn.tables.column_types import have_few_levels, level_counts
+from bayesadam.sklearn.tables.csv_numbers import (
+    are_codes,
+    are_plain,
+    as_text,
+    decimal_of,
+    is_number,
+    is_text,
+    numbers_in,
+    read_numbers,
+)
+from bayesadam.sklearn.tables.dates import are_cells
+from bayesadam.sklearn.tables.describe import number_notes
+from bayesadam.sklearn.tables.encoder import FEW, are_whole, count_different
+from bayesadam.sklearn.tables.findings import Place, TableError, quoted, row_place
+from bayesadam.sklearn.tables.frames import as_table
+
+TASKS = ("regression", "classification")
+MAX_CLASSES = 1000
+Label = bool | int | str
+
+
+@dataclass(frozen=True)
+class Target:
+    """The target of a prediction.
+
+    Attributes:
+        name: Name of the column.
+        task: "regression" or "classification".
+        why: Reason for this task.
+        classes: The labels of the table, sorted; empty for a regression.
+        values: Values of all rows: numbers, nan if the value is missing; or indices of classes, -1 if it is missing.
+        notes: Notes on how the column is read, and on rows that cannot be used.
+    """
+
+    name: str
+    task: str
+    why: str
+    classes: tuple[Label, ...]
+    values: NDArray[Any]
+    notes: list[str]
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """Mask of the rows that have a target."""
+        return np.isfinite(self.values) if self.task == "regression" else self.values >= 0
+
+
+def read_target(
+    name: str, column: pa.ChunkedArray, task: str | None = None, *, place: Place = row_place, decimal: str | None = None
+) -> Target:
+    """Find the task from the values of all rows, and convert them.
+
+    Args:
+        name: Name of the column.
+        column: Values of the column.
+        task: One of ``TASKS``, if the user chose it.
+        place: Function that returns the place of a row for messages.
+        decimal: Decimal mark of numbers that are text. With ``None`` it is found.
+
+    Raises:
+        TableError: The column has dates, text among numbers, too many classes, or only one value.
+    """
+    if task not in (None, *TASKS):
+        raise TableError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
+    kind = column.type
+    if not column.length() - column.null_count:
+        raise TableError(f"the target {name!r} must have values, got none in {len(column):,} rows")
+    if not (is_number(kind) or is_text(kind) or pa.types.is_boolean(kind)):
+        what = "dates: make numbers of them" if pa.types.is_temporal(kind) else f"the type {kind}"
+        raise TableError(f"the target {name!r} must be numbers or classes, got {what}")
+    notes: list[str] = []
+    why = "as it was asked for"
+    values = None if task == "classification" and not is_number(kind) else _numbers(name, column, task, place, decimal)
+    if values is not None:
+        if is_text(kind):
+            notes = number_notes(
+                name, column, place, decimal or decimal_of(as_text(column).unique().drop_null()) or "."
+            )
+        distinct = count_different(column, values)
+        if task is None and (is_text(kind) or not are_whole(values) or distinct > FEW):
+            task = "regression"
+            why = "its values are numbers" + ("" if are_whole(values) else " with decimals")
+            why = f"its values are {distinct:,} different whole numbers" if are_whole(values) else why
+        elif task is None:
+            why = f"its values are {distinct} different whole numbers"
+        elif task == "classification" and not are_whole(values):
+            odd = values[~np.isnan(values)]
+            raise TableError(
+                f"the target {name!r} must be text, truth values or whole numbers for a classification, "
+                f"got {odd[odd % 1 != 0][0]:g}"
+            )
+    elif task is None:
+        why = "its values are true or false" if pa.types.is_boolean(kind) else "its values are text"
+    if task == "regression":
+        assert values is not None
+        return _regression(name, column, values, why, notes)
+    return _classification(name, column, why, place, notes)
+
+
+def numbers_of_text(values: Any) -> Any:
+    """Return the targets of a regression as numbers if they are text, such as "$1,234.50"; otherwise as they are."""
+    if np.ndim(values) != 1 or np.asarray(values).dtype.kind not in "OU":
+        return values
+    column = as_table(pd.DataFrame({"y": values})).column("y")
+    return read_target("y", column, "regression").values if is_text(column.type) else values
+
+
+def _regression(name: str, column: pa.ChunkedArray, values: NDArray[np.float64], why: str, notes: list[str]) -> Target:
+    known = values[~np.isnan(values)]
+    if known.min() == known.max():
+        if (count := count_different(column, values)) > 1:
+            raise TableError(
+                f"the target {name!r} must have different values in double precision, got {count:,} whole numbers "
+                f"that are all {known[0]:g} there: subtract {column.drop_null()[0].as_py()} from them"
+            )
+        raise TableError(f"the target {name!r} must have different values, got {known[0]:g} in every row")
+    return Target(name, "regression", why, (), values, [*notes, *_left_out(len(values) - len(known))])
+
+
+def _classification(name: str, column: pa.ChunkedArray, why: str, place: Place, notes: list[str]) -> Target:
+    text = _label_text(name, column)
+    counts = level_counts(text)
+    single = [level for level, count in counts.items() if count == 1]
+    labels: list[Any] = sorted(_label(level, column.type) for level, count in counts.items() if count > 1)
+    if len(counts) > MAX_CLASSES or (len(counts) > FEW and 2 * len(counts) > len(column)):
+        raise TableError(
+            f"the target {name!r} must be numbers or classes, got text with {len(counts):,} different values "
+            f"in {len(column):,} rows"
+            if is_text(column.type)
+            else f"the target {name!r} must have fewer classes, got {len(counts):,} in {len(column):,} rows"
+        )
+    if len(labels) < 2:
+        raise TableError(
+            f"the target {name!r} must have two classes with two rows each at least, got {quoted(list(counts), 3)}"
+        )
+    names = pa.array([str(label).lower() if isinstance(label, bool) else str(label) for label in labels])
+    codes = compute.fill_null(compute.index_in(text, value_set=names), -1).to_numpy().astype(np.int64)
+    if single:
+        rows = [compute.index(text, level).as_py() for level in single]
+        where = ", ".join(f"{level!r} in {place(row)}" for level, row in zip(single[:3], rows, strict=False))
+        notes = [*notes, f"classes of a single row are left out ({where}{', ...' * (len(single) > 3)})"]
+    return Target(name, "classification", why, tuple(labels), codes, [*notes, *_left_out(column.null_count)])
+
+
+def _left_out(rows: int) -> list[str]:
+    return [f"{rows:,} {'row' if rows == 1 else 'rows'} without a target left out"] if rows else []
+
+
+def _numbers(
+    name: str, column: pa.ChunkedArray, task: str | None, place: Place, decimal: str | None
+) -> NDArray[np.float64] | None:
+    """Return the numbers in a target's column, with nan for missing values; ``None`` if it holds classes."""
+    if not is_text(column.type):
+        if pa.types.is_boolean(column.type) and task is None:
+            return None
+        values = numbers_in(column)
+        wrong = np.isnan(values) & column.is_valid().to_numpy()
+    else:
+        counts = level_counts(column)
+        levels = pa.array(list(counts), pa.string())
+        decimal = decimal or decimal_of(levels) or "."
+        read = read_numbers(levels, decimal)
+        numbers, few = ~np.isnan(read.values), have_few_levels(counts)
+        mostly = 2 * numbers.sum() > len(levels)
+        if task is None and ((few and (read.odd.any() or are_plain(levels))) or are_codes(levels) or not mostly):
+            return None
+        if read.unit is None:
+            units = quoted(sorted(set(read.units[numbers])))
+            raise TableError(f"the target {name!r} must be numbers in one unit, got {units}")
+        values = numbers_in(column, decimal)
+        wrong = np.isnan(values) & are_cells(column)
+    if wrong.any():
+        row = int(wrong.argmax())
+        more = f" and {int(wrong.sum()) - 1:,} other rows" if wrong.sum() > 1 else ""
+        raise TableError(
+            f"the target {name!r} must be a finite number in every row, got {column[row].as_py()!r} in {place(row)}"
+            f"{more}; what means a missing value can be named (missing)"
+        )
+    return values
+
+
+def _label(level: str, kind: pa.DataType) -> Label:
+    if pa.types.is_boolean(kind):
+        return level == "true"
+    return int(level) if is_number(kind) else level
+
+
+def _label_text(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return labels as text. In a column of whole numbers with missing values, 3.0 becomes "3"."""
+    if not is_number(column.type):
+        return as_text(column)
+    try:
+        return as_text(column.cast(pa.int64()))
+    except pa.ArrowInvalid:
+        largest = float(np.nanmax(np.abs(column.cast(pa.float64(), safe=False).to_numpy())))
+        raise TableError(
+            f"the target {name!r} must be below 2**63 where its numbers are classes, got {largest:g}: a regression "
+            "takes them as numbers, and in quotation marks they are text"
+        ) from None

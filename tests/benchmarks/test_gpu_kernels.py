@@ -1,0 +1,47 @@
+"""The benchmark of a GPU: the part that needs none holds what it must, and the part that needs one has no errors."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bayesadam import native
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+
+
+def report(folder, *arguments):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[1] / "src")}
+    command = [sys.executable, str(SCRIPT), "--output", str(folder), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr[-2000:]
+    return json.loads((folder / "gpu.json").read_text())
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None or not native.has_compiler(), reason="needs triton and a C++ compiler"
+)
+def test_what_needs_no_gpu(tmp_path):
+    found = report(tmp_path, "--without-gpu", "--quick")["without_gpu"]
+    assert found["interpreted"]["equal"]
+    assert found["compiled"]["spilled_bytes"] == 0
+    moved = {name: each.get("bytes_per_weight") for name, each in found["compiled"]["kernels"].items()}
+    assert {bytes_ for name, bytes_ in moved.items() if name.endswith("curvature=rule float32")} == {32}
+    assert {bytes_ for name, bytes_ in moved.items() if name.endswith("low memory float32")} == {28}
+    steps = found["fake"]["steps"]
+    with_kernels = steps["IVON train with Triton"]
+    assert (with_kernels["kernels"], with_kernels["uploads"], with_kernels["operations"]) == (3, 1, 0)
+    assert not with_kernels["waits"]
+    assert steps["IVON train without"]["operations"] <= 150
+    assert not found["fake"]["walks"]["Vadam closure"]["waits"]
+
+
+def test_what_needs_a_gpu_has_no_errors_on_a_cpu(tmp_path):
+    found = report(tmp_path, "--device", "cpu", "--tiny", "--seconds", "60")["with_gpu"]
+    assert "CUDAGraph" in found.pop("graphs")["error"]
+    assert "error" not in json.dumps(found)
+    assert found["card"] == "none"

@@ -1,0 +1,105 @@
+"""Samples of a last layer against passes of the whole network, and how often the layers before it run."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesadam as ba
+from bayesadam.posterior import PartialGaussian
+from bayesadam.predictive.monte_carlo import outputs_at_samples
+
+X = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+
+
+class Network(nn.Module):
+    """Counts the passes of its body."""
+
+    def __init__(self, change=lambda network, z: z):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.change, self.passes = change, 0
+
+    def forward(self, x):
+        self.passes += 1
+        return self.change(self, self.head(torch.tanh(self.body(x))))
+
+
+def posterior(network, kind="dense"):
+    mean = {name: p.detach().clone() for name, p in network.named_parameters()}
+    last = {name: value for name, value in mean.items() if "head" in name}
+    root = torch.randn(10, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    variance = {name: (value.square() + 0.1) * ("head" in name) for name, value in mean.items()}
+    if kind == "diagonal":
+        return ba.DiagonalGaussian(mean, variance)
+    random = ba.DenseGaussian(last, root @ root.T)
+    return PartialGaussian(random, {name: value for name, value in mean.items() if name not in last})
+
+
+def by_passes(network, q, inputs=X, count=20):
+    options = {"seed": 3, "output": None, "batch_size": None, "progress": None}
+    return outputs_at_samples(network, q, inputs, range(count), **options)
+
+
+def predicted(network, q, inputs=X, **options):
+    return ba.predict(network, q, inputs, likelihood=ba.Categorical(), mc_samples=20, seed=3, **options)
+
+
+@pytest.mark.parametrize("kind", ["dense", "diagonal"])
+@pytest.mark.parametrize("loader", [False, True])
+def test_the_body_runs_once(kind, loader):
+    network = Network()
+    q = posterior(network, kind)
+    expected = by_passes(network, q).log_softmax(-1)
+    network.passes = 0
+    inputs = DataLoader(TensorDataset(X, X), batch_size=8) if loader else X
+    found = predicted(network, q, inputs)
+    torch.testing.assert_close(found.log_probs, expected, rtol=1e-5, atol=1e-6)
+    assert network.passes == 1 + (3 if loader else 1)  # one is a check, by one row
+
+
+CHANGES = {
+    "after": lambda network, z: 2.0 * z,
+    "in place": lambda network, z: z.mul_(2.0),
+    "again": lambda network, z: network.head(functional.pad(z, (0, 2))),
+    "bare": lambda network, z: z + network.head.bias,
+}
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_outputs_that_are_not_those_of_the_layer(change):
+    network = Network(CHANGES[change])
+    q = posterior(network)
+    torch.testing.assert_close(predicted(network, q).log_probs, by_passes(network, q).log_softmax(-1))
+
+
+def test_a_body_that_uses_the_weights_of_the_layer():
+    class Tied(Network):
+        def forward(self, x):
+            return self.head(self.body(x) * self.head.weight[0])
+
+    network = Tied()
+    q = posterior(network)
+    torch.testing.assert_close(predicted(network, q).log_probs, by_passes(network, q).log_softmax(-1))
+
+
+def test_the_width_is_found_with_one_pass_of_the_body(monkeypatch):
+    """The search for the harmless width gives what it gave by passes at every width."""
+
+    def fitted():
+        network = Network()
+        with torch.no_grad():
+            network.head.weight.mul_(20.0)  # sure of itself, so that noise does harm
+            y = network(X).argmax(-1)
+        network.passes = 0
+        q = ba.laplace(network, (X, y), likelihood=ba.Categorical(), structure="last_layer")
+        return q.hyperparameters["scaled"], network.passes
+
+    scale, passes = fitted()
+    monkeypatch.setattr(sys.modules["bayesadam.predictive.predict"], "random_layer", lambda model, posterior: None)
+    assert fitted()[0] == scale < 1.0
+    assert passes <= 6  # two to fit, one at the mean, and one with the check
