@@ -63,7 +63,8 @@ def test_the_table_names_the_best(classes, posterior):
     model, _, _, held_out, _, likelihood = classes
     found = ba.compare(model, posterior.scaled(0.3), held_out, likelihood=likelihood, mc_samples=20)
     heading, *lines = str(found).splitlines()
-    assert "NLL" in heading and len(lines) == 4
+    assert "NLL" in heading
+    assert len(lines) == 4
     assert [line for line in lines if " best " in line] == [
         line for line in lines if line.startswith(found.best + "  ")
     ]
