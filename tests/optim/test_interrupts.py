@@ -106,6 +106,7 @@ def test_an_interrupt_between_blocks_gives_up_the_step(when):
     assert opt.state[net[0].weight]["step"] == 1
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt inside of __del__
 @pytest.mark.parametrize("key", ["vadam", "ivon eager", "vogn"])
 @pytest.mark.parametrize("samples", [1, 2])
 def test_a_loop_that_was_interrupted_can_be_run_again(key, samples):
@@ -129,13 +130,20 @@ def test_a_loop_that_was_interrupted_can_be_run_again(key, samples):
     arguments, lines = fresh(), Interrupting()
     with lines:
         cell(*arguments)
-    for at in random.Random(2).sample(range(1, lines.count + 1), min(3 * TRIALS, lines.count)):
+    places = random.Random(2).sample(range(1, lines.count + 1), min(3 * TRIALS, lines.count))
+    refused = 0
+    for at in places:
         net, opt = fresh()
         with contextlib.suppress(KeyboardInterrupt), Interrupting(at):
             cell(net, opt)
         steps = int(opt.state[net[0].weight]["step"])
-        cell(net, opt)
+        try:
+            cell(net, opt)
+        except RuntimeError:  # between the last block and its step: see the next test
+            refused += 1
+            cell(net, opt)
         assert opt.state[net[0].weight]["step"] == steps + 2, f"line {at} of {lines.count}"
+    assert refused <= 0.1 * len(places)
 
 
 def test_an_interrupt_between_a_block_and_its_step_is_an_error_once():

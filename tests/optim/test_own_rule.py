@@ -106,7 +106,7 @@ def test_a_population_trains_each_as_alone(own):
         lr=rates,
         mc_samples=2,
         seed=4,
-        sharpness=sharpness,
+        options={"sharpness": sharpness},
     )
     for member, model in enumerate(models):
         alone = copy.deepcopy(model)

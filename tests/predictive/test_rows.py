@@ -165,7 +165,7 @@ class TestPasses:
         torch.testing.assert_close(found.covariance, expected.covariance)
 
     def test_narrow_rows_have_larger_passes(self):
-        model = Seen(nn.Linear(2, 1))
+        model = Seen(nn.Linear(2, 2), nn.Linear(2, 1))
         predict(model, torch.randn(32_768, 2))
         assert model.seen == [32_768] * 4
         model.seen.clear()

@@ -116,10 +116,7 @@ def configure(
         learned = [(f"likelihood.{name}", p) for name, p in criterion.named_parameters() if p.requires_grad]
         both = [{"params": list(weights), "perturb": is_noisy}]
         both += [{"params": list(learned), "perturb": False}] if learned else []
-        arguments = _arguments(make, arguments, model)
-        if make.__init__ is PerturbedOptimizer.__init__:  # options are given together where no constructor names them
-            arguments["options"] = {o.name: arguments.pop(o.name) for o in rule.options if o.name in arguments}
-        groups.append(make(both, **arguments).param_groups[0])
+        groups.append(make(both, **_arguments(make, arguments, model)).param_groups[0])
         parameters.append({name: p.detach() for name, p in [*weights, *learned]})
     hypers = [_hyper(make, group) for group in groups]
     for name in (*_SHARED, *(option.name for option in rule.options if option.static)):

@@ -113,7 +113,8 @@ def read_target(
 
 def numbers_of_text(values: Any) -> Any:
     """Return the targets of a regression as numbers if they are text, such as "$1,234.50"; otherwise as they are."""
-    if np.ndim(values) != 1 or np.asarray(values).dtype.kind not in "OU":
+    array = np.asarray(values)
+    if array.ndim != 1 or array.dtype.kind not in "OU":
         return values
     column = as_table(pd.DataFrame({"y": values})).column("y")
     return read_target("y", column, "regression").values if is_text(column.type) else values
