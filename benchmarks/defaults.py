@@ -143,10 +143,8 @@ def main() -> None:
     records = measure(tasks, methods, options)
     report = summary(tasks, methods, records)
     show(tasks, methods, records, report)
-    save(
-        options.output / "defaults.json",
-        {**conditions("torch", "bayesadam", "ivon-opt"), "quick": options.quick, **report},
-    )
+    measured = conditions("torch", "bayesadam", "ivon-opt")
+    save(options.output / "defaults.json", {**measured, "quick": options.quick, **report})
     print(f"wrote {options.output / 'defaults.json'}")
 
 

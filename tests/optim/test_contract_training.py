@@ -60,9 +60,11 @@ def test_a_closure_gives_the_mean_loss_over_the_samples(method):
     assert len({loss.item() for loss in losses}) == 3
 
 
-@methods(EVERY, full=False)
+@methods([key for key in EVERY if "bayesadam" not in key], full=False)
 def test_a_sample_is_the_mean_plus_sigma_times_the_noise_of_its_coordinates(method):
-    """With a full covariance it is ``mu + L^-T eps``: test_dense_von.py."""
+    """With a full covariance it is ``mu + L^-T eps``: test_dense_von.py. BayesAdam's noise is wider than its posterior,
+    and is in the slow loop of test_bayesadam.py.
+    """
     net = make_net()
     opt = method(net, seed=11, mc_samples=2)
     train(net, opt, 3)

@@ -129,7 +129,18 @@ class Chunk:
 
     def _numbers_now(self, steps: Sequence[int]) -> dict[str, Any]:
         """Hyper-parameters and counters of the first members, which have made these numbers of steps."""
-        plan, numbers = self._plan, {**self._numbers, **self._counters}
+        plan, numbers = self._plan, self._numbers_of_rule(steps)
+        if plan.lr_schedule is not None:
+            numbers["lr"] = numbers["lr"] * self._factor(plan.lr_schedule, steps)
+        if plan.beta_schedule is not None:
+            numbers["beta2"] = 1.0 - (1.0 - numbers["beta2"]) * self._factor(plan.beta_schedule, steps)
+            if not np.all((numbers["beta2"] >= 0) & (numbers["beta2"] < 1)):
+                raise ValueError(f"beta_schedule must keep betas[1] in [0, 1), got {numbers['beta2']!r}")
+        return numbers
+
+    def _numbers_of_rule(self, steps: Sequence[int]) -> dict[str, Any]:
+        """The same without schedules of the training."""
+        numbers = {**self._numbers, **self._counters}
         if len(steps) < len(self.members):
             numbers = {name: v[: len(steps)] if isinstance(v, np.ndarray) else v for name, v in numbers.items()}
         if type(self._rule).numbers is not Rule.numbers:
@@ -138,12 +149,6 @@ class Chunk:
             for name in {name for values in changed for name in values}:
                 pairs = zip(changed, groups, strict=True)
                 numbers[name] = combined([values.get(name, group[name]) for values, group in pairs])
-        if plan.lr_schedule is not None:
-            numbers["lr"] = numbers["lr"] * self._factor(plan.lr_schedule, steps)
-        if plan.beta_schedule is not None:
-            numbers["beta2"] = 1.0 - (1.0 - numbers["beta2"]) * self._factor(plan.beta_schedule, steps)
-            if not np.all((numbers["beta2"] >= 0) & (numbers["beta2"] < 1)):
-                raise ValueError(f"beta_schedule must keep betas[1] in [0, 1), got {numbers['beta2']!r}")
         return numbers
 
     def _factor(self, schedule: Schedule, steps: Sequence[int]) -> Any:
@@ -191,7 +196,7 @@ class Chunk:
         """Means, variances and tensors of the rule of all members, each ``(k, numel)``; for those that failed, the last
         good ones.
         """
-        numbers, parts = {**self._numbers, **self._counters}, []
+        numbers, parts = self._numbers_of_rule(self._steps(len(self.members))), []
         for segment in self._segments:
             mean = segment.tensors["mean"]
             variance = 1.0 / segment.precision(numbers, segment.tensors) if segment.noisy else torch.zeros_like(mean)
