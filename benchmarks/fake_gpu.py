@@ -362,7 +362,11 @@ WALKS: dict[str, Callable[[], Callable[[], Any]]] = {
     "metrics": metrics,
 }
 
-SIZES = ((16, 10**6), (150, 10**6), (150, 10**9), (2000, 10**6))
+SIZES = {
+    True: ((16, 10**6), (150, 10**6), (150, 10**9), (2000, 10**6)),
+    False: ((16, 10**6), (150, 10**6), (150, 10**8)),
+}
+"""Tensors and weights, with Triton and without: PyTorch's operations keep tables of the noise, 14 bytes per weight."""
 
 
 def steps(*, quick: bool) -> dict[str, Any]:
@@ -376,7 +380,8 @@ def steps(*, quick: bool) -> dict[str, Any]:
             for options in variants:
                 for mode in ("train", "block"):
                     key = " ".join([name, mode, *options, "with Triton" if triton else "without"])
-                    sizes = SIZES if name == "IVON" and not options and mode == "train" and not quick else SIZES[:1]
+                    several = name == "IVON" and not options and mode == "train" and not quick
+                    sizes = SIZES[triton] if several else SIZES[triton][:1]
                     each = [
                         step(name, tensors, numel, triton=triton, mode=mode, **options, **extra.get(name, {}))
                         for tensors, numel in sizes
