@@ -415,8 +415,7 @@ def main() -> None:
     survived = 0
     with tempfile.TemporaryDirectory() as scratch:
         tree = Path(scratch) / "tree"
-        kept = shutil.ignore_patterns(".*", "runs", "__pycache__", "site")
-        shutil.copytree(options.tree, tree, ignore=kept)
+        shutil.copytree(options.tree, tree, ignore=shutil.ignore_patterns(".*", "__pycache__"))
         if options.clean:
             names = sorted({name for number in chosen for name in FAULTS[number - 1].tests.split()})
             failed, first, seconds = pytest(tree, names)
