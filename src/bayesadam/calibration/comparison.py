@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.calibration.held_out import HeldOut, Scored, best_temperature, mean
-from bayesadam.likelihoods import Likelihood, MissingCapabilityError, check_likelihood
+from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.predictive.pairs import Data
 
@@ -125,17 +125,9 @@ def compare(
     for name, how in (("mean network", "mean"), ("posterior", method)):
         score = rows.scored(posterior, method=how)
         candidates[name] = Candidate(how, likelihood, 1.0, score(likelihood).flatten())
-        if _has_temperature(likelihood):
+        if likelihood.defines("tempered"):
             candidates[f"{name} with temperature"] = _tempered(how, score, likelihood)
     return Comparison(candidates)
-
-
-def _has_temperature(likelihood: Likelihood) -> bool:
-    try:
-        likelihood.tempered(1.0)
-    except MissingCapabilityError:
-        return False
-    return True
 
 
 def _tempered(method: str, score: Scored, likelihood: Likelihood) -> Candidate:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from bayesadam import native
+from bayesadam.core.printing import COMMON, FIXED, Expression, call, columns, infix, near_or_far
 from bayesadam.core.record import NotElementwise, Operation, Program, Variable
 
 TYPES = {
@@ -18,10 +19,6 @@ TYPES = {
     torch.bool: "bool",
     torch.int64: "int64_t",
 }
-FIXED = 5
-"""Number of columns of a run before its addresses: first element, number of elements, lanes of a tile of noise,
-index of the parameter, and the row of numbers and words.
-"""
 
 
 def source(program: Program, draws: Sequence[str], real: torch.dtype) -> str:
@@ -71,11 +68,6 @@ def source(program: Program, draws: Sequence[str], real: torch.dtype) -> str:
     return text
 
 
-def columns(program: Program, draws: Sequence[str]) -> tuple[str, ...]:
-    """Names of the tensors whose addresses a row has, in order."""
-    return tuple(name for name in program.touched if name not in draws)
-
-
 _FILLS = {
     "eps": "fill_tile(eps, tile, lanes, Key{low, high, step, number_, index}, word[6] & 1 ? -1.0f : 1.0f);",
     "next_eps": (
@@ -112,18 +104,6 @@ def _operand(arg: Any, kind: str) -> str:
     return f"static_cast<{kind}>({text})"
 
 
-def _infix(symbol: str) -> Callable[..., str]:
-    return lambda kind, a, b: f"{a} {symbol} {b}"
-
-
-def _call(name: str) -> Callable[..., str]:
-    return lambda kind, *args: f"{name}({', '.join(args)})"
-
-
-def _sum(symbol: str) -> Callable[..., str]:
-    return lambda kind, a, b, alpha=None: f"{a} {symbol} {b}" if alpha is None else f"{a} {symbol} {alpha} * {b}"
-
-
 def _power(kind: str, a: str, b: str) -> str:
     return f"{a} * {a}" if b in (f"static_cast<{kind}>(2)", f"static_cast<{kind}>(2.0)") else f"std::pow({a}, {b})"
 
@@ -136,38 +116,32 @@ def _clamp(kind: str, a: str, low: str = "none", high: str = "none") -> str:
 
 
 def _lerp(kind: str, a: str, b: str, weight: str) -> str:
-    near, far = f"{a} + {weight} * ({b} - {a})", f"{b} - ({b} - {a}) * (1 - {weight})"
+    near, far = near_or_far(a, b, weight)
     return f"std::abs({weight}) < static_cast<{kind}>(0.5) ? {near} : {far}"
 
 
 _COMPARISONS = {"gt", "lt", "ge", "le", "eq", "ne"}
-_EXPRESSIONS: dict[str, Callable[..., str]] = {
-    "add": _sum("+"),
-    "sub": _sum("-"),
-    "rsub": lambda kind, a, b: f"{b} - {a}",
-    "mul": _infix("*"),
-    "div": _infix("/"),
-    "neg": lambda kind, a: f"-{a}",
+_EXPRESSIONS: dict[str, Expression] = {
+    **COMMON,
+    "div": infix("/"),
     "reciprocal": lambda kind, a: f"static_cast<{kind}>(1) / {a}",
-    "sqrt": _call("std::sqrt"),
+    "sqrt": call("std::sqrt"),
     "rsqrt": lambda kind, a: f"static_cast<{kind}>(1) / std::sqrt({a})",
-    "square": lambda kind, a: f"{a} * {a}",
     "pow": _power,
-    "abs": _call("std::abs"),
+    "abs": call("std::abs"),
     "sign": lambda kind, a: f"({a} > 0) - ({a} < 0)",
-    "exp": _call("std::exp"),
-    "expm1": _call("std::expm1"),
-    "log": _call("std::log"),
-    "log1p": _call("std::log1p"),
-    "cos": _call("std::cos"),
-    "sin": _call("std::sin"),
-    "tanh": _call("std::tanh"),
+    "exp": call("std::exp"),
+    "expm1": call("std::expm1"),
+    "log": call("std::log"),
+    "log1p": call("std::log1p"),
+    "cos": call("std::cos"),
+    "sin": call("std::sin"),
+    "tanh": call("std::tanh"),
     "sigmoid": lambda kind, a: f"static_cast<{kind}>(1) / (static_cast<{kind}>(1) + std::exp(-{a}))",
     "softplus": lambda kind, a, beta="1", threshold="20": (
         f"{a} * {beta} > {threshold} ? {a} : std::log1p(std::exp({a} * {beta})) / {beta}"
     ),
     "lerp": _lerp,
-    "addcmul": lambda kind, a, b, c, value: f"{a} + {value} * {b} * {c}",
     "addcdiv": lambda kind, a, b, c, value: f"{a} + {value} * {b} / {c}",
     "clamp": _clamp,
     "clamp_min": lambda kind, a, low: _clamp(kind, a, low),
@@ -175,14 +149,7 @@ _EXPRESSIONS: dict[str, Callable[..., str]] = {
     "maximum": lambda kind, a, b: f"({a} < {b} || {b} != {b}) ? {b} : {a}",
     "minimum": lambda kind, a, b: f"({a} > {b} || {b} != {b}) ? {b} : {a}",
     "where": lambda kind, test, a, b: f"{test} ? {a} : {b}",
-    "gt": _infix(">"),
-    "lt": _infix("<"),
-    "ge": _infix(">="),
-    "le": _infix("<="),
-    "eq": _infix("=="),
-    "ne": _infix("!="),
-    "logical_and": _infix("&&"),
-    "logical_or": _infix("||"),
+    "logical_and": infix("&&"),
+    "logical_or": infix("||"),
     "logical_not": lambda kind, a: f"!{a}",
-    "_to_copy": lambda kind, a: a,
 }

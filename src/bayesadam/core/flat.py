@@ -268,7 +268,7 @@ class Flat:
 
     @cached_property
     def rows(self) -> NDArray[np.int64]:
-        """First columns of a kernel's table, for every member: see ``cpp.FIXED``."""
+        """First columns of a kernel's table, for every member: see ``printing.FIXED``."""
         rows = np.zeros((len(self.members), 5), dtype=np.int64)
         rows[:, 0] = [first for first, _ in self.whole]
         rows[:, 1] = self.sizes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import linecache
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bayesadam.core.printing import COMMON, FIXED, Expression, call, columns, infix, near_or_far
 from bayesadam.core.record import NotElementwise, Operation, Program, Variable, number_variable, tensor_variable
 from bayesadam.core.rule import COUNTERS
 from bayesadam.native import device as devices
@@ -28,10 +29,6 @@ TYPES = {
     torch.float16: "tl.float16",
     torch.bool: "tl.int1",
 }
-FIXED = 5
-"""Number of columns of a run before its addresses: first element, number of elements, lanes of a tile of noise, index
-of the parameter, and its number in the flat, where its counters are.
-"""
 REORDERED = ("weights", "grad")
 """Tensors that may have their channels last in memory: a row ends with their number of positions and of channels."""
 WORDS = 8
@@ -180,7 +177,7 @@ def source(program: Program, draws: Sequence[str], real: torch.dtype) -> str:
     Raises:
         NotElementwise: An operation has no counterpart.
     """
-    names, uses = [name for name in program.touched if name not in draws], program.numbers_of_body
+    names, uses = columns(program, draws), program.numbers_of_body
     given = {name: f"tl.load(number + {i})" for i, name in enumerate(inputs(program))}
     given |= {name: f"tl.load(counter + {i})" for i, name in enumerate(COUNTERS)}
     given["skip"] = "anything(found).to(tl.float64)"
@@ -280,18 +277,6 @@ def _operand(arg: Any, dtype: torch.dtype, dtypes: Mapping[Variable, torch.dtype
     return f"({arg!r})" if isinstance(arg, float | int) and arg < 0 else repr(arg)
 
 
-def _infix(symbol: str) -> Callable[..., str]:
-    return lambda real, a, b: f"{a} {symbol} {b}"
-
-
-def _call(name: str) -> Callable[..., str]:
-    return lambda real, *args: f"{name}({', '.join(args)})"
-
-
-def _sum(symbol: str) -> Callable[..., str]:
-    return lambda real, a, b, alpha=None: f"{a} {symbol} {b}" if alpha is None else f"{a} {symbol} {alpha} * {b}"
-
-
 def _quotient(real: torch.dtype, a: str, b: str) -> str:
     """Rounded correctly, as on a CPU; Triton's own division of float32 is not."""
     return f"tl.div_rn({a}, {b})" if real == torch.float32 else f"({a}) / ({b})"
@@ -315,37 +300,31 @@ def _clamp(real: torch.dtype, a: str, low: str = "None", high: str = "None") -> 
 
 
 def _lerp(real: torch.dtype, a: str, b: str, weight: str) -> str:
-    near, far = f"{a} + {weight} * ({b} - {a})", f"{b} - ({b} - {a}) * (1 - {weight})"
+    near, far = near_or_far(a, b, weight)
     return f"tl.where(({weight} < 0.5) & ({weight} > -0.5), {near}, {far})"
 
 
-_EXPRESSIONS: dict[str, Callable[..., str]] = {
-    "add": _sum("+"),
-    "sub": _sum("-"),
-    "rsub": lambda real, a, b: f"{b} - {a}",
-    "mul": _infix("*"),
+_EXPRESSIONS: dict[str, Expression] = {
+    **COMMON,
     "div": _quotient,
-    "neg": lambda real, a: f"-{a}",
     "reciprocal": lambda real, a: _quotient(real, "1.0", a),
     "sqrt": _root,
     "rsqrt": lambda real, a: _quotient(real, "1.0", _root(real, a)),
-    "square": lambda real, a: f"{a} * {a}",
     "pow": _power,
-    "abs": _call("tl.abs"),
+    "abs": call("tl.abs"),
     "sign": lambda real, a: f"({a} > 0).to({TYPES[real]}) - ({a} < 0).to({TYPES[real]})",
-    "exp": _call("tl.exp"),
-    "expm1": _call("expm1"),
-    "log": _call("tl.log"),
-    "log1p": _call("log1p"),
-    "cos": _call("tl.cos"),
-    "sin": _call("tl.sin"),
-    "tanh": _call("tanh"),
+    "exp": call("tl.exp"),
+    "expm1": call("expm1"),
+    "log": call("tl.log"),
+    "log1p": call("log1p"),
+    "cos": call("tl.cos"),
+    "sin": call("tl.sin"),
+    "tanh": call("tanh"),
     "sigmoid": lambda real, a: _quotient(real, "1.0", f"1.0 + tl.exp(-{a})"),
     "softplus": lambda real, a, beta="1.0", threshold="20.0": (
         f"tl.where({a} * {beta} > {threshold}, {a}, {_quotient(real, f'log1p(tl.exp({a} * {beta}))', beta)})"
     ),
     "lerp": _lerp,
-    "addcmul": lambda real, a, b, c, value: f"{a} + {value} * {b} * {c}",
     "addcdiv": lambda real, a, b, c, value: f"{a} + {_quotient(real, f'{value} * {b}', c)}",
     "clamp": _clamp,
     "clamp_min": lambda real, a, low: _clamp(real, a, low),
@@ -353,14 +332,7 @@ _EXPRESSIONS: dict[str, Callable[..., str]] = {
     "maximum": lambda real, a, b: f"tl.maximum({a}, {b}, propagate_nan=tl.PropagateNan.ALL)",
     "minimum": lambda real, a, b: f"tl.minimum({a}, {b}, propagate_nan=tl.PropagateNan.ALL)",
     "where": lambda real, test, a, b: f"tl.where({test}, {a}, {b})",
-    "gt": _infix(">"),
-    "lt": _infix("<"),
-    "ge": _infix(">="),
-    "le": _infix("<="),
-    "eq": _infix("=="),
-    "ne": _infix("!="),
-    "logical_and": _infix("&"),
-    "logical_or": _infix("|"),
+    "logical_and": infix("&"),
+    "logical_or": infix("|"),
     "logical_not": lambda real, a: f"{a} == 0",
-    "_to_copy": lambda real, a: a,
 }

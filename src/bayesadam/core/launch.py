@@ -23,6 +23,7 @@ from bayesadam.core import cpp, gpu, interpret
 from bayesadam.core.draws import Draw
 from bayesadam.core.flat import Flat, Piece
 from bayesadam.core.passes import Pass
+from bayesadam.core.printing import FIXED, columns
 from bayesadam.core.record import NotElementwise, Program, record
 from bayesadam.native import device as devices
 from bayesadam.sharding import local, place
@@ -148,11 +149,11 @@ def _table(
     """The runs of a pass with all addresses, and the copies of tensors whose memory is in another order than their
     elements, unless ``orders`` has it.
     """
-    names = cpp.columns(program, work.draws)
+    names = columns(program, work.draws)
     table = flat.tables.get(work)
     if table is None:
         table = np.concatenate([flat.rows, np.zeros((len(flat.members), len(names)), int)], axis=1)
-        for column, name in enumerate(names, cpp.FIXED):
+        for column, name in enumerate(names, FIXED):
             if name in flat.tensors:
                 vector = flat.tensors[name]
                 table[:, column] = vector.data_ptr() + vector.element_size() * flat.starts
@@ -160,7 +161,7 @@ def _table(
     if len(chosen) < len(table):
         table = table[chosen]
     copies: list[tuple[Tensor, Tensor]] = []
-    for column, name in enumerate(names, cpp.FIXED):
+    for column, name in enumerate(names, FIXED):
         if name in lists:
             tensors, dtype = lists[name], program.tensors[name]
             if not all(map(Tensor.is_contiguous, tensors)) or any(tensor.dtype is not dtype for tensor in tensors):
@@ -384,7 +385,6 @@ def _compiled(work: Pass, weights: torch.dtype, real: torch.dtype) -> Compiled |
 def _in_triton(work: Pass, weights: torch.dtype, real: torch.dtype, device: torch.device) -> gpu.Kernels | str:
     """A kernel in Triton, or the reason why there is none."""
     program = program_of(work, weights, real)
-
     try:
         kernel = gpu.Kernels(program, work.draws, real, device)
         bad = _differs(work, program, real, device, kernel.call)
@@ -444,11 +444,11 @@ def trial(
         before[name] = torch.cat(parts).to(real)
     with torch.no_grad():
         expected = interpret.run(program, before, interpret.numbers_of_body(program, numbers))
-    names = cpp.columns(program, work.draws)
-    runs = np.zeros((len(sizes), cpp.FIXED + len(names)), dtype=np.int64)
+    names = columns(program, work.draws)
+    runs = np.zeros((len(sizes), FIXED + len(names)), dtype=np.int64)
     for row, (index, size) in zip(runs, enumerate(sizes), strict=True):
-        row[: cpp.FIXED] = 0, size, noise.lanes_of(size), index, index
-        row[cpp.FIXED :] = [values[n].data_ptr() + int(starts[index]) * values[n].element_size() for n in names]
+        row[:FIXED] = 0, size, noise.lanes_of(size), index, index
+        row[FIXED:] = [values[n].data_ptr() + int(starts[index]) * values[n].element_size() for n in names]
     call(runs, numbers, _words(work, draws))
     wide = {name: torch.promote_types(program.tensors[name], torch.float32) for name in expected}
     return {n: (values[n].to(wide[n]), expected[n].to(program.tensors[n]).to(wide[n])) for n in expected}

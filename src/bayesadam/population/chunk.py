@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesadam.core.rule import COUNTERS, INITIAL_COUNTERS, Rule
+from bayesadam.core.rule import COUNTERS, INITIAL_COUNTERS, Hyper, Rule, advanced
 from bayesadam.population.batches import Batch, Pool
 from bayesadam.population.draws import Draws
 from bayesadam.population.losses import Losses
 from bayesadam.population.members import Setup
-from bayesadam.population.segment import Numbers, Segment, advanced, combined
+from bayesadam.population.segment import Numbers, Segment, combined
 
 Schedule = Callable[[float], float]
 
@@ -114,7 +114,7 @@ class Chunk:
         losses, grads, curvature = self._losses.gradients(theta, batch, self._numbers.get("hessian"))
         grad = grads[:, 0] if self._samples == 1 else grads.mean(1)
         self._check_finite(grad)
-        counters = advanced(self._rule, before)
+        counters = advanced(self._rule, Hyper(**before))
         after = {**before, **counters}
         updates = [segment.updated(theta, grads, grad, curvature, before, after) for segment in self._segments]
         self._check_positive(updates, after)

@@ -140,15 +140,3 @@ def combined(values: Sequence[Any]) -> Any:
     if all(value == values[0] for value in values):
         return values[0]
     return np.array([math.nan if value is None else float(value) for value in values])[:, None]
-
-
-def advanced(rule: Rule, numbers: Numbers) -> dict[str, Any]:
-    """The counters after one more step."""
-    hp = Hyper(**numbers)
-    hp.step = numbers["step"] + 1.0
-    return {
-        "step": hp.step,
-        "beta1_product": hp.beta1_product * hp.beta1,
-        "beta2_product": hp.beta2_product * hp.beta2,
-        "initial_weight": hp.initial_weight * (1.0 - rule.forgetting(hp)),
-    }

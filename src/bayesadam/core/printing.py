@@ -1,0 +1,59 @@
+"""What the languages have in common into which recordings are printed: the table of runs, and expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from bayesadam.core.record import Program
+
+Expression: TypeAlias = Callable[..., str]
+"""Text of an operation, from the type in which it is computed and the texts of its operands."""
+
+FIXED = 5
+"""Number of columns of a run before its addresses: first element, number of elements, lanes of a tile of noise, index
+of the parameter, and the row of its numbers (in C++) or its number in the flat, where its counters are (in Triton).
+"""
+
+
+def columns(program: Program, draws: Sequence[str]) -> tuple[str, ...]:
+    """Names of the tensors whose addresses a row has, in order."""
+    return tuple(name for name in program.touched if name not in draws)
+
+
+def infix(symbol: str) -> Expression:
+    """Two operands with a symbol in between."""
+    return lambda kind, a, b: f"{a} {symbol} {b}"
+
+
+def call(name: str) -> Expression:
+    """A function of all operands."""
+    return lambda kind, *args: f"{name}({', '.join(args)})"
+
+
+def _sum(symbol: str) -> Expression:
+    return lambda kind, a, b, alpha=None: f"{a} {symbol} {b}" if alpha is None else f"{a} {symbol} {alpha} * {b}"
+
+
+def near_or_far(a: str, b: str, weight: str) -> tuple[str, str]:
+    """``torch.lerp`` for weights below and from one half."""
+    return f"{a} + {weight} * ({b} - {a})", f"{b} - ({b} - {a}) * (1 - {weight})"
+
+
+COMMON: dict[str, Expression] = {
+    "add": _sum("+"),
+    "sub": _sum("-"),
+    "rsub": lambda kind, a, b: f"{b} - {a}",
+    "mul": infix("*"),
+    "neg": lambda kind, a: f"-{a}",
+    "square": lambda kind, a: f"{a} * {a}",
+    "addcmul": lambda kind, a, b, c, value: f"{a} + {value} * {b} * {c}",
+    "gt": infix(">"),
+    "lt": infix("<"),
+    "ge": infix(">="),
+    "le": infix("<="),
+    "eq": infix("=="),
+    "ne": infix("!="),
+    "_to_copy": lambda kind, a: a,
+}
+"""Operations that are written alike."""
