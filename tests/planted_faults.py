@@ -336,11 +336,11 @@ FAULTS = [
         "predictive/test_batch_norm.py",
     ),
     Fault(
-        "leave-one-out errors without the leverage",
-        "sklearn/ridge.py",
-        "np.maximum(1.0 - leverage, 1e-6)",
-        "np.maximum(1.0 - 0.0 * leverage, 1e-6)",
-        "estimators/test_ridge.py",
+        "a Gaussian process predicts left-out rows with the kernel of their own folds",
+        "sklearn/process.py",
+        "_kernel(rows[half], targets[half])",
+        "_kernel(rows[~half], targets[~half])",
+        "estimators/test_companions.py",
     ),
     Fault(
         "CRPS of a Gaussian 0.5% off in one term",

@@ -39,7 +39,7 @@ def test_known_noise_chooses_it_and_then_nothing_is_left_out_or_calibrated(tmp_p
         "epistemic": [1.0],
         "aleatoric": [1.0],
         "error": [0.0],
-        "linear": [[1.0]],
+        "weights": [[1.0]],
     }
     assert np.isnan(known.history_["held_out_nll"]).all()
     known.save(tmp_path)

@@ -64,7 +64,7 @@ def test_temperature_is_by_rows_that_members_have_not_seen(blobs):
     assert model.score(x, coins) > 0.8
     new = new_blobs(1_000)[0]
     assert model.calibration_["temperature"] > 3.0
-    assert raw.calibration_ == {"temperature": 1.0, "linear": []}
+    assert raw.calibration_ == {"temperature": 1.0, "weights": []}
     assert model.predict_proba(new).max(1).mean() < raw.predict_proba(new).max(1).mean() - 0.1
 
 
@@ -119,11 +119,11 @@ def test_regressions_beside_the_networks():
     options = {**QUICK, "method": "vadam", "epochs": 30}
     pooled = BayesianMLPClassifier(**options).fit(x[:300], y[:300])
     alone = BayesianMLPClassifier(**options).partial_fit(x[:300], y[:300], classes=[0, 1])
-    assert sum(pooled.calibration_["linear"]) > 0.3
-    assert alone.calibration_["linear"] == []
+    assert sum(pooled.calibration_["weights"]) > 0.3
+    assert alone.calibration_["weights"] == []
     losses = [-model.predict_log_proba(x[300:])[np.arange(600), y[300:]].mean() for model in (pooled, alone)]
     assert losses[0] < losses[1] - 0.03
     before = pooled.calibration_
     pooled.partial_fit(x[300:400], y[300:400])
-    assert pooled.calibration_["linear"] == before["linear"]
+    assert pooled.calibration_["weights"] == before["weights"]
     assert pooled.calibration_["temperature"] != before["temperature"]

@@ -7,8 +7,9 @@ import pytest
 from sklearn.utils import check_random_state
 
 from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
+from bayesadam.sklearn.companions import regressors
 from bayesadam.sklearn.conformal import LeftOutScores
-from bayesadam.sklearn.linear import ridge_parts
+from bayesadam.sklearn.ensemble import as_array
 from bayesadam.sklearn.plan import plan
 
 TINY = {"members": 4, "hidden": (8,), "epochs": 60, "mc_samples": 4, "random_state": 0}
@@ -35,19 +36,22 @@ def test_cross_intervals_are_those_of_the_members_that_left_rows_out(regressor, 
     pairs, folds = by_members(len(x))
     standardised = regressor._inputs(x)
     means = np.stack([regressor._member(standardised, member)[0, :, 0] for member in range(4)])
-    share, *weights = regressor.calibration_["linear"][:, 0]
+    share, *weights = regressor.calibration_["weights"][:, 0]
     assert sum(weights) > 0.05
     values = (y - regressor._y_mean) / regressor._y_std
-    parts = ridge_parts(standardised.numpy(), values[:, None], np.ones(len(x)), planned(len(x)))
+    parts = regressors(as_array(standardised), values[:, None], np.ones(len(x)), planned(len(x)))
+    seen = [part.outputs(as_array(standardised)) for part in regressor._companions]
 
-    def of_folds(regressed):
-        """Of the weighted sums of all members and the regressions, in the units of the targets."""
-        sums = share * means + sum(weight * own[:, 0] for weight, own in zip(weights, regressed, strict=True))
+    def of_folds(complements):
+        """Of the weighted sums of all members and their companions, in the units of the targets."""
+        sums = share * means + sum(weight * own[:, 0] for weight, own in zip(weights, complements, strict=True))
         sums = regressor._y_mean + regressor._y_std * sums
         return np.stack([sums[pair].mean(0) for pair in pairs])
 
-    errors = np.abs(y - of_folds([unseen for _, unseen in parts])[folds, np.arange(len(x))])
-    models = of_folds([part.outputs(standardised.numpy()) for part in regressor._linear])
+    outputs = [part.outputs(as_array(standardised)) for part, _ in parts]
+    kept = [parts[[np.allclose(own, other, atol=1e-3) for other in outputs].index(True)][1] for own in seen]
+    errors = np.abs(y - of_folds(kept)[folds, np.arange(len(x))])
+    models = of_folds(seen)
     rank = math.ceil(0.9 * (len(x) + 1))
     expected = [
         [np.sort(models[folds, row] - errors)[len(x) - rank], np.sort(models[folds, row] + errors)[rank - 1]]

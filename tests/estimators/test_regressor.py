@@ -265,7 +265,7 @@ def test_counts_are_calibrated(tmp_path):
     plain = BayesianMLPRegressor(**options, calibrate=False).fit(x, y)
     assert model.calibration_["epistemic"][0] < 0.6
     assert 0.0 < model.calibration_["error"][0] < 1.0
-    assert plain.calibration_ == {"epistemic": [1.0], "aleatoric": [1.0], "error": [0.0], "linear": [[1.0]]}
+    assert plain.calibration_ == {"epistemic": [1.0], "aleatoric": [1.0], "error": [0.0], "weights": [[1.0]]}
     nll, before = (-float(m.predictive(new).log_prob(torch.tensor(target)).mean()) for m in (model, plain))
     assert nll < before - 0.01
     assert np.square(model.predict(new) - target).mean() < np.square(plain.predict(new) - target).mean()
@@ -319,7 +319,7 @@ def test_predictions_of_the_rows_left_out(curve):
     rows, pred = model.left_out_
     assert 0 < len(rows) <= 0.2 * len(x)
     whole = model.predictive(x[rows])
-    if len(model.calibration_["linear"]) == 1:
+    if len(model.calibration_["weights"]) == 1:
         np.testing.assert_allclose(pred.mean, whole.mean, rtol=1e-5)
         np.testing.assert_allclose(pred.variance, whole.variance, rtol=1e-5)
     several = BayesianMLPRegressor(**QUICK).fit(x, y)

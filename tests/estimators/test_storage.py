@@ -161,8 +161,9 @@ CHANGES = [
     ("table", lambda told: told["transforms"].pop()),
     ("table", lambda told: told["transforms"][0].update(name="cube")),
     ("table", lambda told: told["transforms"][0].update(knots=[1.0, 1.0])),
-    ("classes", lambda told: told["linear"][1].update(coefficient=[[1.0]])),
-    ("classes", lambda told: told["linear"][1].update(low=told["linear"][1]["high"])),
+    ("classes", lambda told: told["calibration"]["weights"].append(0.1)),
+    ("old", lambda told: told["companions"][0].update(kind="other")),
+    ("old", lambda told: told["companions"][0].popitem()),
 ]
 
 

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.linear_model import RidgeCV
 from torch import Tensor
 
 from bayesadam.likelihoods import Likelihood
 from bayesadam.scaling import column_scales, standardized
 from bayesadam.sklearn import likelihoods
-from bayesadam.sklearn.ridge import ridge
+from bayesadam.sklearn.calibration import SMALLEST
+from bayesadam.sklearn.linear import PENALTIES
 from bayesadam.sklearn.rows import numbered
 from bayesadam.sklearn.target_transform import NAMES, fitted, require
 
@@ -156,8 +158,9 @@ def transform_nlls(
         functions = [fitted(name, own[train], weight[train]) for own, name in pairs]
         values = np.stack([f(torch.tensor(own)).numpy() for f, (own, _) in zip(functions, pairs, strict=True)], axis=1)
         mean, std = column_scales(values[train], weight[train])
-        coefficients, variance = ridge(design[train], (values[train] - mean) / std, weight[train])
-        center = coefficients[0] + design[test] @ coefficients[1:]
+        share = weight[train] / weight[train].mean()
+        model = RidgeCV(PENALTIES, alpha_per_target=True).fit(design[train], (values[train] - mean) / std, share)
+        center, variance = model.predict(design[test]).reshape(-1, len(pairs)), np.maximum(-model.best_score_, SMALLEST)
         white = ((values[test] - mean) / std - center) / np.sqrt(variance)
         slopes = [f.log_slope(torch.tensor(own[test])).numpy() for f, (own, _) in zip(functions, pairs, strict=True)]
         noise = 0.5 * np.log(2.0 * math.pi * variance) + np.log(std)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import log_softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
@@ -18,8 +19,8 @@ from bayesadam.predictive import ClassificationPredictive
 from bayesadam.predictive.result import Predictive
 from bayesadam.sklearn.base import Array, BayesianMLP, continues
 from bayesadam.sklearn.calibration import pool, temperature, tempered
+from bayesadam.sklearn.companions import Companion, classifiers
 from bayesadam.sklearn.failures import all_or_nothing
-from bayesadam.sklearn.linear import LinearPart, logistic_parts
 from bayesadam.sklearn.member_training import TrainingStatus, weighted_mean
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.rows import require_single, weighed
@@ -72,7 +73,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         posterior_: :class:`bayesadam.Mixture` of the members' posteriors, over the weights of ``network_``
             (for standardised inputs).
         network_: ``nn.Module`` that returns a logit per class.
-        calibration_: ``{"temperature": T, "linear": weights}``, with the weights of the linear and of the additive
+        calibration_: ``{"temperature": T, "weights": weights}``, with the weights of the linear and of the additive
             regression. The list is empty if there are no regressions.
         history_: Arrays ``"loss"`` and ``"held_out_nll"``, ``(members, epochs)``. The latter is NaN for epochs at which
             it was not computed.
@@ -188,7 +189,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         rows = weighed(*self._validated(X, y, classes=self.classes_, reset=False), sample_weight, groups)
         return self._train(*rows, on_epoch, self.posterior_)
 
-    _linear: list[LinearPart]
+    _companions: list[Companion]
     _networks_only: bool
     """Whether there are no regressions, as after ``partial_fit``."""
 
@@ -219,7 +220,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     def _learn_scales(self, X: Array, y: Array, weight: Array | None, groups: Array | None) -> None:
         self._learn_x(X, weight)
-        self._linear, self._networks_only = [], False
+        self._companions, self._networks_only = [], False
 
     def _targets(self, y: Array) -> Tensor:
         return torch.from_numpy(y).to(self.device)
@@ -243,7 +244,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: dict[str, Any] | None
     ) -> None:
         known = None if before is None or not self.calibrate else float(before["temperature"])
-        self.calibration_ = {"temperature": known or 1.0, "linear": [] if before is None else before["linear"]}
+        self.calibration_ = {"temperature": known or 1.0, "weights": [] if before is None else before["weights"]}
         rows = divided.rows
         self.left_out_: tuple[NDArray[np.int64], ClassificationPredictive] | None = None
         if not self.calibrate or len(rows) < 2:
@@ -268,13 +269,14 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         labels, own_weight = targets.cpu()[rows][whole], torch.from_numpy(weight[rows][whole])
         parts = []
         if before is None and not self._networks_only:
-            parts = logistic_parts(_numbers(inputs), targets.cpu().numpy(), len(self.classes_), weight, divided)
+            parts = classifiers(_numbers(inputs), targets.cpu().numpy(), len(self.classes_), weight, divided)
         if parts:
-            self._linear = [part for part, _ in parts]
             unseen = torch.from_numpy(np.stack([log_probs[rows][whole] for _, log_probs in parts]))
             alone = temperature(log_probs, labels, own_weight)
             share, weights = pool(tempered(log_probs, alone), unseen, labels, own_weight)
-            self.calibration_ = {"temperature": alone / share, "linear": weights}
+            useful = np.flatnonzero(weights)
+            self._companions = [parts[place][0] for place in useful]
+            self.calibration_ = {"temperature": alone / share, "weights": [weights[place] for place in useful]}
             beside: Tensor | None = torch.tensordot(torch.tensor(weights, dtype=unseen.dtype), unseen, 1)
         else:
             beside = self._beside(inputs[torch.from_numpy(rows[whole]).to(inputs.device)])
@@ -283,12 +285,12 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         self.left_out_ = rows[whole], ClassificationPredictive(found)
 
     def _beside(self, X: Tensor) -> Tensor | None:
-        """Return the weighted sum of the regressions' log probabilities, ``(N, C)``; ``None`` without regressions."""
-        if not self._linear:
+        """Return the weighted sum of the companions' log probabilities, ``(N, C)``; ``None`` without companions."""
+        if not self._companions:
             return None
         inputs = _numbers(X)
-        pairs = zip(self.calibration_["linear"], self._linear, strict=True)
-        return torch.from_numpy(sum(weight * part.log_probs(inputs) for weight, part in pairs))
+        pairs = zip(self.calibration_["weights"], self._companions, strict=True)
+        return torch.from_numpy(sum(weight * log_softmax(part.outputs(inputs), axis=1) for weight, part in pairs))
 
     def _member_log_probs(self, X: Tensor, member: int) -> Tensor:
         """Return uncalibrated log probabilities of a member's posterior samples, ``(S, N, C)`` float64."""

@@ -16,11 +16,11 @@ from bayesadam.likelihoods import Gaussian, Likelihood
 from bayesadam.predictive import GaussianPredictive, MixturePredictive, RegressionPredictive
 from bayesadam.predictive.result import Predictive
 from bayesadam.predictive.transformed import TransformedPredictive
-from bayesadam.sklearn import likelihoods, target_transform
+from bayesadam.sklearn import companions, likelihoods, target_transform
 from bayesadam.sklearn.base import Array, BayesianMLP
 from bayesadam.sklearn.calibration import Scales, mean_weights, output_scale, scaled
+from bayesadam.sklearn.companions import Companion
 from bayesadam.sklearn.conformal import LeftOutScores, cross_intervals
-from bayesadam.sklearn.linear import LinearPart, ridge_parts
 from bayesadam.sklearn.member_training import weighted_mean
 from bayesadam.sklearn.noise import LeftOut, NoisePattern, calibrated
 from bayesadam.sklearn.plan import Plan
@@ -40,7 +40,7 @@ class RegressionEnsemble(BayesianMLP):
     _y_std: Array
     _patterns: list[NoisePattern | None]
     _reach: Reach | None
-    _linear: list[LinearPart]
+    _companions: list[Companion]
     _left_out: LeftOutScores | None
     """Errors on the rows that members left out, for cross-conformal intervals."""
     left_out_: tuple[NDArray[np.int64], GaussianPredictive | TransformedPredictive] | None
@@ -82,14 +82,14 @@ class RegressionEnsemble(BayesianMLP):
         self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: dict[str, Any] | None
     ) -> None:
         width = len(self._y_mean)
-        earlier = None if before is None else before["linear"]
+        earlier = None if before is None else before["weights"]
         shares = np.ones((1, width)) if earlier is None else earlier
         scales = [Scales(1.0, 1.0, 0.0, 0.0)] * width
         known: list[Any] = [None] * width
         patterns: list[NoisePattern | None] = [None] * width
         reach = Reach.of(as_array(inputs), weight)
         if before is None:
-            self._reach, self._linear = reach, []
+            self._reach, self._companions = reach, []
         elif self._reach is not None:
             self._reach = self._reach.joined(reach)
         if before is not None and self._calibrates:
@@ -106,7 +106,7 @@ class RegressionEnsemble(BayesianMLP):
             mean, epistemic, aleatoric = self._moments(found[:, :, rows], divided.left_out[:, rows, None])
             if self._learned_noise:
                 excess = _excess(found[0][:, rows], divided.left_out[:, rows, None], weight[rows])
-                shares, unseen = self._weigh_regressions(divided, inputs, targets, weight, mean, excess, earlier)
+                shares, unseen = self._weigh_companions(divided, inputs, targets, weight, mean, excess, earlier)
                 mean, disagreement = _combined(mean, unseen, shares)
                 epistemic = epistemic + disagreement
             residual = as_array(targets)[rows] - mean
@@ -137,10 +137,10 @@ class RegressionEnsemble(BayesianMLP):
             "epistemic": np.array([found.epistemic for found in scales]),
             "aleatoric": np.array([found.aleatoric for found in scales]),
             "error": np.array([found.error for found in scales]),
-            "linear": shares,
+            "weights": shares,
         }
 
-    def _weigh_regressions(
+    def _weigh_companions(
         self,
         divided: Plan,
         inputs: Tensor,
@@ -150,34 +150,33 @@ class RegressionEnsemble(BayesianMLP):
         excess: Array,
         before: Array | None,
     ) -> tuple[Array, Array]:
-        """Fit the regressions, and weigh them and the networks' mean, ``(R, K)``, on the ``R`` rows left out.
+        """Fit the companions, and weigh them and the networks' mean, ``(R, K)``, on the ``R`` rows left out.
 
-        If no regression has a weight, none is kept. Regressions of an earlier fit are not fitted again.
+        Companions without a weight are not kept, and those of an earlier fit are not fitted again.
 
         Returns:
-            The weights, ``(1 + P, K)``, and predictions of the regressions for the rows left out, ``(P, R, K)``, by
+            The weights, ``(1 + P, K)``, and predictions of the companions for the rows left out, ``(P, R, K)``, by
             fits that have not seen them.
         """
         rows, known, values = divided.rows, as_array(inputs), as_array(targets)
         if before is None:
-            found = ridge_parts(known, values, weight, divided)
+            found = companions.regressors(known, values, weight, divided)
         else:
-            found = [(part, part.outputs(known)) for part in self._linear]
+            found = [(part, part.outputs(known)) for part in self._companions]
         models = np.stack([mean, *(predicted[rows] for _, predicted in found)])
         shares = np.ones((len(models), values.shape[1]))
         for output in range(values.shape[1] if found else 0):
             earlier = None if before is None else before[:, output]
             own = models[..., output], values[rows, output], weight[rows], excess[output]
             shares[:, output] = mean_weights(*own, earlier)
-        if not shares[1:].any():
-            self._linear = []
-            return np.ones((1, values.shape[1])), models[:0]
-        self._linear = [part for part, _ in found]
-        return shares, models[1:]
+        useful = np.flatnonzero(shares[1:].any(1))
+        self._companions = [found[place][0] for place in useful]
+        networks = shares[:1] if len(useful) else np.ones_like(shares[:1])
+        return np.concatenate([networks, shares[1:][useful]]), models[1:][useful]
 
-    def _regressed(self, inputs: Array) -> Array:
-        """Return the predictions of the regressions, ``(P, N, K)``."""
-        found = [part.outputs(inputs) for part in self._linear]
+    def _complemented(self, inputs: Array) -> Array:
+        """Return the predictions of the companions, ``(P, N, K)``."""
+        found = [part.outputs(inputs) for part in self._companions]
         return np.stack(found) if found else np.empty((0, len(inputs), len(self._y_mean)))
 
     def _output_scale(
@@ -222,7 +221,7 @@ class RegressionEnsemble(BayesianMLP):
         found = np.stack([_member_moments(pred) for pred in self._all_predictions(X)], axis=1)
         mean, epistemic, aleatoric = self._moments(found, np.ones((found.shape[1], 1, 1), dtype=bool))
         inputs = as_array(X)
-        mean, disagreement = _combined(mean, self._regressed(inputs), self.calibration_["linear"])
+        mean, disagreement = _combined(mean, self._complemented(inputs), self.calibration_["weights"])
         epistemic = epistemic + disagreement
         aleatoric = self.calibration_["aleatoric"] * aleatoric
         for output, pattern in enumerate(self._patterns):
@@ -250,7 +249,7 @@ class RegressionEnsemble(BayesianMLP):
         parts = []
         for part in self._in_parts(X):
             means = np.stack([_member_moments(pred)[0] for pred in self._all_predictions(part)])
-            means = _pooled(means, self._regressed(as_array(part)), self.calibration_["linear"])
+            means = _pooled(means, self._complemented(as_array(part)), self.calibration_["weights"])
             ends = cross_intervals(errors, folds, kept.models(means), coverage)
             values = [self._y_mean + self._y_std * as_array(end) for end in ends]
             parts.append(np.stack([target_transform.inverted(self._functions, own) for own in values], axis=-1))
@@ -301,19 +300,19 @@ def _excess(means: Array, there: Array, weight: Array) -> Array:
     return np.average(variance * (1.0 / count - 1.0 / len(there)), axis=0, weights=weight)
 
 
-def _pooled(mean: Array, regressed: Array, shares: Array) -> Array:
-    """Return the sum of the networks' means, ``(..., N, K)``, and of the regressions' predictions, by their weights."""
-    return np.asarray(shares[0] * mean + (shares[1:, None] * regressed).sum(0))
+def _pooled(mean: Array, complements: Array, shares: Array) -> Array:
+    """Return the sum of the networks' means, ``(..., N, K)``, and of the companions' predictions, by their weights."""
+    return np.asarray(shares[0] * mean + (shares[1:, None] * complements).sum(0))
 
 
-def _combined(mean: Array, regressed: Array, shares: Array) -> tuple[Array, Array]:
-    """Return the weighted sum of networks and regressions, and the variance between them, ``(N, K)`` each.
+def _combined(mean: Array, complements: Array, shares: Array) -> tuple[Array, Array]:
+    """Return the weighted sum of networks and companions, and the variance between them, ``(N, K)`` each.
 
     The variance, by the weights, is part of the epistemic variance: in a gap of the data the sum may be wrong where
     they differ.
     """
-    pooled = _pooled(mean, regressed, shares)
-    squares = (shares[:, None] * (np.stack([mean, *regressed]) - pooled) ** 2).sum(0)
+    pooled = _pooled(mean, complements, shares)
+    squares = (shares[:, None] * (np.stack([mean, *complements]) - pooled) ** 2).sum(0)
     return pooled, np.asarray(squares / np.maximum(shares.sum(0), 1e-12))
 
 

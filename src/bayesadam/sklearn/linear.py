@@ -10,18 +10,17 @@ et al. 2022, section 3.2), so that its few large values do not determine the fun
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, RidgeCV
 
 from bayesadam.sklearn import plan
-from bayesadam.sklearn.ridge import ridge
 
 Floats = NDArray[Any]
 Pieces = tuple[NDArray[np.int64], Floats, Floats]
@@ -35,6 +34,9 @@ FOLDS = 4
 
 STRENGTHS = (0.01, 0.05, 0.3)
 """Candidates for scikit-learn's ``C``, the inverse strength of the penalty; ``C`` is chosen on left-out rows."""
+
+PENALTIES = 10.0 ** np.arange(-4.0, 5.0)
+"""Candidates for the penalty of a ridge regression, which is chosen by leave-one-out errors."""
 
 FEWEST = 40
 """Minimum number of rows for these regressions."""
@@ -72,31 +74,17 @@ class LinearPart:
             found[first : first + at_once] = features @ self.coefficient.T + self.intercept
         return found
 
-    def log_probs(self, inputs: Floats) -> Floats:
-        """Return log probabilities of the classes, ``(N, C)``, for standardised inputs ``(N, D)``."""
-        return np.asarray(log_softmax(self.outputs(inputs), axis=1))
+    WHOLE: ClassVar[tuple[str, ...]] = ("column",)
 
-    def record(self) -> dict[str, Any]:
-        """Return a dictionary that can be written as JSON."""
-        return {name: value.tolist() for name, value in vars(self).items()}
+    @staticmethod
+    def shapes(inputs: int, outputs: int) -> dict[str, tuple[int | str, ...]]:
+        """Return the shapes of the attributes."""
+        pieces = dict.fromkeys(("column", "low", "high"), ("pieces",))
+        return {**pieces, "coefficient": (outputs, "pieces"), "intercept": (outputs,)}
 
-    @classmethod
-    def read(cls, record: Mapping[str, Any], inputs: int, outputs: int) -> LinearPart:
-        """Create the regression from the dictionary of :meth:`record`, for a number of inputs and of outputs.
-
-        Raises:
-            ValueError: The dictionary is not one that :meth:`record` returned.
-        """
-        values: dict[str, Any] = {name: np.array(value, dtype=np.float64) for name, value in record.items()}
-        found = cls(**{**values, "column": np.array(record["column"], dtype=np.int64)})
-        pieces = found.column.shape
-        shapes = {"coefficient": (outputs, *pieces), "intercept": (outputs,)}
-        for name, value in vars(found).items():
-            if value.shape != shapes.get(name, pieces) or value.ndim == 0 or not np.isfinite(value).all():
-                raise ValueError(f"{name} of the linear part must be finite numbers in order, got {record[name]!r}")
-        if not ((found.low < found.high).all() and (0 <= found.column).all() and (found.column < inputs).all()):
-            raise ValueError("pieces of the linear part must belong to inputs and have low < high, got others")
-        return found
+    def consistent(self, inputs: int) -> bool:
+        """Whether the ends of the pieces are in order, and all columns exist."""
+        return bool(((self.low < self.high) & (self.column >= 0) & (self.column < inputs)).all())
 
 
 def logistic_parts(
@@ -115,7 +103,7 @@ def logistic_parts(
         Pairs of a regression and log probabilities, ``(N, C)``, which are NaN for rows that no member leaves out. The
         list is empty with fewer than 40 rows, and has only the first regression if the second has too many features.
     """
-    folds = _folds(divided, FOLDS)
+    folds = divided.masks(FOLDS)
     if len(labels) < FEWEST or any(len(np.unique(labels[~fold])) < 2 for fold in folds):
         return []
     found = []
@@ -125,7 +113,7 @@ def logistic_parts(
             unseen = np.full((len(labels), classes), np.nan)
             for fold in folds:
                 part = _logistic(inputs, pieces, labels, classes, weight, used & ~fold, strength)
-                unseen[fold] = part.log_probs(inputs[fold])
+                unseen[fold] = log_softmax(part.outputs(inputs[fold]), axis=1)
             left_out = np.any(folds, axis=0)
             gain = weight[left_out] @ unseen[left_out, labels[left_out]]
             candidates.append((gain, strength, unseen))
@@ -151,16 +139,10 @@ def ridge_parts(inputs: Floats, targets: Floats, weight: Floats, divided: plan.P
     found = []
     for pieces, used in _designs(inputs, 1):
         unseen = np.full(targets.shape, np.nan)
-        for fold in _folds(divided, plan.FOLDS):
+        for fold in divided.masks(plan.FOLDS):
             unseen[fold] = _ridge(inputs, pieces, targets, weight, used & ~fold).outputs(inputs[fold])
         found.append((_ridge(inputs, pieces, targets, weight, used), unseen))
     return found
-
-
-def _folds(divided: plan.Plan, count: int) -> list[NDArray[np.bool_]]:
-    """Return masks of the rows that the fits leave out one after another."""
-    folds = [divided.left_out[0]] if divided.shared else [divided.fold % count == fold for fold in range(count)]
-    return [fold for fold in folds if fold.any()]
 
 
 def _designs(inputs: Floats, outputs: int) -> Iterator[tuple[Pieces, NDArray[np.bool_]]]:
@@ -200,9 +182,9 @@ def _ridge(inputs: Floats, pieces: Pieces, targets: Floats, weight: Floats, rows
     """Fit a ridge regression to some of the rows."""
     features = _encoded(inputs[rows], *pieces)
     mean, scale = features.mean(0), 1.0 / np.maximum(features.std(0), 1e-6)
-    found, _ = ridge((features - mean) * scale, targets[rows], weight[rows])
-    coefficient = found[1:].T * scale
-    return LinearPart(*pieces, coefficient, found[0] - coefficient @ mean)
+    model = RidgeCV(PENALTIES, alpha_per_target=True).fit((features - mean) * scale, targets[rows], weight[rows])
+    coefficient = np.atleast_2d(model.coef_) * scale  # one target: scikit-learn drops the axis
+    return LinearPart(*pieces, coefficient, np.atleast_1d(model.intercept_) - coefficient @ mean)
 
 
 def _logistic(

@@ -39,6 +39,11 @@ class Plan:
         """Indices of the rows that some member leaves out."""
         return np.flatnonzero(self.left_out.any(0))
 
+    def masks(self, count: int) -> list[NDArray[np.bool_]]:
+        """Return masks of the rows that the fits of other models leave out one after another, ``count`` at most."""
+        folds = [self.left_out[0]] if self.shared else [self.fold % count == fold for fold in range(count)]
+        return [fold for fold in folds if fold.any()]
+
 
 def plan(rows: int, members: int | None, groups: NDArray[np.int64], seed: int) -> Plan:
     """Divide the rows into two random partitions, of which each member leaves out one part.

@@ -18,12 +18,11 @@ from bayesadam import files
 from bayesadam.likelihoods import Categorical
 from bayesadam.posterior import Mixture
 from bayesadam.posterior.base import read_posterior
+from bayesadam.sklearn import companions, target_transform
 from bayesadam.sklearn import likelihoods as likelihood_names
-from bayesadam.sklearn import target_transform
 from bayesadam.sklearn.base import BayesianMLP
 from bayesadam.sklearn.classifier import BayesianMLPClassifier
 from bayesadam.sklearn.conformal import LeftOutScores
-from bayesadam.sklearn.linear import LinearPart
 from bayesadam.sklearn.noise import NoisePattern
 from bayesadam.sklearn.reach import Reach
 from bayesadam.sklearn.regressor import BayesianMLPRegressor
@@ -62,7 +61,7 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> No
         "epochs": estimator.epochs_,
         "stopped": estimator.stopped_,
         "history": {name: _rounded(values) for name, values in estimator.history_.items()},
-        "linear": [part.record() for part in estimator._linear],
+        "companions": [companions.record(companion) for companion in estimator._companions],
         "encoder": None if estimator.inputs_ is None else estimator.inputs_.to_json(),
         "encoder_given": estimator.encoder is not None,
     }
@@ -153,18 +152,18 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
     estimator.interrupted_ = estimator.stopped_ == "interrupted"
     estimator.history_ = {name: np.array(values, dtype=np.float64) for name, values in told["history"].items()}
     estimator.left_out_ = None
-    members, parts = len(posterior.components), told["linear"]
+    members, parts = len(posterior.components), told["companions"]
     if isinstance(estimator, BayesianMLPClassifier):
         estimator.classes_ = np.array(told["classes"]["values"], dtype=told["classes"]["dtype"])
         estimator.calibration_ = {
             "temperature": float(_numbers(told["calibration"]["temperature"], positive=True)),
-            "linear": _numbers(told["calibration"]["linear"], len(parts)).tolist(),
+            "weights": _numbers(told["calibration"]["weights"], len(parts)).tolist(),
         }
         estimator._networks_only = False
         outputs, likelihoods = len(estimator.classes_), [Categorical() for _ in range(members)]
     else:
         outputs, likelihoods = _restored_targets(estimator, told, members)
-    estimator._linear = [LinearPart.read(part, inputs, outputs) for part in parts]
+    estimator._companions = [companions.read(part, inputs, outputs) for part in parts]
     require(len(likelihoods) == members, "likelihoods", told.get("likelihoods"))
     _check_sizes(estimator, posterior)
     estimator._likelihoods = [likelihood.to(estimator.device) for likelihood in likelihoods]
@@ -189,7 +188,7 @@ def _restored_targets(estimator: Any, told: dict[str, Any], members: int) -> tup
     names = ("epistemic", "aleatoric", "error")
     estimator.calibration_ = {name: _numbers(told["calibration"][name], width) for name in names}
     require(min(values.min() for values in estimator.calibration_.values()) >= 0, "calibration", told["calibration"])
-    estimator.calibration_["linear"] = _numbers(told["calibration"]["linear"], 1 + len(told["linear"]), width)
+    estimator.calibration_["weights"] = _numbers(told["calibration"]["weights"], 1 + len(told["companions"]), width)
     reach, left_out = told["reach"], told["left_out"]
     estimator._reach = None if reach is None else Reach(*map(float, (reach["square"], reach["rows"])))
     inputs = len(estimator._x_mean)

@@ -1,0 +1,87 @@
+"""Models of other kinds that complement an estimator's networks, and their records in files.
+
+Each is fitted with predictions of rows that it has not seen, by which the estimators weigh networks and companions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bayesadam.sklearn import plan
+from bayesadam.sklearn.linear import LinearPart, logistic_parts, ridge_parts
+from bayesadam.sklearn.process import ProcessPart, process_parts
+from bayesadam.sklearn.trees import TreesPart, classification_trees, regression_trees
+
+Floats = NDArray[Any]
+Companion = LinearPart | ProcessPart | TreesPart
+
+KINDS: dict[str, type[Companion]] = {"linear": LinearPart, "process": ProcessPart, "trees": TreesPart}
+
+
+def regressors(inputs: Floats, targets: Floats, weight: Floats, divided: plan.Plan) -> list[tuple[Companion, Floats]]:
+    """Fit the companions of a regressor, with predictions of rows that a fit has not seen.
+
+    Args:
+        inputs: Standardised, ``(N, D)``.
+        targets: Standardised, ``(N, K)``.
+        weight: Weights of the rows, ``(N,)``.
+        divided: The rows that the members leave out.
+
+    Returns:
+        Pairs of a companion and predictions, ``(N, K)``, which are NaN for rows that no member leaves out.
+    """
+    rows = inputs, targets, weight / weight.mean(), divided
+    return [*ridge_parts(*rows), *process_parts(*rows), *regression_trees(*rows)]
+
+
+def classifiers(
+    inputs: Floats, labels: NDArray[np.int64], classes: int, weight: Floats, divided: plan.Plan
+) -> list[tuple[LinearPart | TreesPart, Floats]]:
+    """Fit the companions of a classifier, with log probabilities of rows that a fit has not seen.
+
+    Args:
+        inputs: Standardised, ``(N, D)``.
+        labels: Indices of the classes, ``(N,)``.
+        classes: Number ``C`` of classes.
+        weight: Weights of the rows, ``(N,)``.
+        divided: The rows that the members leave out.
+
+    Returns:
+        Pairs of a companion and log probabilities, ``(N, C)``, which are NaN for rows that no member leaves out.
+    """
+    rows = inputs, labels, classes, weight / weight.mean(), divided
+    return [*logistic_parts(*rows), *classification_trees(*rows)]
+
+
+def record(companion: Companion) -> dict[str, Any]:
+    """Return a dictionary that can be written as JSON."""
+    kind = next(name for name, kind in KINDS.items() if isinstance(companion, kind))
+    return {"kind": kind, **{name: value.tolist() for name, value in vars(companion).items()}}
+
+
+def read(record: Mapping[str, Any], inputs: int, outputs: int) -> Companion:
+    """Create the companion from the dictionary of :func:`record`, for a number of inputs and of outputs.
+
+    Raises:
+        ValueError: The dictionary is not one that :func:`record` returned.
+    """
+    kind = KINDS[record["kind"]]
+    arrays = {name: np.array(value) for name, value in record.items() if name != "kind"}
+    found = kind(
+        **{name: value.astype(np.int64 if name in kind.WHOLE else np.float64) for name, value in arrays.items()}
+    )
+    sizes: dict[str, int] = {}
+    for name, expected in kind.shapes(inputs, outputs).items():
+        value = getattr(found, name)
+        fine = value.ndim == len(expected) and np.isfinite(value).all()
+        for size, wanted in zip(value.shape, expected, strict=fine):
+            fine = fine and size == (sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted)
+        if not fine or (name in kind.WHOLE and not np.array_equal(value, arrays[name])):
+            raise ValueError(f"{name} of a companion must be finite, of shape {expected}, got {record[name]!r}")
+    if not found.consistent(inputs):
+        raise ValueError(f"a companion of kind {record['kind']!r} must refer to its own parts, got others")
+    return found

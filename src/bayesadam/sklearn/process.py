@@ -1,0 +1,146 @@
+"""A Gaussian process that complements a regressor's networks; it is better at smooth targets with little noise.
+
+Its kernel is a squared exponential with a length for every input, plus a linear one, plus noise. Lengths and
+variances maximise the marginal likelihood (Rasmussen and Williams 2006, section 5.4.1), by scikit-learn.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
+
+from bayesadam.sklearn import plan
+
+Floats = NDArray[Any]
+
+FEWEST, MOST = 40, 2_000
+"""Minimum and maximum number of rows for a process."""
+
+KERNEL_ROWS = 200
+"""Maximum number of rows to which the kernel is fitted; this takes most of the time."""
+
+LENGTHS = 12
+"""Maximum number of inputs that have a length each. More inputs share one."""
+
+AT_ONCE = 2**22
+"""Maximum size of an intermediate result, which limits the number of rows that are predicted together."""
+
+
+@dataclass(frozen=True)
+class ProcessPart:
+    """The mean of two Gaussian processes of the same rows, which does not extrapolate.
+
+    Attributes:
+        low: Smallest values of the inputs in the rows, ``(D,)``; smaller ones are predicted like these.
+        high: Largest values, ``(D,)``.
+        rows: The inputs, ``(N, D)``.
+        length: Lengths of both kernels, ``(2, D)``.
+        coefficient: Coefficients of both kernels at the rows, ``(2, N, K)``.
+        slope: Slopes of the sum of both linear parts, ``(D, K)``.
+        intercept: Intercepts, ``(K,)``.
+    """
+
+    low: Floats
+    high: Floats
+    rows: Floats
+    length: Floats
+    coefficient: Floats
+    slope: Floats
+    intercept: Floats
+
+    def outputs(self, inputs: Floats) -> Floats:
+        """Return the predictive means, ``(N, K)``, for standardised inputs ``(N, D)``."""
+        at_once = max(1, AT_ONCE // len(self.rows))
+        parts = [self._outputs(inputs[first : first + at_once]) for first in range(0, len(inputs), at_once)]
+        return np.concatenate(parts)
+
+    def _outputs(self, inputs: Floats) -> Floats:
+        clipped = np.clip(inputs.astype(np.float64), self.low, self.high)
+        found = clipped @ self.slope + self.intercept
+        for length, coefficient in zip(self.length, self.coefficient, strict=True):
+            found += _bell(clipped / length, self.rows / length) @ coefficient
+        return np.asarray(found)
+
+    WHOLE: ClassVar[tuple[str, ...]] = ()
+
+    @staticmethod
+    def shapes(inputs: int, outputs: int) -> dict[str, tuple[int | str, ...]]:
+        """Return the shapes of the attributes."""
+        columns = {"low": (inputs,), "high": (inputs,), "rows": ("rows", inputs), "length": (2, inputs)}
+        coefficients = {"coefficient": (2, "rows", outputs), "slope": (inputs, outputs), "intercept": (outputs,)}
+        return {**columns, **coefficients}
+
+    def consistent(self, inputs: int) -> bool:
+        """Whether the ends are in order and the lengths positive."""
+        return bool((self.low <= self.high).all() and (self.length > 0).all())
+
+
+def process_parts(
+    inputs: Floats, targets: Floats, weight: Floats, divided: plan.Plan
+) -> list[tuple[ProcessPart, Floats]]:
+    """Fit Gaussian processes, with predictions of rows that neither the process nor its kernel has seen.
+
+    One kernel is fitted to the even folds and one to the odd folds. With the kernel of the other folds, the processes
+    predict each fold from all rows that are not in it, in closed form (Rasmussen and Williams 2006, eq. 5.12). The
+    weights of the rows divide the variance of their noise. The kernels do not depend on them.
+
+    Args:
+        inputs: Standardised, ``(N, D)``.
+        targets: Standardised, ``(N, K)``, with one kernel for all.
+        weight: Weights of the rows, ``(N,)``.
+        divided: The rows that the members leave out.
+
+    Returns:
+        The mean of both processes with predictions ``(N, K)``, or an empty list if there are too few or too many rows,
+        or all members leave out the same rows.
+    """
+    odd = divided.fold % 2 == 1
+    if not FEWEST <= len(inputs) <= MOST or divided.shared or min(odd.sum(), (~odd).sum()) < FEWEST // 4:
+        return []
+    rows = inputs.astype(np.float64)
+    slope, intercept = np.zeros((rows.shape[1], targets.shape[1])), np.zeros(targets.shape[1])
+    unseen = np.empty(targets.shape)
+    lengths, coefficients = [], []
+    for half in (odd, ~odd):
+        signal, *length, linear, noise = _kernel(rows[half], targets[half])
+        scale = np.broadcast_to(length, rows.shape[1])
+        covariance = signal * _bell(rows / scale, rows / scale) + linear * (1.0 + rows @ rows.T)
+        inverse = np.linalg.inv(covariance + np.diag(noise * weight.mean() / weight))
+        coefficient = inverse @ targets
+        for fold in np.unique(divided.fold[~half]):
+            own = divided.fold == fold
+            unseen[own] = targets[own] - np.linalg.solve(inverse[np.ix_(own, own)], coefficient[own])
+        lengths.append(scale)
+        coefficients.append(0.5 * signal * coefficient)
+        slope += 0.5 * linear * rows.T @ coefficient
+        intercept += 0.5 * linear * coefficient.sum(0)
+    ends = rows.min(0), rows.max(0)
+    return [(ProcessPart(*ends, rows, np.stack(lengths), np.stack(coefficients), slope, intercept), unseen)]
+
+
+def _bell(first: Floats, second: Floats) -> Floats:
+    """Return the squared exponential kernel of length 1."""
+    return np.asarray(np.exp(-0.5 * cdist(first, second, "sqeuclidean")))
+
+
+def _kernel(rows: Floats, targets: Floats) -> Floats:
+    """Return the variance of the signal, its length or lengths, and the variances of the linear part and the noise."""
+    used = np.random.default_rng(0).permutation(len(rows))[:KERNEL_ROWS]
+    columns = rows.shape[1]
+    length = np.full(columns if columns <= LENGTHS else 1, np.sqrt(columns))
+    kernel = (
+        ConstantKernel(1.0, (1e-3, 1e3)) * RBF(length, (0.1, 1e3))
+        + ConstantKernel(0.1, (1e-5, 1e2)) * DotProduct(1.0, "fixed")
+        + WhiteKernel(0.1, (1e-6, 1e1))
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a length at its bound: the input has no influence
+        return np.exp(GaussianProcessRegressor(kernel).fit(rows[used], targets[used]).kernel_.theta)

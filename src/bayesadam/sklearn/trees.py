@@ -1,0 +1,195 @@
+"""Boosted trees that complement an estimator's networks; they are ahead of them where few inputs have thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+from bayesadam.sklearn import plan
+
+Floats = NDArray[Any]
+Whole = NDArray[np.int64]
+
+FEWEST = 100
+"""Minimum number of rows for trees."""
+
+FOLDS = 4
+
+LEAVES = (6, 24)
+"""Candidates for the number of leaves of a tree, which is chosen on left-out rows."""
+
+BOOSTING: dict[str, Any] = {
+    "max_iter": 60,
+    "max_bins": 63,
+    "l2_regularization": 1.0,
+    "early_stopping": False,
+    "random_state": 0,
+}
+
+AT_ONCE = 2**22
+"""Maximum size of an intermediate result, which limits the number of rows that are predicted together."""
+
+
+@dataclass(frozen=True)
+class TreesPart:
+    """A sum of regression trees. A leaf is its own child.
+
+    Attributes:
+        column: Input that a node compares, ``(V,)``.
+        threshold: Largest value of the input for the left child, ``(V,)``.
+        left: Left child, ``(V,)``.
+        right: Right child, ``(V,)``.
+        value: Output of the node, ``(V,)``, if it is a leaf.
+        root: First node of every tree, ``(T,)``.
+        output: Output to which the tree belongs, ``(T,)``.
+        baseline: Constant terms of the outputs, ``(K,)``.
+    """
+
+    column: Whole
+    threshold: Floats
+    left: Whole
+    right: Whole
+    value: Floats
+    root: Whole
+    output: Whole
+    baseline: Floats
+
+    def outputs(self, inputs: Floats) -> Floats:
+        """Return the outputs, ``(N, K)``, for standardised inputs ``(N, D)``."""
+        at_once = max(1, AT_ONCE // len(self.root))
+        parts = [self._outputs(inputs[first : first + at_once]) for first in range(0, len(inputs), at_once)]
+        return np.concatenate(parts)
+
+    def _outputs(self, inputs: Floats) -> Floats:
+        row = np.arange(len(inputs))
+        node = np.repeat(self.root[:, None], len(inputs), axis=1)
+        while not np.array_equal(below := self._below(node, inputs, row), node):
+            node = below
+        sums = np.zeros((len(self.baseline), len(inputs)))
+        np.add.at(sums, self.output, self.value[node])
+        return sums.T + self.baseline
+
+    def _below(self, node: Whole, inputs: Floats, row: Whole) -> Whole:
+        goes_left = inputs[row, self.column[node]] <= self.threshold[node]
+        return np.where(goes_left, self.left[node], self.right[node])
+
+    WHOLE: ClassVar[tuple[str, ...]] = ("column", "left", "right", "root", "output")
+
+    @staticmethod
+    def shapes(inputs: int, outputs: int) -> dict[str, tuple[int | str, ...]]:
+        """Return the shapes of the attributes."""
+        nodes = dict.fromkeys(("column", "threshold", "left", "right", "value"), ("nodes",))
+        return {**nodes, "root": ("trees",), "output": ("trees",), "baseline": (outputs,)}
+
+    def consistent(self, inputs: int) -> bool:
+        """Whether all indices exist, and no node is below itself."""
+        own, count = np.arange(len(self.column)), len(self.column)
+        children = np.stack([self.left, self.right])
+        indices = ((children, count), (self.root, count), (self.output, len(self.baseline)), (self.column, inputs))
+        inside = all((0 <= each).all() and (each < most).all() for each, most in indices)
+        leaf = (children == own).all(0)
+        return inside and bool(((children > own).all(0) | leaf).all())
+
+
+def regression_trees(
+    inputs: Floats, targets: Floats, weight: Floats, divided: plan.Plan
+) -> list[tuple[TreesPart, Floats]]:
+    """Fit trees to every target, with predictions of rows that the trees have not seen.
+
+    Args:
+        inputs: Standardised, ``(N, D)``.
+        targets: Standardised, ``(N, K)``.
+        weight: Weights of the rows, ``(N,)``.
+        divided: The rows that the members leave out.
+
+    Returns:
+        The trees and predictions, ``(N, K)``, which are NaN for rows that no member leaves out; an empty list with
+        fewer than 100 rows.
+    """
+    if len(inputs) < FEWEST:
+        return []
+    folds = divided.masks(FOLDS)
+    left_out = np.any(folds, axis=0)
+    trees, baseline, columns = [], [], []
+    for output, own in enumerate(targets.T):
+        candidates = []
+        for leaves in LEAVES:
+            model = HistGradientBoostingRegressor(max_leaf_nodes=leaves, **BOOSTING)
+            unseen = np.full(len(own), np.nan)
+            for fold in folds:
+                unseen[fold] = model.fit(inputs[~fold], own[~fold], weight[~fold]).predict(inputs[fold])
+            candidates.append((weight[left_out] @ (unseen - own)[left_out] ** 2, leaves, unseen))
+        _, leaves, unseen = min(candidates, key=lambda candidate: candidate[0])
+        model = HistGradientBoostingRegressor(max_leaf_nodes=leaves, **BOOSTING).fit(inputs, own, weight)
+        trees += _trees(model, [output])
+        baseline.append(float(np.ravel(model._baseline_prediction)[0]))
+        columns.append(unseen)
+    return [(_part(trees, np.array(baseline)), np.stack(columns, axis=1))]
+
+
+def classification_trees(
+    inputs: Floats, labels: Whole, classes: int, weight: Floats, divided: plan.Plan
+) -> list[tuple[TreesPart, Floats]]:
+    """Fit trees to the classes, with log probabilities of rows that the trees have not seen.
+
+    Args:
+        inputs: Standardised, ``(N, D)``.
+        labels: Indices of the classes, ``(N,)``.
+        classes: Number ``C`` of classes.
+        weight: Weights of the rows, ``(N,)``.
+        divided: The rows that the members leave out.
+
+    Returns:
+        The trees and log probabilities, ``(N, C)``, as for :func:`regression_trees`. The list is empty, too, if a fold
+        holds all rows of all classes but one.
+    """
+    folds = divided.masks(FOLDS)
+    if len(inputs) < FEWEST or any(len(np.unique(labels[~fold])) < 2 for fold in folds):
+        return []
+    left_out = np.any(folds, axis=0)
+    candidates = []
+    for leaves in LEAVES:
+        model = HistGradientBoostingClassifier(max_leaf_nodes=leaves, **BOOSTING)
+        unseen = np.full((len(labels), classes), np.nan)
+        for fold in folds:
+            model.fit(inputs[~fold], labels[~fold], weight[~fold])
+            probs = np.full((fold.sum(), classes), 1.0 / len(inputs))  # of classes that the other rows do not have
+            probs[:, model.classes_] = model.predict_proba(inputs[fold])
+            unseen[fold] = np.log(probs / probs.sum(1, keepdims=True))
+        candidates.append((weight[left_out] @ unseen[left_out, labels[left_out]], leaves, unseen))
+    _, leaves, unseen = max(candidates, key=lambda candidate: candidate[0])
+    model = HistGradientBoostingClassifier(max_leaf_nodes=leaves, **BOOSTING)
+    model.fit(inputs, labels, weight)
+    constants = np.ravel(model._baseline_prediction)
+    two = len(constants) == 1  # the logit of the second class
+    baseline = np.full(classes, -np.log(len(inputs)))  # of classes without a row
+    baseline[model.classes_] = [0.0, *constants] if two else constants
+    return [(_part(_trees(model, model.classes_[1:] if two else model.classes_), baseline), unseen)]
+
+
+def _trees(model: Any, outputs: Sequence[int]) -> list[tuple[Any, int]]:
+    """Return the nodes of every tree and its output, of a model of scikit-learn, which has no public access to them."""
+    pairs = (zip(each, outputs, strict=True) for each in model._predictors)
+    return [(tree.nodes, output) for each in pairs for tree, output in each]
+
+
+def _part(trees: list[tuple[Any, int]], baseline: Floats) -> TreesPart:
+    sizes = [len(nodes) for nodes, _ in trees]
+    root = np.cumsum([0, *sizes])[:-1]
+    first, nodes = np.repeat(root, sizes), np.concatenate([nodes for nodes, _ in trees])
+    leaf, own = nodes["is_leaf"] == 1, np.arange(len(nodes))
+    return TreesPart(
+        np.where(leaf, 0, nodes["feature_idx"]).astype(np.int64),
+        np.where(leaf, 0.0, nodes["num_threshold"]),
+        np.where(leaf, own, first + nodes["left"]),
+        np.where(leaf, own, first + nodes["right"]),
+        nodes["value"].copy(),
+        root.astype(np.int64),
+        np.array([output for _, output in trees], dtype=np.int64),
+        baseline,
+    )

@@ -1,0 +1,249 @@
+"""Models of other kinds that complement the networks: regressions, a Gaussian process and trees, and their weights."""
+
+import numpy as np
+import pytest
+from scipy.optimize import lsq_linear
+from scipy.special import log_softmax
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
+
+from bayesadam.sklearn import BayesianMLPRegressor
+from bayesadam.sklearn.calibration import PRIOR, mean_weights
+from bayesadam.sklearn.companions import classifiers, read, record, regressors
+from bayesadam.sklearn.linear import ridge_parts
+from bayesadam.sklearn.plan import plan
+from bayesadam.sklearn.process import _kernel, process_parts
+from bayesadam.sklearn.trees import BOOSTING, LEAVES, classification_trees, regression_trees
+
+TINY = {"members": 4, "hidden": (6,), "epochs": 60, "random_state": 0}
+
+
+@pytest.fixture(scope="module")
+def additive():
+    """Targets that are a sum of functions of skewed inputs: ``(inputs, targets)``."""
+    generator = np.random.default_rng(0)
+    logs = generator.standard_normal((240, 3))
+    y = logs[:, 0] + np.abs(logs[:, 1]) + 0.2 * generator.standard_normal(240)
+    return np.exp(2.0 * logs), y
+
+
+@pytest.fixture(scope="module")
+def model(additive):
+    return BayesianMLPRegressor(**TINY).fit(*additive)
+
+
+def standardised(values):
+    return (values - values.mean(0)) / values.std(0)
+
+
+class TestParts:
+    def test_rows_are_predicted_by_fits_that_have_not_seen_them(self, additive):
+        x, y = standardised(additive[0]), standardised(additive[1])[:, None]
+        divided = plan(240, 4, np.arange(240), 0)
+        moved = y.copy()
+        fold = divided.fold == 1
+        moved[fold] += 100.0
+        found = [regressors(x, targets, np.ones(240), divided) for targets in (y, moved)]
+        assert len(found[0]) == 4
+        for (_, before), (_, after) in zip(*found, strict=True):
+            np.testing.assert_allclose(before[fold], after[fold], atol=1e-9)
+            assert np.abs(before - after)[~fold].mean() > 0.3
+
+    def test_the_scale_of_weights_does_not_matter(self, additive):
+        x, y = standardised(additive[0]), standardised(additive[1])[:, None]
+        weight = np.random.default_rng(5).uniform(0.5, 2.0, 240)
+        divided = plan(240, 4, np.arange(240), 0)
+        for (_, before), (_, after) in zip(
+            *(regressors(x, y, factor * weight, divided) for factor in (1.0, 1024.0)), strict=True
+        ):
+            np.testing.assert_allclose(before, after, atol=1e-9)
+
+    @pytest.mark.parametrize("kind", ["numbers", "classes"])
+    def test_a_record_gives_the_same_outputs(self, additive, kind):
+        x, y = standardised(additive[0]), standardised(additive[1])[:, None]
+        rows = np.ones(240), plan(240, 4, np.arange(240), 0)
+        if kind == "numbers":
+            fitted = regressors(x, y, *rows)
+        else:
+            fitted = classifiers(x, np.digitize(y[:, 0], [-0.5, 0.5]), 3, *rows)
+        for part, unseen in fitted:
+            told = record(part)
+            np.testing.assert_array_equal(read(told, 3, unseen.shape[1]).outputs(x), part.outputs(x))
+            with pytest.raises(ValueError, match="of a companion must be finite, of shape"):
+                read(told, 3, 1 + unseen.shape[1])
+
+    def test_pieces_describe_skewed_inputs(self, additive):
+        x, y = standardised(additive[0]), standardised(additive[1])[:, None]
+        (_, linear), (part, found) = ridge_parts(x, y, np.ones(240), plan(240, 4, np.arange(240), 0))
+        assert np.mean((found - y) ** 2) < 0.4 * np.mean((linear - y) ** 2)
+        np.testing.assert_array_equal(
+            part.outputs(100.0 * np.abs(x).max(0)[None]), part.outputs(np.abs(x).max(0)[None])
+        )
+
+
+class TestProcess:
+    def test_rows_are_predicted_as_by_a_fit_without_them(self, additive):
+        x, y = standardised(additive[0]), np.stack([standardised(additive[1]), np.sin(additive[0][:, 0])], axis=1)
+        weight = np.random.default_rng(7).uniform(0.5, 2.0, 240)
+        weight /= weight.mean()
+        divided = plan(240, 4, np.arange(240), 0)
+        ((part, unseen),) = process_parts(x, y, weight, divided)
+        means = []
+        for half in (divided.fold % 2 == 1, divided.fold % 2 == 0):
+            signal, *lengths, linear, noise = _kernel(x[half], y[half])
+            kernel = ConstantKernel(signal) * RBF(lengths) + ConstantKernel(linear) * DotProduct(1.0)
+            for fold in np.unique(divided.fold[~half])[:2]:
+                others = divided.fold != fold
+                model = GaussianProcessRegressor(kernel, alpha=noise / weight[others], optimizer=None)
+                expected = model.fit(x[others], y[others]).predict(x[~others])
+                np.testing.assert_allclose(unseen[~others], expected, rtol=1e-6, atol=1e-8)
+            model = GaussianProcessRegressor(kernel, alpha=noise / weight, optimizer=None)
+            means.append(model.fit(x, y).predict(x))
+        np.testing.assert_allclose(part.outputs(x), np.mean(means, axis=0), rtol=1e-6, atol=1e-8)
+
+    def test_the_kernel_has_the_largest_marginal_likelihood(self):
+        generator = np.random.default_rng(8)
+        x = generator.standard_normal((120, 2))
+        y = np.sin(2.0 * x[:, :1]) + 0.1 * generator.standard_normal((120, 1))
+        signal, *lengths, linear, noise = _kernel(x, y)
+        kernel = ConstantKernel(signal) * RBF(lengths) + ConstantKernel(linear) * DotProduct(1.0, "fixed")
+        model = GaussianProcessRegressor(kernel + WhiteKernel(noise), optimizer=None).fit(x, y)
+        theta = model.kernel_.theta
+        at_best = model.log_marginal_likelihood(theta)
+        for place in (0, 1, 4):  # the other two have no influence
+            for step in (-0.3, 0.3):
+                assert model.log_marginal_likelihood(theta + step * np.eye(5)[place]) < at_best
+        assert lengths[1] > 20.0 * lengths[0]
+        assert 0.005 < noise < 0.02
+
+    def test_does_not_extrapolate(self, additive):
+        x, y = standardised(additive[0]), standardised(additive[1])[:, None]
+        ((part, _),) = process_parts(x, y, np.ones(240), plan(240, 4, np.arange(240), 0))
+        np.testing.assert_array_equal(part.outputs(x.max(0)[None] + 100.0), part.outputs(x.max(0)[None]))
+
+    def test_where_there_is_none(self, additive):
+        x, y = additive[0], additive[1][:, None]
+        few = plan(30, 4, np.arange(30), 0)
+        assert process_parts(x[:30], y[:30], np.ones(30), few) == []
+        many = plan(2_001, 4, np.arange(2_001), 0)
+        assert process_parts(np.zeros((2_001, 1)), np.zeros((2_001, 1)), np.ones(2_001), many) == []
+        assert process_parts(x, y, np.ones(240), plan(240, 1, np.arange(240), 0)) == []
+
+
+class TestTrees:
+    def test_numbers_are_those_of_scikit_learn(self, additive):
+        x, y = standardised(additive[0]), np.stack([standardised(additive[1]), np.sin(additive[0][:, 0])], axis=1)
+        ((part, unseen),) = regression_trees(x, y, np.ones(240), plan(240, 4, np.arange(240), 0))
+        found = part.outputs(x)
+        for output, own in enumerate(y.T):
+            models = [HistGradientBoostingRegressor(max_leaf_nodes=leaves, **BOOSTING).fit(x, own) for leaves in LEAVES]
+            assert any(np.allclose(found[:, output], model.predict(x), rtol=1e-9) for model in models)
+        assert np.mean((unseen[:, 0] - y[:, 0]) ** 2) < 0.5
+
+    @pytest.mark.parametrize("classes", [2, 3])
+    def test_classes_are_those_of_scikit_learn(self, additive, classes):
+        x, y = standardised(additive[0]), np.digitize(additive[1], [0.0, 1.0][: classes - 1])
+        ((part, unseen),) = classification_trees(x, y, classes, np.ones(240), plan(240, 4, np.arange(240), 0))
+        found = log_softmax(part.outputs(x), axis=1)
+        models = [HistGradientBoostingClassifier(max_leaf_nodes=leaves, **BOOSTING).fit(x, y) for leaves in LEAVES]
+        assert any(np.allclose(found, np.log(model.predict_proba(x)), rtol=1e-9) for model in models)
+        assert (unseen.argmax(1) == y).mean() > 0.6
+
+    def test_a_class_that_a_fold_does_not_have(self, additive):
+        labels = (additive[1] > 0.5).astype(int)
+        labels[7] = 2
+        ((_, unseen),) = classification_trees(additive[0], labels, 3, np.ones(240), plan(240, 4, np.arange(240), 0))
+        assert np.isfinite(unseen).all()
+        assert unseen[7, 2] < np.log(0.05)
+
+    def test_inputs_that_act_together(self):
+        generator = np.random.default_rng(9)
+        x = generator.standard_normal((400, 6))
+        labels = ((x[:, 0] > 0.3) ^ (x[:, 1] > -0.2)).astype(int)
+        found = classifiers(x, labels, 2, np.ones(400), plan(400, 4, np.arange(400), 0))
+        _, additive, trees = (unseen[np.arange(400), labels].mean() for _, unseen in found)
+        assert trees > additive + 0.3
+
+    @pytest.mark.parametrize(("name", "node", "value"), [("left", 1, 0), ("right", 0, 10**6), ("column", 0, 3)])
+    def test_records_of_no_trees(self, additive, name, node, value):
+        x, y = additive[0], additive[1][:, None]
+        ((part, _),) = regression_trees(x, y, np.ones(240), plan(240, 4, np.arange(240), 0))
+        told = record(part)
+        told[name][node] = value
+        with pytest.raises(ValueError, match="must refer to its own parts"):
+            read(told, 3, 1)
+
+    def test_where_there_are_none(self, additive):
+        few = plan(90, 4, np.arange(90), 0)
+        assert regression_trees(additive[0][:90], additive[1][:90, None], np.ones(90), few) == []
+        alone = (np.arange(240) == 7).astype(int)
+        assert classification_trees(additive[0], alone, 2, np.ones(240), plan(240, 4, np.arange(240), 0)) == []
+
+
+class TestWeights:
+    def test_have_the_least_squared_error(self):
+        generator = np.random.default_rng(2)
+        models = generator.standard_normal((3, 400))
+        target = 0.5 * models[0] + 0.3 * models[1] - 0.4 * models[2] + generator.standard_normal(400)
+        weight = generator.uniform(0.5, 2.0, 400)
+        share = weight / weight.sum()
+        prior = PRIOR * (share @ (models[0] - target) ** 2) * (weight**2).sum() / weight.sum() ** 2
+        rows = np.concatenate([(np.sqrt(share) * models).T, np.sqrt(prior) * np.eye(3)])
+        values = np.concatenate([np.sqrt(share) * target, np.sqrt(prior) * np.eye(3)[0]])
+        expected = lsq_linear(rows, values, bounds=(0.0, np.inf), tol=1e-12).x
+        found = mean_weights(models, target, weight, 0.0)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        assert found[2] == 0.0
+
+    def test_are_those_of_the_whole_ensemble_although_few_members_predict_a_row(self):
+        generator = np.random.default_rng(3)
+        truth, rows = generator.standard_normal(20_000), np.ones(20_000)
+        target = truth + 0.3 * generator.standard_normal(20_000)
+        members = truth + generator.standard_normal((20, 20_000))
+        other = truth + 0.5 * generator.standard_normal(20_000)
+        whole = mean_weights(np.stack([members.mean(0), other]), target, rows, 0.0)
+        few = np.stack([members[:2].mean(0), other])
+        np.testing.assert_allclose(mean_weights(few, target, rows, 1 / 2 - 1 / 20), whole, atol=0.03)
+        assert np.abs(mean_weights(few, target, rows, 0.0) - whole).max() > 0.3
+
+    def test_earlier_ones_count_as_rows(self):
+        generator = np.random.default_rng(4)
+        models = generator.standard_normal((2, 10))
+        before = np.array([0.2, 0.8])
+        found = mean_weights(models, models[0], np.ones(10), 0.0, before)
+        assert np.abs(found - before).max() < 0.3
+        many = generator.standard_normal((2, 10_000))
+        np.testing.assert_allclose(mean_weights(many, many[0], np.ones(10_000), 0.0, before), [1.0, 0.0], atol=0.01)
+
+
+class TestRegressor:
+    def test_the_mean_is_the_weighted_sum(self, model, additive):
+        inputs = model._inputs(additive[0])
+        network, _, _ = model._moments(
+            np.stack([model._member(inputs, member) for member in range(4)], axis=1), np.ones((4, 1, 1), dtype=bool)
+        )
+        share, *others = model.calibration_["weights"][:, 0]
+        expected = share * network + sum(
+            weight * part.outputs(inputs.numpy()) for weight, part in zip(others, model._companions, strict=True)
+        )
+        np.testing.assert_allclose(model._standardised(inputs)[0], expected, rtol=1e-6, atol=1e-7)
+        assert sum(others) > 0.3
+
+    def test_the_variance_is_that_of_rows_they_have_not_seen(self):
+        generator = np.random.default_rng(6)
+        x = generator.standard_normal((1_150, 60))
+        y = np.abs(x[:, :4]).sum(1) + 0.3 * generator.standard_normal(1_150)
+        model = BayesianMLPRegressor(**TINY, target_transform=None).fit(x[:150], y[:150])
+        assert model.calibration_["weights"][1:].max() > 0.3
+        mean, std = model.predict(x[150:], return_std=True)
+        errors = ((mean - y[150:]) / std) ** 2
+        assert 0.7 < errors.mean() < 1.3
+        left_out = model._y_std[0] * model._left_out.scores
+        assert 0.8 < np.mean(left_out**2) / np.mean((mean - y[150:]) ** 2) < 1.6
+
+    @pytest.mark.parametrize("options", [{"calibrate": False}, {"noise": 0.2}, {"likelihood": "student_t"}])
+    def test_where_there_are_none(self, options, additive):
+        model = BayesianMLPRegressor(**TINY, **options).fit(*additive)
+        assert model._companions == []
+        np.testing.assert_array_equal(model.calibration_["weights"], [[1.0]])
