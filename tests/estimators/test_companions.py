@@ -1,5 +1,7 @@
 """Models of other kinds that complement the networks: regressions, a Gaussian process and trees, and their weights."""
 
+import json
+
 import numpy as np
 import pytest
 from scipy.optimize import lsq_linear
@@ -67,11 +69,9 @@ class TestParts:
             fitted = regressors(x, y, *rows)
         else:
             fitted = classifiers(x, np.digitize(y[:, 0], [-0.5, 0.5]), 3, *rows)
-        for part, unseen in fitted:
-            told = record(part)
-            np.testing.assert_array_equal(read(told, 3, unseen.shape[1]).outputs(x), part.outputs(x))
-            with pytest.raises(ValueError, match="of a companion must be finite, of shape"):
-                read(told, 3, 1 + unseen.shape[1])
+        for part, _ in fitted:
+            told = json.loads(json.dumps(record(part)))
+            np.testing.assert_array_equal(read(told).outputs(x), part.outputs(x))
 
     def test_pieces_describe_skewed_inputs(self, additive):
         x, y = standardised(additive[0]), standardised(additive[1])[:, None]
@@ -164,15 +164,6 @@ class TestTrees:
         found = classifiers(x, labels, 2, np.ones(400), plan(400, 4, np.arange(400), 0))
         _, additive, trees = (unseen[np.arange(400), labels].mean() for _, unseen in found)
         assert trees > additive + 0.3
-
-    @pytest.mark.parametrize(("name", "node", "value"), [("left", 1, 0), ("right", 0, 10**6), ("column", 0, 3)])
-    def test_records_of_no_trees(self, additive, name, node, value):
-        x, y = additive[0], additive[1][:, None]
-        ((part, _),) = regression_trees(x, y, np.ones(240), plan(240, 4, np.arange(240), 0))
-        told = record(part)
-        told[name][node] = value
-        with pytest.raises(ValueError, match="must refer to its own parts"):
-            read(told, 3, 1)
 
     def test_where_there_are_none(self, additive):
         few = plan(90, 4, np.arange(90), 0)

@@ -136,34 +136,12 @@ def test_damaged_files(folder):
 
 
 CHANGES = [
-    ("old", lambda told: told["inputs"].update(std=[1.0, 0.0])),
-    ("old", lambda told: told["inputs"].update(mean=[0.0])),
-    ("old", lambda told: told["targets"].update(std=[0.0])),
-    ("old", lambda told: told["calibration"].update(aleatoric=[-1.0])),
-    ("old", lambda told: told["calibration"].update(epistemic=[1.0, 2.0])),
-    ("old", lambda told: told["calibration"].pop("aleatoric")),
-    ("old", lambda told: told.update(stopped="never")),
-    ("old", lambda told: told.update(several="no")),
-    ("old", lambda told: told.update(noise=[])),
-    ("old", lambda told: told.update(noise=[{"linear": [0.0]}])),
-    ("old", lambda told: told["reach"].pop("rows")),
-    ("old", lambda told: told["left_out"].update(members=[[0], [3], [1], [2]])),
-    ("old", lambda told: told["left_out"]["folds"].append(0)),
     ("old", lambda told: told["params"].update(noise=-1.0)),
-    ("old", lambda told: told["params"].update(hidden=[10**9, 10**9])),  # networks that are not made
     ("old", lambda told: told["params"].update(hidden=None)),
-    ("old", lambda told: told.update(likelihood="auto")),
-    ("old", lambda told: told.update(kind="BayesianMLPClassifier")),
     ("old", lambda told: told.update(kind="Other")),
-    ("table", lambda told: told.update(feature_names=["a"])),
-    ("table", lambda told: told["encoder"].update(columns=told["encoder"]["columns"][1:])),
-    ("table", lambda told: told["encoder"].update(columns=[{"kind": "colour"}])),
-    ("table", lambda told: told["transforms"].pop()),
-    ("table", lambda told: told["transforms"][0].update(name="cube")),
-    ("table", lambda told: told["transforms"][0].update(knots=[1.0, 1.0])),
-    ("classes", lambda told: told["calibration"]["weights"].append(0.1)),
     ("old", lambda told: told["companions"][0].update(kind="other")),
-    ("old", lambda told: told["companions"][0].popitem()),
+    ("table", lambda told: told["encoder"].update(columns=[{"kind": "colour"}])),
+    ("table", lambda told: told["transforms"][0].update(name="cube")),
 ]
 
 
@@ -175,3 +153,10 @@ def test_values_that_make_no_estimator(name, change, folder):
     write_json(path, told)
     with pytest.raises(DamagedFile):
         load_estimator(folder / name)
+
+
+def test_an_edited_file(folder):
+    path = folder / "old" / "model.json"
+    path.write_text(path.read_text().replace('"aleatoric": [', '"aleatoric": [1.0, ', 1))
+    with pytest.raises(DamagedFile, match="its digest does not match"):
+        load_estimator(folder / "old")

@@ -34,11 +34,11 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     members give to the labels determine a temperature, by which all log probabilities are divided. Probabilities are
     averages over the members and their posterior samples.
 
-    The networks are complemented by two logistic regressions: a linear one, and one with a piecewise linear function of
-    every input. Their log probabilities are added to those of the networks (a logarithmic pool), with weights that are
-    fitted to the rows left out, and are 0 if the regressions do not help. The regressions do not extrapolate. They are
-    not used with fewer than 40 rows, with ``calibrate=False`` or by ``partial_fit``. The second one is not used if
-    1,000 rows would have more than 4 million features.
+    The networks are complemented by companions: a linear logistic regression, one with a piecewise linear function of
+    every input, and boosted trees (from 100 rows on). Their log probabilities are added to those of the networks (a
+    logarithmic pool), with weights that are fitted to the rows left out, and are 0 for companions that do not help. The
+    companions do not extrapolate. They are not used with fewer than 40 rows, with ``calibrate=False`` or by
+    ``partial_fit``. The second regression is not used if 1,000 rows would have more than 4 million features.
 
     Args:
         method: One of ``bayesadam.sklearn.METHODS``.
@@ -59,8 +59,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         early_stopping: Whether to keep the weights of the epoch at which the members predicted the rows that they leave
             out best, and to stop the training when there was no improvement for long. The predictions are scored about
             twenty times in a training. Without it the weights of the last epoch are kept. It has no effect on FAWN.
-        calibrate: Whether to fit the temperature and the weights of the regressions on the rows left out. Otherwise the
-            temperature is 1, and there are no regressions.
+        calibrate: Whether to fit the temperature and the weights of the companions on the rows left out. Otherwise the
+            temperature is 1, and there are no companions.
         time_budget: Duration of the training in seconds, which determines the number of epochs.
         device: Device of PyTorch on which the networks are trained.
         random_state: Seed of the random numbers: a number, a ``RandomState`` or ``None``, as in scikit-learn.
@@ -73,8 +73,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         posterior_: :class:`bayesadam.Mixture` of the members' posteriors, over the weights of ``network_``
             (for standardised inputs).
         network_: ``nn.Module`` that returns a logit per class.
-        calibration_: ``{"temperature": T, "weights": weights}``, with the weights of the linear and of the additive
-            regression. The list is empty if there are no regressions.
+        calibration_: ``{"temperature": T, "weights": weights}``, with the weights of those companions that have one.
         history_: Arrays ``"loss"`` and ``"held_out_nll"``, ``(members, epochs)``. The latter is NaN for epochs at which
             it was not computed.
         left_out_: Training rows that members left out, and the predictive distribution of their labels by these
@@ -191,7 +190,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     _companions: list[Companion]
     _networks_only: bool
-    """Whether there are no regressions, as after ``partial_fit``."""
+    """Whether there are no companions, as after ``partial_fit``."""
 
     def _validated(
         self,

@@ -120,23 +120,12 @@ class LeftOutScores:
         return {"members": members, "folds": self.folds.tolist(), "scores": self.scores.T.tolist()}
 
     @classmethod
-    def read(cls, record: Mapping[str, Any], members: int, width: int) -> LeftOutScores:
-        """Create the scores from the dictionary of :meth:`record`, for a number of members and of scores per row.
-
-        Raises:
-            ValueError: The dictionary is not one that :meth:`record` returned.
-        """
-        folds, scores = np.array(record["folds"]), np.array(record["scores"], dtype=np.float64).T
+    def read(cls, record: Mapping[str, Any], members: int) -> LeftOutScores:
+        """Create the scores from the dictionary of :meth:`record`, for a number of members."""
         mask = np.zeros((len(record["members"]), members), dtype=bool)
         for row, own in zip(mask, record["members"], strict=True):
-            if not own or not all(isinstance(member, int) and 0 <= member < members for member in own):
-                raise ValueError(f"members that left out rows must be numbers below {members}, got {own!r}")
             row[own] = True
-        if folds.dtype.kind != "i" or folds.ndim != 1 or not ((folds >= 0) & (folds < len(mask))).all():
-            raise ValueError(f"folds of rows left out must be numbers below {len(mask)}, got {record['folds']!r}")
-        if scores.shape != (len(folds), width) or not np.isfinite(scores).all():
-            raise ValueError(f"scores of rows left out must be finite, {width} for each of {len(folds)} rows")
-        return cls(mask, folds.astype(np.int64), scores)
+        return cls(mask, np.array(record["folds"]), np.array(record["scores"]).T)
 
 
 def _rounded(values: Floats) -> Floats:

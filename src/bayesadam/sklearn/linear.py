@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,18 +73,6 @@ class LinearPart:
             features = _encoded(inputs[first : first + at_once], self.column, self.low, self.high)
             found[first : first + at_once] = features @ self.coefficient.T + self.intercept
         return found
-
-    WHOLE: ClassVar[tuple[str, ...]] = ("column",)
-
-    @staticmethod
-    def shapes(inputs: int, outputs: int) -> dict[str, tuple[int | str, ...]]:
-        """Return the shapes of the attributes."""
-        pieces = dict.fromkeys(("column", "low", "high"), ("pieces",))
-        return {**pieces, "coefficient": (outputs, "pieces"), "intercept": (outputs,)}
-
-    def consistent(self, inputs: int) -> bool:
-        """Whether the ends of the pieces are in order, and all columns exist."""
-        return bool(((self.low < self.high) & (self.column >= 0) & (self.column < inputs)).all())
 
 
 def logistic_parts(

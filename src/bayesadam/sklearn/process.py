@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,19 +68,6 @@ class ProcessPart:
         for length, coefficient in zip(self.length, self.coefficient, strict=True):
             found += _bell(clipped / length, self.rows / length) @ coefficient
         return np.asarray(found)
-
-    WHOLE: ClassVar[tuple[str, ...]] = ()
-
-    @staticmethod
-    def shapes(inputs: int, outputs: int) -> dict[str, tuple[int | str, ...]]:
-        """Return the shapes of the attributes."""
-        columns = {"low": (inputs,), "high": (inputs,), "rows": ("rows", inputs), "length": (2, inputs)}
-        coefficients = {"coefficient": (2, "rows", outputs), "slope": (inputs, outputs), "intercept": (outputs,)}
-        return {**columns, **coefficients}
-
-    def consistent(self, inputs: int) -> bool:
-        """Whether the ends are in order and the lengths positive."""
-        return bool((self.low <= self.high).all() and (self.length > 0).all())
 
 
 def process_parts(

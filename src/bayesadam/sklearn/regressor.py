@@ -38,10 +38,11 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
     Inputs and targets are standardised; inputs that share a unit, such as pixels, are divided by one common standard
     deviation. Every member leaves out a part of the rows, and every row is left out by two members. The errors on the
     rows that were left out determine how the noise depends on the inputs, and calibrate the predictive variance ``a
-    epistemic + b aleatoric``. The networks are complemented by two ridge regressions: a linear one, and one with a
-    piecewise linear function of every input. The predictive mean is a weighted sum of the three, with weights that are
-    fitted to the rows left out, and are 0 if the regressions do not help; the regressions do not extrapolate. Far away
-    from the training rows the epistemic variance grows without bound. The prediction for a row is a Gaussian. The
+    epistemic + b aleatoric``. The networks are complemented by companions: a linear ridge regression, one with a
+    piecewise linear function of every input, a Gaussian process (up to 2,000 rows), and boosted trees (from 100 rows
+    on). The predictive mean is a weighted sum of networks and companions, with weights that are fitted to the rows left
+    out, and are 0 for companions that do not help; companions do not extrapolate. Far away from the training rows the
+    epistemic variance grows without bound. The prediction for a row is a Gaussian. The
     defaults are intended for tables with a hundred to some ten thousand rows and need no tuning.
 
     If the targets are not Gaussian around the network's output, they are transformed, provided that the transformed
@@ -95,8 +96,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         early_stopping: Whether to keep the weights of the epoch at which the members predicted the rows that they leave
             out best, and to stop the training when there was no improvement for long. Otherwise the weights of the last
             epoch are kept. It has no effect on FAWN and ``"anchored"``.
-        calibrate: Whether to fit the scales of the variances, and the weights of the regressions, on the rows left out.
-            Otherwise both scales are 1, the noise is constant, and there are no regressions. There are none either with
+        calibrate: Whether to fit the scales of the variances, and the weights of the companions, on the rows left out.
+            Otherwise both scales are 1, the noise is constant, and there are no companions. There are none either with
             fewer than 40 rows, with a known standard deviation of the noise, and if the targets are not Gaussian. With
             a likelihood that is not Gaussian, one scale is fitted: that of the variance of each member's outputs.
         time_budget: Duration of the training in seconds, which determines the number of epochs.
@@ -113,12 +114,12 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         target_transform_: Name of the transform; a list of names for targets ``(N, K)``.
         method_: Name of the method that trained the members.
         likelihood_: The likelihood's name, or the likelihood that was given.
-        calibration_: ``{"epistemic": a, "aleatoric": b, "error": e, "linear": w}`` with one number per output: the
+        calibration_: ``{"epistemic": a, "aleatoric": b, "error": e, "weights": w}`` with one number per output: the
             factors of both variances, and the standard deviation of the logarithm of ``a`` (0 without calibration). If
             this is above about 0.5, the rows left out hardly distinguish epistemic from aleatoric variance. With a
             likelihood that is not Gaussian, ``a`` is the factor of the variance of each member's outputs, the same for
-            all targets, and ``b`` is 1. The rows of ``w`` are the weights of the networks, and, if there are any, of
-            the linear and the additive regression.
+            all targets, and ``b`` is 1. The rows of ``w`` are the weights of the networks and of those companions that
+            have one.
         noise_: Model of the noise for each output: ``"constant"``, ``"input"``, ``"known"``, or ``"likelihood"`` if the
             likelihood describes the noise.
         history_: Arrays ``"loss"`` and ``"held_out_nll"``, ``(members, epochs)``. The latter is NaN for epochs at which
@@ -230,7 +231,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
                 ``"cross"``: intervals from the errors on the rows that members left out in training, so that no rows
                 are lost (CV+, Barber et al. 2021). Their theorem guarantees ``1 - 2 alpha - sqrt(2 / n)``, with ``alpha
                 = 1 - coverage``, if a fold has no influence at all on its model. Here the guarantee is approximate: the
-                folds share the scales, the transform, the number of epochs and, for new rows, the ridge regressions,
+                folds share the scales, the transform, the number of epochs and, for new rows, the companions,
                 and the model of a row is the mean of the two members that left it out. It needs a Gaussian likelihood
                 and ``calibrate=True``.
 
@@ -275,8 +276,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
     ) -> Any:
         """Continue the training on new rows: the posterior of every member becomes its prior.
 
-        The first call is ``fit``. Later calls keep its scales, its transform of the targets and its regressions beside
-        the networks. The earlier noise level, calibration and weights of the regressions count as 50 rows, and the
+        The first call is ``fit``. Later calls keep its scales, its transform of the targets and its companions of the
+        networks. The earlier noise level, calibration and weights of the companions count as 50 rows, and the
         dependence of the noise on the inputs is not changed once it was found. The method is available if ``method``
         trains a posterior.
         """

@@ -6,7 +6,6 @@ import copy
 import json
 import math
 import os
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from bayesadam.likelihoods import Categorical
 from bayesadam.posterior import Mixture
 from bayesadam.posterior.base import read_posterior
 from bayesadam.sklearn import companions, target_transform
-from bayesadam.sklearn import likelihoods as likelihood_names
 from bayesadam.sklearn.base import BayesianMLP
 from bayesadam.sklearn.classifier import BayesianMLPClassifier
 from bayesadam.sklearn.conformal import LeftOutScores
@@ -34,7 +32,6 @@ POSTERIOR, MODEL = "posterior.safetensors", "model.json"
 NEXT = ".model.json.next"
 """Temporary name of the new ``model.json`` until the posterior to which it belongs is in place."""
 _RULE = f"{MODEL} must be what save() wrote"
-_ENDS = ("end", "early", "time", "interrupted")
 _KINDS = {kind.__name__: kind for kind in (BayesianMLPRegressor, BayesianMLPClassifier)}
 
 
@@ -132,7 +129,7 @@ def _pair(path: Path, name: str) -> tuple[dict[str, Any], Mixture]:
 
 
 def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor | BayesianMLPClassifier:
-    """Create the estimator. Any error other than an ``OSError`` means that the record is damaged."""
+    """Create the estimator. The digests of both files say that they are what :func:`save_estimator` wrote."""
     encoder = None if told["encoder"] is None else TableEncoder.from_json(told["encoder"])
     params = {**told["params"], "hidden": tuple(told["params"]["hidden"])}
     estimator: Any = _KINDS[told["kind"]](**params)
@@ -140,92 +137,49 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
     estimator._check()
     estimator.method_ = estimator._method_name
     estimator.inputs_ = encoder
-    inputs = len(told["inputs"]["mean"]) if encoder is None else len(encoder.get_feature_names_out())
-    estimator._x_mean = _numbers(told["inputs"]["mean"], inputs)
-    estimator._x_std = _numbers(told["inputs"]["std"], inputs, positive=True)
-    estimator.n_features_in_ = int(told["features"])
+    estimator._x_mean, estimator._x_std = (np.array(told["inputs"][name]) for name in ("mean", "std"))
+    estimator.n_features_in_ = told["features"]
     if told["feature_names"]:
         estimator.feature_names_in_ = np.array(told["feature_names"], dtype=object)
-        require(len(told["feature_names"]) == estimator.n_features_in_, "feature_names", told["feature_names"])
-    require(told["stopped"] in _ENDS, "stopped", told["stopped"])
-    estimator.epochs_, estimator.stopped_ = int(told["epochs"]), told["stopped"]
+    estimator.epochs_, estimator.stopped_ = told["epochs"], told["stopped"]
     estimator.interrupted_ = estimator.stopped_ == "interrupted"
     estimator.history_ = {name: np.array(values, dtype=np.float64) for name, values in told["history"].items()}
     estimator.left_out_ = None
-    members, parts = len(posterior.components), told["companions"]
+    estimator.calibration_ = told["calibration"]
+    estimator._companions = [companions.read(record) for record in told["companions"]]
     if isinstance(estimator, BayesianMLPClassifier):
         estimator.classes_ = np.array(told["classes"]["values"], dtype=told["classes"]["dtype"])
-        estimator.calibration_ = {
-            "temperature": float(_numbers(told["calibration"]["temperature"], positive=True)),
-            "weights": _numbers(told["calibration"]["weights"], len(parts)).tolist(),
-        }
         estimator._networks_only = False
-        outputs, likelihoods = len(estimator.classes_), [Categorical() for _ in range(members)]
+        likelihoods: list[Any] = [Categorical() for _ in posterior.components]
     else:
-        outputs, likelihoods = _restored_targets(estimator, told, members)
-    estimator._companions = [companions.read(part, inputs, outputs) for part in parts]
-    require(len(likelihoods) == members, "likelihoods", told.get("likelihoods"))
-    _check_sizes(estimator, posterior)
+        estimator.calibration_ = {name: np.array(value) for name, value in told["calibration"].items()}
+        likelihoods = _restored_targets(estimator, told)
     estimator._likelihoods = [likelihood.to(estimator.device) for likelihood in likelihoods]
-    estimator.network_ = estimator._network(inputs)
+    estimator.network_ = estimator._network(len(estimator._x_mean))
     estimator.posterior_ = posterior
     result: BayesianMLPRegressor | BayesianMLPClassifier = estimator
     return result
 
 
-def _restored_targets(estimator: Any, told: dict[str, Any], members: int) -> tuple[int, list[Any]]:
-    """Read what a regression has learned about its targets; return their number and the members' likelihoods."""
-    width = len(told["targets"]["mean"])
-    estimator._y_mean = _numbers(told["targets"]["mean"], width)
-    estimator._y_std = _numbers(told["targets"]["std"], width, positive=True)
-    require(told["several"] in (True, False) and (told["several"] or width == 1), "several", told["several"])
+def _restored_targets(estimator: Any, told: dict[str, Any]) -> list[Any]:
+    """Read what a regression has learned about its targets; return the members' likelihoods."""
+    estimator._y_mean, estimator._y_std = (np.array(told["targets"][name]) for name in ("mean", "std"))
     estimator._several = told["several"]
     estimator.likelihood_ = told["likelihood"]
-    likelihood_names.check(estimator.likelihood_, among=likelihood_names.NAMES)
-    require(len(told["transforms"]) == len(told["noise"]) == width, "transforms and noise", told["noise"])
     estimator._functions = [target_transform.from_record(record) for record in told["transforms"]]
     estimator.target_transform_ = target_transform.told(estimator._functions, estimator._several)
-    names = ("epistemic", "aleatoric", "error")
-    estimator.calibration_ = {name: _numbers(told["calibration"][name], width) for name in names}
-    require(min(values.min() for values in estimator.calibration_.values()) >= 0, "calibration", told["calibration"])
-    estimator.calibration_["weights"] = _numbers(told["calibration"]["weights"], 1 + len(told["companions"]), width)
-    reach, left_out = told["reach"], told["left_out"]
-    estimator._reach = None if reach is None else Reach(*map(float, (reach["square"], reach["rows"])))
-    inputs = len(estimator._x_mean)
-    estimator._patterns = [None if record is None else NoisePattern.read(record, inputs) for record in told["noise"]]
-    estimator._left_out = None if left_out is None else LeftOutScores.read(left_out, members, width)
-    estimator._template = estimator._likelihood_of(width)
+    estimator._reach = None if told["reach"] is None else Reach(**told["reach"])
+    estimator._patterns = [None if record is None else NoisePattern.read(record) for record in told["noise"]]
+    members = len(told["likelihoods"])
+    estimator._left_out = None if told["left_out"] is None else LeftOutScores.read(told["left_out"], members)
+    estimator._template = estimator._likelihood_of(len(estimator._y_mean))
     likelihoods = []
     for state in told["likelihoods"]:
         likelihood = copy.deepcopy(estimator._template).requires_grad_(False)
-        likelihood.load_state_dict({name: torch.tensor(_numbers(value).tolist()) for name, value in state.items()})
+        likelihood.load_state_dict({name: torch.tensor(value) for name, value in state.items()})
         likelihoods.append(likelihood)
     estimator._template.load_state_dict(likelihoods[0].state_dict())
-    return width, likelihoods
-
-
-def _check_sizes(estimator: Any, posterior: Mixture) -> None:
-    """Check that the posterior matches the network's weights, before a network is created that may be very large."""
-    widths = [len(estimator._x_mean), *estimator.hidden, estimator._outputs()]
-    expected: dict[str, tuple[int, ...]] = {}
-    for number, (inputs, outputs) in enumerate(pairwise(widths)):
-        expected |= {f"{2 * number}.weight": (outputs, inputs), f"{2 * number}.bias": (outputs,)}
-    shapes = {name: tuple(mean.shape) for name, mean in posterior.components[0].mean.items()}
-    require(shapes == expected, "hidden", estimator.hidden)
-
-
-def require(fine: bool, name: str, value: Any) -> None:
-    """Raise ``ValueError`` for a value that is not possible."""
-    if not fine:
-        raise ValueError(f"{name} must belong to an estimator, got {value!r}")
-
-
-def _numbers(values: Any, *shape: int, positive: bool = False) -> np.ndarray[Any, Any]:
-    """Return finite numbers as an array, which must be of the given shape if there is one."""
-    array = np.array(values)
-    fine = array.dtype.kind in "iuf" and np.isfinite(array).all() and (not positive or (array > 0).all())
-    require(bool(fine) and (not shape or array.shape == shape), "numbers", values)
-    return array
+    return likelihoods
 
 
 def _plain(name: str, value: Any) -> Any:

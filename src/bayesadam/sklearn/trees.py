@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,23 +77,6 @@ class TreesPart:
     def _below(self, node: Whole, inputs: Floats, row: Whole) -> Whole:
         goes_left = inputs[row, self.column[node]] <= self.threshold[node]
         return np.where(goes_left, self.left[node], self.right[node])
-
-    WHOLE: ClassVar[tuple[str, ...]] = ("column", "left", "right", "root", "output")
-
-    @staticmethod
-    def shapes(inputs: int, outputs: int) -> dict[str, tuple[int | str, ...]]:
-        """Return the shapes of the attributes."""
-        nodes = dict.fromkeys(("column", "threshold", "left", "right", "value"), ("nodes",))
-        return {**nodes, "root": ("trees",), "output": ("trees",), "baseline": (outputs,)}
-
-    def consistent(self, inputs: int) -> bool:
-        """Whether all indices exist, and no node is below itself."""
-        own, count = np.arange(len(self.column)), len(self.column)
-        children = np.stack([self.left, self.right])
-        indices = ((children, count), (self.root, count), (self.output, len(self.baseline)), (self.column, inputs))
-        inside = all((0 <= each).all() and (each < most).all() for each, most in indices)
-        leaf = (children == own).all(0)
-        return inside and bool(((children > own).all(0) | leaf).all())
 
 
 def regression_trees(
