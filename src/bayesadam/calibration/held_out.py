@@ -121,10 +121,10 @@ def best_temperature(score: Callable[..., Tensor], likelihood: Likelihood) -> tu
 
 
 def tempered_by_data(likelihood: Likelihood, temperature: float) -> Likelihood:
-    """Return the likelihood at a temperature that held-out rows chose, and say so on it."""
-    found = likelihood.tempered(temperature)
-    found.calibrated = True
-    return found
+    """Return the likelihood at a temperature that held-out rows chose, marked as calibrated."""
+    tempered = likelihood.tempered(temperature)
+    tempered.calibrated = True
+    return tempered
 
 
 def is_coldest(likelihood: Likelihood, temperature: float) -> bool:

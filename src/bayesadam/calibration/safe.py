@@ -134,13 +134,13 @@ def warn_of_noise(network: Scored, likelihood: Likelihood) -> None:
     """
     if likelihood.calibrated or not isinstance(likelihood, RegressionLikelihood):
         return
-    found = network.run(likelihood)
-    residual = network.target.to(found.device) - found.mean
-    ratio = (residual.square() / found.aleatoric).double().mean().sqrt().item()
+    prediction = network.run(likelihood)
+    residual = network.target.to(prediction.device) - prediction.mean
+    ratio = (residual.square() / prediction.aleatoric).double().mean().sqrt().item()
     if not 1.0 / NOISE <= ratio <= NOISE:
         times, size = (1.0 / ratio if ratio else math.inf, "large") if ratio < 1.0 else (ratio, "small")
         warnings.warn(
-            f"the noise of the likelihood must fit the residuals of the network, got a standard deviation that is "
+            "the noise of the likelihood must fit the residuals of the network, got a standard deviation that is "
             f"{times:.2g} times too {size} on the data given, so that intervals are wrong. Find the noise with "
             "held-out data first: likelihood = bayesadam.calibrate(model, held_out, likelihood=likelihood)",
             UserWarning,
