@@ -134,7 +134,7 @@ def warn_of_noise(network: Scored, likelihood: Likelihood) -> None:
     """
     if likelihood.calibrated or not isinstance(likelihood, RegressionLikelihood):
         return
-    prediction = network.run(likelihood)
+    prediction: Any = network.run(likelihood)
     residual = network.target.to(prediction.device) - prediction.mean
     ratio = (residual.square() / prediction.aleatoric).double().mean().sqrt().item()
     if not 1.0 / NOISE <= ratio <= NOISE:
