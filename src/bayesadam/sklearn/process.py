@@ -130,4 +130,5 @@ def _kernel(rows: Floats, targets: Floats) -> Floats:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a length at its bound: the input has no influence
-        return np.exp(GaussianProcessRegressor(kernel).fit(rows[used], targets[used]).kernel_.theta)
+        fitted = GaussianProcessRegressor(kernel).fit(rows[used], targets[used])
+    return np.asarray(np.exp(fitted.kernel_.theta))
