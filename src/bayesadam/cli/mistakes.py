@@ -69,12 +69,12 @@ def writing_to(option: str, path: Path, kind: str = "a folder") -> Iterator[None
 @contextmanager
 def one_line() -> Iterator[None]:
     """Context in which errors of the library, Ctrl-C and a lack of memory are reported in one line."""
-    gc.disable()  # else a quarter of the time of a short command is spent on looking through the imported modules
     from bayesadam.sklearn import RunError, TableError
     from bayesadam.sklearn.tables.memory import NotEnoughMemory
 
-    gc.freeze()
-    gc.enable()
+    if not gc.isenabled():  # by `main`, for the imports
+        gc.freeze()
+        gc.enable()
     try:
         yield
     except (RunError, TableError, NotEnoughMemory) as error:

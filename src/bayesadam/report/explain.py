@@ -170,7 +170,7 @@ def _dependence(
     def outputs(rows: Donors) -> NDArray[np.float64]:
         found = predictive(rows)
         if not hasattr(found, "probs"):
-            return np.stack([_array(found.mean), _array(found.epistemic), _array(found.variance)], axis=1)
+            return np.stack([_array(found.mean), _array(found.variance), _array(found.epistemic)], axis=1)
         classes.add(found.probs.shape[1])
         return _array(found.log_probs.exp().movedim(0, 1).flatten(1))  # (n, samples times classes)
 
@@ -183,16 +183,15 @@ def _dependence(
         "order": None if numbers is None else numbers[donors].tolist(),
     }
     if not classes:
-        mean, epistemic, total = average["average"]
-        return entry | {"mean": mean.tolist(), "epistemic": np.sqrt(epistemic).tolist(), "std": np.sqrt(total).tolist()}
+        mean, *variances = average["average"]
+        bands = [[(mean + sign * np.sqrt(variance)).tolist() for sign in (-2, 2)] for variance in variances]
+        return entry | {"curves": [{"label": None, "mean": mean.tolist(), "bands": bands}]}
     draws = average["average"].reshape(-1, classes.pop(), len(values))  # (samples, classes, values)
     mean = draws.mean(0)
-    low, high = np.quantile(draws, [0.5 - 0.5 * LEVEL, 0.5 + 0.5 * LEVEL], axis=0)
+    ends = np.quantile(draws, [0.5 - 0.5 * LEVEL, 0.5 + 0.5 * LEVEL], axis=0)
     frequent = np.argsort(-mean.mean(1), kind="stable")[:CLASSES].tolist() if len(mean) > 2 else [1]
-    curves = [
-        {"label": c, "mean": mean[c].tolist(), "low": low[c].tolist(), "high": high[c].tolist()} for c in frequent
-    ]
-    return entry | {"classes": curves}
+    curves = [{"label": c, "mean": mean[c].tolist(), "bands": [ends[:, c].tolist()]} for c in frequent]
+    return entry | {"curves": curves}
 
 
 def _kind(column: pd.Series) -> str:

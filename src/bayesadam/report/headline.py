@@ -37,9 +37,10 @@ def _error(rows: Predicted) -> Markup:
     if isinstance(rows, PredictedNumbers):
         text = (
             "On {} the typical error (root mean square) is <strong>{}</strong>, and the {} intervals are typically "
-            "<strong>{}</strong> wide."
+            "<strong>{}</strong> wide ({} without the inputs)."
         )
-        return _fill(text, where, number(rows.error), percent(LEVEL), number(rows.width))
+        sizes = (number(size) for size in (rows.width, rows.width_without_inputs))
+        return _fill(text, where, number(rows.error), percent(LEVEL), *sizes)
     return _fill("On {} it is right in <strong>{}</strong>.", where, percent(float(rows.right.mean()), 1))
 
 

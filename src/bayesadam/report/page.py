@@ -23,9 +23,10 @@ from bayesadam.report.numbers import count, data_value, percent
 from bayesadam.report.palette import PALETTE, custom_properties
 from bayesadam.report.predicted import FEW, Predicted, PredictedNumbers, predicted
 from bayesadam.report.scores import scores
-from bayesadam.report.target import distribution
-from bayesadam.report.training import validation
 from bayesadam.report.verdict import failures
+
+COMMAND = "bayesadam fit --config config.json --out again"
+"""Command that repeats a fit from the folder of its run."""
 
 _COLUMNS = 200
 """Maximum number of columns of the data that are listed."""
@@ -89,14 +90,9 @@ def _sections(data: Mapping[str, Any], held_out: Predicted | None, unseen: Predi
         *_predictions(held_out, unseen, target, classes, data),
         *_inputs(explained, data["task"], target, classes),
         _surprises(data.get("surprises") or [], target),
-        _data(data.get("data") or {}, target),
-        Section("training", "The training", charts=_drawn(validation(data.get("training") or {}))),
+        _data(data.get("data") or {}),
         _reproduce(data.get("reproduce") or {}),
     ]
-
-
-def _drawn(*charts: Chart | None) -> list[Chart]:
-    return [chart for chart in charts if chart is not None]
 
 
 def _predictions(
@@ -116,15 +112,16 @@ def _predictions(
     if held_out is None or unseen is None:
         return found
     if isinstance(held_out, PredictedNumbers):
-        results = regression.predictions(held_out, target)
-        calibration = [regression.coverage(unseen), regression.widths(held_out, target)]
+        results = Section("predictions", "Predictions", charts=[regression.predictions(held_out, target)])
+        calibration = regression.coverage(unseen)
     else:
-        results = classification.confusion(held_out, classes)
-        calibration = [classification.reliability(unseen), classification.confidences(held_out)]
-    known = _drawn(
+        counts = classification.confusion(held_out, classes)
+        results = Section("predictions", "Predictions", classification.CONFUSION, block="confusion", values=counts)
+        calibration = classification.reliability(unseen)
+    known = [
         uncertainty.error_by_uncertainty(unseen, target),
         uncertainty.epistemic_share(unseen, data.get("epistemic_error")),
-    )
+    ]
     about = (
         f"Judged by {count(len(unseen))} rows that the networks had not seen: the held-out rows, and each training row "
         "by the networks that left it out, which also determine the scale of the uncertainty."
@@ -133,9 +130,9 @@ def _predictions(
     )
     return [
         *found,
-        Section("predictions", "Predictions", charts=[results]),
-        Section("calibration", "Can its uncertainty be believed?", about, calibration if len(unseen) >= FEW else []),
-        Section("knows", "Does it know when it is wrong?", charts=known),
+        results,
+        Section("calibration", "Can its uncertainty be believed?", about, [calibration] * (len(unseen) >= FEW)),
+        Section("knows", "Does it know when it is wrong?", charts=[chart for chart in known if chart is not None]),
     ]
 
 
@@ -167,7 +164,7 @@ def _surprises(rows: list[Mapping[str, Any]], target: str) -> Section:
     )
 
 
-def _data(data: Mapping[str, Any], target: str) -> Section:
+def _data(data: Mapping[str, Any]) -> Section:
     counts = {"rows": "rows", "trained on": "train_rows", "held out": "held_out_rows"}
     facts = {"file": str(data["file"])} if data.get("file") else {}
     facts |= {name: count(data[key]) for name, key in counts.items() if data.get(key) is not None}
@@ -177,7 +174,6 @@ def _data(data: Mapping[str, Any], target: str) -> Section:
     return Section(
         "data",
         "The data",
-        charts=_drawn(distribution(data.get("target_histogram") or {}, target)),
         block="data" if data else "",
         values={
             "facts": facts,
@@ -192,8 +188,8 @@ def _data(data: Mapping[str, Any], target: str) -> Section:
 def _reproduce(given: Mapping[str, Any]) -> Section:
     config = json.dumps(given["config"], indent=2, ensure_ascii=False, default=str) if given.get("config") else ""
     seconds = {name: f"{value:.1f}" for name, value in (given.get("seconds") or {}).items()}
-    values = {name: given.get(name) or "" for name in ("command", "versions")} | {"config": config, "seconds": seconds}
-    block = "reproduce" if any(values.values()) else ""
+    values = {"command": COMMAND, "config": config, "seconds": seconds, "versions": given.get("versions") or {}}
+    block = "reproduce" if given else ""
     return Section("reproduce", "How to make it again", block=block, values=values)
 
 
