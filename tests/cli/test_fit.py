@@ -148,8 +148,6 @@ class TestRunFolder:
         line = (made / "numbers.csv").read_text().splitlines()[worst["row"] - 1].split(",")
         assert float(worst["y"].replace(",", "")) == pytest.approx(float(line[-1]), rel=0.01)
         assert line[2].strip('"') == worst["values"]["city"]
-        assert report["training"]["epochs"] == [1, 2, 3]
-        assert np.shape(report["training"]["validation_nll"]) == (2, 3)
         assert len(report["unseen"]["row"]) == 120  # all rows: the members left out parts of the training rows
         assert sorted(report["unseen"]["row"]) == list(range(2, 122))
         assert str(made) not in (made / "price" / "report.html").read_text()  # folders are nobody's business

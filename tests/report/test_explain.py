@@ -57,16 +57,8 @@ class TestRegression:
         found = explained(inputs)["importance"]
         assert found[0]["name"] == "size"
         by_name = {entry["name"]: entry for entry in found}
-        for name, what in (
-            ("sold", "gain"),
-            ("sold", "error"),
-            ("sold", "spread"),
-            ("city", "gain"),
-            ("size", "spread"),
-        ):
-            assert by_name[name][what] == pytest.approx(0.0, abs=1e-6)
-        # Half of the rows get the other of two deviations, whose logarithms are log 3 apart.
-        assert by_name["city"]["spread"] == pytest.approx(0.5 * np.log(3.0), abs=0.1)
+        assert by_name["sold"]["gain"] == by_name["sold"]["error"] == pytest.approx(0.0, abs=1e-6)
+        assert by_name["city"]["gain"] == pytest.approx(0.0, abs=1e-6)  # it changes the width only
         # The variance of the error grows by twice that of the size, which is 4 without missing values.
         before = np.sqrt(5.0)
         assert by_name["size"]["gain"] == pytest.approx(np.sqrt(before**2 + 2 * 4.0 * 220 / 240) - before, abs=0.35)

@@ -56,8 +56,8 @@ def effects(
         classes: Whether the targets are classes.
 
     Returns:
-        "importance" has, for each input, the increase of the error when the input is shuffled ("gain", with its
-        standard deviation over the shuffles, "error"), and the mean absolute change of the uncertainty ("spread").
+        "importance" has, for each input, the increase of the error when the input is shuffled ("gain"), and its
+        standard deviation over the shuffles ("error").
         "dependence" has, for the most important inputs, the mean predictions if all rows had the same value.
     """
     rows = np.random.default_rng(seed).permutation(len(inputs))[:ROWS]
@@ -125,19 +125,20 @@ def _importance(
     seed: int,
 ) -> list[dict[str, Any]]:
     rows = order[: max(FEWEST, PREDICTIONS // (SHUFFLES * len(names)))]
-    whole = _donors(rows, len(names))
-    before = _uncertainty(predictive(whole.astype(np.int64)))
 
-    def scores(model: _Outputs, donors: Any, own: NDArray[Any]) -> dict[str, float]:
-        found = model.predict(donors)
-        change = np.abs(_uncertainty(found) - before).mean()
-        return {"loss": -_loss(found, own), "spread": -float(change)}
+    def score(model: _Outputs, donors: Any, own: NDArray[Any]) -> float:
+        return -_loss(model.predict(donors), own)
 
-    model = _Outputs(predictive)
-    found = permutation_importance(model, whole, targets[rows], scoring=scores, n_repeats=SHUFFLES, random_state=seed)
-    loss, spread = found["loss"], found["spread"]["importances_mean"]
-    columns = zip(names, loss["importances_mean"], loss["importances_std"], spread, strict=False)  # not of the last
-    return [{"name": n, "gain": float(g), "error": float(e), "spread": float(s)} for n, g, e, s in columns]
+    found = permutation_importance(
+        _Outputs(predictive),
+        _donors(rows, len(names)),
+        targets[rows],
+        scoring=score,
+        n_repeats=SHUFFLES,
+        random_state=seed,
+    )
+    columns = zip(names, found["importances_mean"], found["importances_std"], strict=False)  # not of the last
+    return [{"name": name, "gain": float(gain), "error": float(error)} for name, gain, error in columns]
 
 
 def _loss(found: Any, targets: NDArray[Any]) -> float:
@@ -145,11 +146,6 @@ def _loss(found: Any, targets: NDArray[Any]) -> float:
     if not hasattr(found, "probs"):
         return float(np.sqrt(np.mean((_array(found.mean) - targets) ** 2)))
     return -float(found.log_prob(torch.as_tensor(targets, device=found.device)).clamp_min(-LARGEST_NLL).mean())
-
-
-def _uncertainty(found: Any) -> NDArray[np.float64]:
-    """Return the logarithm of the standard deviation, or the entropy."""
-    return _array(found.entropy if hasattr(found, "probs") else 0.5 * found.variance.log())
 
 
 def _array(values: torch.Tensor) -> NDArray[np.float64]:

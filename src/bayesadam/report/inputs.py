@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,8 +17,7 @@ _SHOWN = 15
 def importance(entries: Sequence[Mapping[str, Any]], task: str, target: str) -> Chart:
     """Return a bar chart of the increase of the error if the values of an input are shuffled."""
     shown = sorted(entries, key=lambda entry: -entry["gain"])[:_SHOWN]
-    numbers = [[entry[name] for entry in shown] for name in ("gain", "error", "spread")]
-    gain, error, spread = np.array(numbers, dtype=np.float64)
+    gain, error = np.array([[entry[name] for entry in shown] for name in ("gain", "error")], dtype=np.float64)
     unit = f"error added ({target})" if task == "regression" else "log loss added (nats per row)"
     chart = Chart(
         "importance",
@@ -39,11 +37,8 @@ def importance(entries: Sequence[Mapping[str, Any]], task: str, target: str) -> 
         "input": [str(entry["name"]) for entry in shown],
         unit: [number(value) for value in gain],
         "two deviations": [number(2 * value) for value in error],
-        "change of the uncertainty": [
-            percent(math.expm1(change)) if task == "regression" else f"{number(change)} nats" for change in spread
-        ],
     }
-    pointed = {"input": texts["input"], "error added": texts[unit], "uncertainty": texts["change of the uncertainty"]}
+    pointed = dict(zip(("input", "error added", "two deviations"), texts.values(), strict=True))
     place = np.arange(len(shown))
     chart.ticks(chart.plot.yaxis[0], place.tolist(), texts["input"])
     chart.plot.ygrid[0].visible = False

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from bayesadam.report import classification, inputs, regression, uncertainty
 from bayesadam.report.chart import Chart
-from bayesadam.report.headline import OURS, figures, headline
+from bayesadam.report.headline import OURS, headline
 from bayesadam.report.numbers import count, data_value, percent
 from bayesadam.report.palette import PALETTE, custom_properties
 from bayesadam.report.predicted import FEW, Predicted, PredictedNumbers, predicted
@@ -72,7 +72,6 @@ def render(data: Mapping[str, Any]) -> str:
         subtitle=_subtitle(data),
         created=_created(data),
         headline=headline(held_out, unseen, data.get("margins") or {}),
-        figures=figures(held_out, unseen),
         sections=sections,
         style=Markup(_style()),
         policy=_policy(scripts),

@@ -22,7 +22,6 @@ from bayesadam.sklearn.tables.findings import Findings, TableError, quoted
 from bayesadam.sklearn.tables.read_table import TableFile, is_parquet
 
 STDOUT = Path("-")
-_DIGITS = 7
 
 
 def predict_table(
@@ -159,10 +158,7 @@ def _numbers(values: Any) -> NDArray[np.float64]:
 
 def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Round to seven digits: more are not known, and nobody wants to read them."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        places = _DIGITS - 1 - np.floor(np.log10(np.abs(values)))
-        up, down = 10.0 ** np.maximum(places, 0), 10.0 ** np.maximum(-places, 0)
-        return np.where(np.isfinite(values) & (values != 0), np.round(values * up / down) * down / up, values)
+    return np.array([float(f"{value:.7g}") for value in values.ravel().tolist()]).reshape(values.shape)
 
 
 def _name(label: bool | int | str) -> str:
