@@ -185,7 +185,8 @@ def _data(data: Mapping[str, Any]) -> Section:
 
 
 def _reproduce(given: Mapping[str, Any]) -> Section:
-    config = json.dumps(given["config"], indent=2, ensure_ascii=False, default=str) if given.get("config") else ""
+    settings = {name: value for name, value in (given.get("config") or {}).items() if value not in (None, [], False)}
+    config = json.dumps(settings, indent=2, ensure_ascii=False, default=str) if settings else ""
     seconds = {name: f"{value:.1f}" for name, value in (given.get("seconds") or {}).items()}
     values = {"command": COMMAND, "config": config, "seconds": seconds, "versions": given.get("versions") or {}}
     block = "reproduce" if given else ""
