@@ -245,18 +245,14 @@ def groups(inputs: pd.DataFrame, names: Sequence[str], predictions: Columns) -> 
 
 def _parts(column: pd.Series) -> dict[str, NDArray[np.bool_]]:
     """Return masks of the rows by values of a column: quarters, or the most frequent levels, and missing values."""
-    numbers, parts = _numbers(column), {"missing": column.isna().to_numpy()}
-    if numbers is None:
+    parts = {"missing": column.isna().to_numpy()}
+    if _kind(column) == "category":
         levels = [column.iloc[row] for row in _representative(column)]
         return parts | {text_of(level): (column == level).to_numpy(dtype=bool, na_value=False) for level in levels}
-    known = numbers[~np.isnan(numbers)]
-    edges = np.unique(np.quantile(known, np.linspace(0, 1, PARTS + 1))) if len(known) else np.zeros(0)
-    for i in range(len(edges) - 1):
-        last = i + 2 == len(edges)
-        inside = (numbers >= edges[i]) & ((numbers <= edges[i + 1]) if last else (numbers < edges[i + 1]))
-        if inside.any():
-            ends = column[inside].min(), column[inside].max()
-            parts[" to ".join(text_of(end) for end in ends)] = inside
+    if column.notna().any():
+        quarter = pd.qcut(column, PARTS, labels=False, duplicates="drop")
+        for number, own in column.groupby(quarter):
+            parts[f"{text_of(own.min())} to {text_of(own.max())}"] = (quarter == number).to_numpy()
     return parts
 
 

@@ -88,7 +88,7 @@ def _effect(entry: Mapping[str, Any], name: str, task: str, target: str, classes
         ends = np.array([mean, *bands[0]])
         texts = np.reshape(column(ends.ravel()) if regression else [percent(end) for end in ends.ravel()], ends.shape)
         table[label] = [f"{middle} ({low} to {high})" for middle, low, high in texts.T]
-        pointed = {"value": entry["at"], "of": [label] * len(x), "is": table[label]}
+        pointed = {"value": entry["at"], "curve": [label] * len(x), "mean": table[label]}
         chart.points(x, mean, colour, pointed, size=6, key=label)
     chart.table(table)
     return chart
