@@ -378,9 +378,9 @@ class TestPage:
     @pytest.mark.parametrize("page", ["regression"], indirect=True)
     def test_copying_and_printing(self, browser, page):
         view(browser, dark=True)
-        button = browser.find_element("css selector", "[data-copy=command]")
+        button = browser.find_element("css selector", "[data-copy=config]")
         button.click()
-        until(browser, "return /Copied|Selected/.test(document.querySelector('[data-copy=command]').textContent)")
+        until(browser, "return /Copied|Selected/.test(document.querySelector('[data-copy=config]').textContent)")
         browser.execute_script("dispatchEvent(new Event('beforeprint'))")
         pictures = browser.execute_script("return [...document.images].map((one) => one.src.length)")
         assert len(pictures) == len(browser.find_elements("css selector", ".canvas"))

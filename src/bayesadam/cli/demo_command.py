@@ -80,7 +80,8 @@ def demo(
     _show(console, 2, "", *_scores(record["pruned"], _demo.SIGNAL, (_demo.MAGNITUDE,), ".4f"))
     _show(console, 3, "epistemic deviation", *_bands(record["curve"]))
     console.print("[bold](d) BayesAdam on the digits, by opt.report()[/]\n")
-    console.print((out / "report.txt").read_text(encoding="utf-8"), markup=False, soft_wrap=True)
+    verdict = (out / "report.txt").read_text(encoding="utf-8").partition("\n\n")[2]  # below its table
+    console.print(verdict, markup=False)
     console.print(
         f"{time.perf_counter() - start:.0f} s. In {out}/: prices.png, digits.png, curve.png, weights.png,\n"
         "metrics.json (all numbers), report.txt (opt.report()), digits_bayesadam.safetensors\n"

@@ -24,9 +24,6 @@ from bayesadam.report.predicted import FEW, Predicted, PredictedClasses, Predict
 from bayesadam.report.scores import scores
 from bayesadam.report.verdict import failures
 
-COMMAND = "bayesadam fit --config config.json --out again"
-"""Command that repeats a fit from the folder of its run."""
-
 TITLES = {
     "scores": "Scores on held-out data",
     "predictions": "Predictions",
@@ -111,7 +108,6 @@ def _tables(data: Mapping[str, Any], held_out: Predicted | None) -> dict[str, An
         "data": data.get("data"),
         "reproduce": given
         and {
-            "command": COMMAND,
             "config": json.dumps(settings, indent=2, ensure_ascii=False, default=str),
             "versions": given["versions"],
             "seconds": {name: f"{value:.1f}" for name, value in given["seconds"].items()},
@@ -129,6 +125,8 @@ def _about(data: Mapping[str, Any], unseen: Predicted | None) -> dict[str, str]:
         "inputs": (data.get("explained") or {}).get("about", ""),
         "surprises": "The held-out rows to which the model gave the least probability: look for errors in the data, "
         "and for cases that it has not seen.",
+        "reproduce": "The file config.json of the run repeats the fit; it has these settings, and the defaults of the "
+        "others.",
     }
     if unseen is not None and data.get("unseen"):
         about["calibration"] = (
