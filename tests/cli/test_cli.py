@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import gc
 import importlib.util
 import json
 import re
@@ -22,11 +23,6 @@ from bayesadam.cli.screen import score_table
 
 WITHOUT = """
 import importlib.util, sys
-import bayesadam as ba
-from bayesadam import cli, demo
-from bayesadam.cli import demo_command, mistakes
-from bayesadam.cli.demo_command import TITLES, _scores
-from bayesadam.cli.screen import score_table
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "{0}" else found(name, *rest)
 sys.modules["{0}"] = None
@@ -58,6 +54,16 @@ def test_a_misspelt_command_is_one_line(arguments, told, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert re.fullmatch(f"bayesadam: {told}\n", err)
+    assert gc.isenabled()
+
+
+def test_garbage_is_collected_during_the_work(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(sys, "argv", ["bayesadam", "demo", "--out", str(tmp_path)])
+    monkeypatch.setattr(demo, "run", lambda *arguments, **options: seen.append(gc.isenabled()) or sys.exit(3))
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert seen == [True]
 
 
 @pytest.fixture

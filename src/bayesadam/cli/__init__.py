@@ -34,6 +34,8 @@ def main() -> None:
         else:
             print(f"bayesadam: {_in_one_line(error)}", file=sys.stderr)
         raise SystemExit(2) from None
+    finally:
+        gc.enable()
 
 
 def _in_one_line(error: Any) -> str:

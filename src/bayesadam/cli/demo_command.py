@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bayesadam.cli.mistakes import fail, require, writing_to
+from bayesadam.cli.mistakes import end_imports, fail, require, writing_to
 
 TITLES = (
     (
@@ -57,6 +57,7 @@ def demo(
 
     from bayesadam import demo as _demo
 
+    end_imports()
     torch.set_num_threads(1)  # the networks are so small that threads only wait for each other
     effort = _demo.QUICK if quick else _demo.FULL
     start = time.perf_counter()
