@@ -308,8 +308,12 @@ class Engine:
 
     def prepare_replay(self) -> None:
         """Make a step on the host alone, and bring its numbers to where the kernels in a graph read them."""
-        if self.weights.held != TRAIN or not all(flat.on_device for flat in self.layout.built):
-            raise RuntimeError("prepare_replay() must be called after train(), for parameters on a GPU with kernels")
+        on_device = all(flat.on_device for flat in self.layout.built)
+        if self.weights.held != TRAIN or not on_device or self.collection.keeps_curvature:
+            raise RuntimeError(
+                "prepare_replay() must be called after train(), for parameters on a GPU with kernels and a method that "
+                "computes curvature from the gradient"
+            )
         with refilling():
             self.step()
 
