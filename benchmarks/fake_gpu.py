@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import math
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,12 @@ if "torch" not in sys.modules:
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -94,15 +100,22 @@ class Watch(TorchDispatchMode):
         self.waits[line()] += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name == "_local_scalar_dense" and args[0].device.type == "cuda":
-            self.wait()
-            expected = not re.search(r"failed|outside|total|target", line(code=True))  # what happens if all is well
-            return expected if args[0].dtype == torch.bool else 0.0 if args[0].is_floating_point() else 0
+        name, first = func.overloadpacket.__name__, next((each for each in args if isinstance(each, Tensor)), None)
+        mask = next((each for each in args[1] if each is not None), None) if name in ("index", "index_put_") else None
+        chosen = mask is not None and mask.dtype == torch.bool and not (name == "index_put_" and args[2].numel() == 1)
+        if name in ("_local_scalar_dense", "nonzero", "equal") or chosen:  # the number, or the shape, must be known
+            if first.device.type == "cuda":
+                self.wait()
+            else:
+                with suppress(DataDependentOutputException, DynamicOutputShapeException):
+                    return func(*args, **(kwargs or {}))
+            return answer(name, first, mask)
         result = func(*args, **(kwargs or {}))
         devices_ = {t.device.type for t in (*args, result) if isinstance(t, Tensor)}
         if len(devices_) > 1 and name in ("_to_copy", "copy_"):
             self.copies[line()] += 1
+            if not (kwargs or {}).get("non_blocking", len(args) > 2 and args[2]):
+                self.wait()
         elif "cuda" in devices_ or (args and isinstance(args[0], list | tuple)):
             self.operations[name] += 1
         return result
@@ -126,6 +139,16 @@ def line(*, code: bool = False) -> str:
     if not lines:
         return "torch"
     return str(lines[-1].line) if code else f"{Path(lines[-1].filename).name}:{lines[-1].lineno}"
+
+
+def answer(name: str, tensor: Tensor, mask: Tensor | None) -> Any:
+    """What a tensor without numbers says, if all is well and nothing is chosen."""
+    if name == "nonzero":
+        return torch.empty(0, tensor.ndim, dtype=torch.int64, device=tensor.device)
+    if mask is not None:
+        return tensor.new_empty(0, *tensor.shape[mask.ndim :]) if name == "index" else tensor
+    expected = not re.search(r"failed|outside|wrong|unknown|total|target", line(code=True))
+    return expected if name == "equal" or tensor.dtype == torch.bool else 0.0 if tensor.is_floating_point() else 0
 
 
 class _Never:
@@ -159,7 +182,8 @@ def fake(*, triton: bool) -> Iterator[Watch]:
         if self.device.type != "cuda":
             return listed(self)
         watch.wait()
-        return np.ones(tuple(self.shape), dtype=float if self.is_floating_point() else int).tolist()
+        number = math.inf if "bad_at" in line(code=True) else 1
+        return np.full(tuple(self.shape), number, dtype=float if self.is_floating_point() else int).tolist()
 
     def recorded(*args: Any) -> Any:
         with _disable_current_modes():

@@ -333,7 +333,7 @@ def _table(
 
 def _column(values: Sequence[int], device: torch.device) -> Word:
     """The common value if all are equal, otherwise a column of them."""
-    return values[0] if len(set(values)) == 1 else torch.tensor(values, device=device)[:, None]
+    return values[0] if len(set(values)) == 1 else kernels.upload(np.array(values, dtype=np.int64), device)[:, None]
 
 
 def _checked(*coordinates: object) -> tuple[int, ...]:

@@ -261,7 +261,7 @@ class _Spread:
 
     def __call__(self, values: NDArray[np.float64]) -> Tensor:
         each = np.repeat(values[[piece.number for piece in self.pieces]], [p.stop - p.start for p in self.pieces])
-        return torch.from_numpy(each).to(self.flat.kind.device, self.flat.kind.dtype)
+        return devices.upload(each, self.flat.kind.device).to(self.flat.kind.dtype)
 
 
 def _split(vector: Tensor, pieces: Sequence[Piece], flat: Flat) -> list[Tensor]:

@@ -76,8 +76,10 @@ class Record:
         if self._patience == math.inf:  # the last is the best
             is_result[list(ended)] = True
         if is_result.any():
+            device = self._tensors["mean"].device
+            rows, chosen = is_result.nonzero().flatten().to(device), index[is_result].to(device)
             for name, value in tensors().items():
-                self._tensors[name][index[is_result].to(value.device)] = value[is_result.to(value.device)]
+                self._tensors[name][chosen] = value[rows]
         if on_epoch is not None:
             on_epoch(epoch, list(members), self.result._with_tensors(members, tensors()))
         for row, reason in ended.items():
