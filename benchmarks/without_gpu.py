@@ -196,7 +196,7 @@ def without_gpu(*, quick: bool) -> dict[str, Any]:
     commands = {
         "interpreted": ["-c", code.format("interpreted")],
         "compiled": ["-c", code.format("compiled")],
-        "fake": ["-c", f"import fake_gpu, json; print(json.dumps(fake_gpu.everything(quick={quick})))"],
+        "fake": ["-c", f"import fake_walks, json; print(json.dumps(fake_walks.everything(quick={quick})))"],
     }
     workers = {}
     for part, arguments in commands.items():

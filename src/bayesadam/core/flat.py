@@ -221,10 +221,10 @@ class Flat:
                 hp.initial_precision = rule.default_start(hp)
         return hp
 
-    def variance(self, rule: Rule, number: int) -> Tensor:
-        """Posterior variance of a member, in its local shape; 0 without noise."""
+    def variance(self, rule: Rule, number: int, hp: Hyper) -> Tensor:
+        """Posterior variance of a member with its :meth:`hyper`, in its local shape; 0 without noise."""
         state = {name: self.part(name, number) for name in rule.state}
-        precision = rule.posterior_precision(state, self.hyper(rule, number))
+        precision = rule.posterior_precision(state, hp)
         return precision.reciprocal() if self.kind.perturb else torch.zeros_like(precision)
 
     def runs(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

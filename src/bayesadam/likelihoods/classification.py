@@ -307,7 +307,7 @@ class TemperedClassification(ClassificationLikelihood):
 
     def _cooled(self, values: Tensor, power: int = 1) -> Tensor:
         """The values divided by a power of the temperature."""
-        return values / self.temperature.to(values) ** power
+        return values / self.temperature.to(values.dtype) ** power  # also from a CPU, without a copy
 
 
 def _log_expected_sigmoid(mean: Tensor, spread: Tensor) -> Tensor:

@@ -137,7 +137,8 @@ class DiagonalGaussian(GaussianPosterior):
             return super().kl_divergence(prior)
         else:
             self._check_prior(prior)
-            priors = [(torch.zeros(()), torch.tensor(1.0 / float(prior), dtype=torch.float64))] * len(self.mean)
+            means = [mean.new_zeros(()) for mean in self.mean.values()]
+            priors = [(zero, torch.full_like(zero, 1.0 / float(prior), dtype=torch.float64)) for zero in means]
         return sum_all(
             gaussian.kl_divergence(mean, self.variance[name], p_mean.to(mean.device), p_variance.to(mean.device))
             for (name, mean), (p_mean, p_variance) in zip(self.mean.items(), priors, strict=True)
@@ -198,7 +199,8 @@ def sum_of_tensors(terms: Iterable[Tensor]) -> Tensor:
 
 def sum_all(terms: Any) -> Tensor:
     """Sum over the elements of many tensors, 0-d float64 on the CPU."""
-    return torch.stack([term.sum().cpu() for term in terms]).sum()
+    sums = [term.sum() for term in terms]
+    return torch.stack([each.to(sums[0].device) for each in sums]).sum().cpu()
 
 
 def _variance_rule(name: str, variance: Tensor) -> tuple[Tensor, Callable[[], ValueError]]:
