@@ -138,16 +138,18 @@ def line(*, code: bool = False) -> str:
     return str(lines[-1].line) if code else f"{Path(lines[-1].filename).name}:{lines[-1].lineno}"
 
 
+_AMISS = "failed|outside|wrong|unknown|total|target|isinf|bad|beside|difference|upper|diagonal < 0"
+"""Names of masks that are false everywhere if all is well."""
+
+
 def answer(name: str, tensor: Tensor, mask: Tensor | None) -> Any:
     """What a tensor without numbers says: all is well, and masks are true everywhere."""
     if name == "nonzero":
         return torch.empty(0, tensor.ndim, dtype=torch.int64, device=tensor.device)
     if mask is not None:
         return tensor.flatten(0, mask.ndim - 1) if name == "index" else tensor
-    expected = not re.search(
-        r"failed|outside|wrong|unknown|total|target|isinf|bad|beside|difference|upper", line(code=True)
-    )
-    return expected if name == "equal" or tensor.dtype == torch.bool else 1.0 if tensor.is_floating_point() else 1
+    expected = not re.search(_AMISS, line(code=True))
+    return expected if name == "equal" or tensor.dtype == torch.bool else float(expected)
 
 
 class Event:
@@ -157,9 +159,11 @@ class Event:
         self.watch = watch
 
     def query(self) -> bool:
+        """Whether it has happened."""
         return self.watch.synchronized
 
     def synchronize(self) -> None:
+        """Wait for it, and thus for all before it."""
         self.watch.wait()
         self.watch.synchronized = True
 
