@@ -259,7 +259,7 @@ def case_rules_of_users_are_printed_whatever_they_call():
 
 def case_a_kernel_that_differs_is_not_used():
     clear()
-    with patch.object(launch, "trial", lambda *args: {"mean": (torch.zeros(1), torch.ones(1))}):
+    with patch.object(launch, "trial", lambda *args: {"mean": (torch.ones(1), torch.zeros(1), torch.ones(1))}):
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             found, opt = trained("vadam", "train", steps=2, bad=1, nonfinite="skip")
