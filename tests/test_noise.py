@@ -498,12 +498,11 @@ class TestErrors:
             normal(**BASE, shape=(4,), **arguments)
 
 
-def test_pieces_of_runs_off_the_cpu(monkeypatch):
+def test_pieces_of_runs():
     """Runs are divided between tiles, and every element is that of the whole draw."""
-    monkeypatch.setattr(noise, "PIECE", 2 * TILE)
-    runs = [(7, 0, 700, 700), (3, TILE, 3 * TILE + 5, 5 * TILE), (1, 0, 3, 3), (9, 0, TILE - 1, TILE - 1)]
+    runs = [(7, 0, 700, 700), (3, TILE + 3, 3 * TILE + 5, 5 * TILE), (1, 0, 3, 3), (9, 0, TILE - 1, TILE - 1)]
     out = torch.empty(sum(size for _, _, size, _ in runs))
-    pieces = list(noise._pieces(out, runs))
+    pieces = list(noise._pieces(out, runs, 2 * TILE))
     assert all(len(part) == sum(size for _, _, size, _ in own) <= 2 * TILE for part, own in pieces)
     for part, own in pieces:
         noise._fill_many(part.view(1, 1, -1), own, [BASE["seed"]], [10], [2], noise.Scratch())

@@ -262,32 +262,33 @@ def fill_runs(
             rows.append((first, size, lanes_of(whole), low, high, step, number, index, 1, place))
             place += 4 * size
         native_fill(np.array(rows, dtype=np.int64), out.numel())
-    elif (len(runs) > 1 or out.device.type != "cpu") and all(first % TILE == 0 for _, first, _, _ in runs):
-        for part, own in _pieces(out, runs):
-            with torch.no_grad():
-                _fill_many(part.view(1, 1, -1), own, [seed], [step], [sample | stream << 28], scratch)
     else:
-        start = 0
-        for index, first, size, whole in runs:
-            key = (low, high, step, sample, index, stream)
-            fill_(out[start : start + size], first, key, scratch, lanes_of(whole))
-            start += size
+        _draw(out, runs, seed, step, sample | stream << 28, scratch)
     return out
 
 
-def _pieces(out: Tensor, runs: Sequence[Run]) -> Iterator[tuple[Tensor, list[Run]]]:
-    """Divide runs, between tiles, into groups of at most :data:`PIECE` elements, each with its part of the result."""
-    start, group, room = 0, list[Run](), PIECE
+def _draw(out: Tensor, runs: Sequence[Run], seed: int, step: int, number: int, scratch: Scratch) -> None:
+    """Draw runs by PyTorch's operations, some at a time; ``number`` is that of the sample, with the stream in its
+    highest bits.
+    """
+    with torch.no_grad():
+        for part, own in _pieces(out, runs, BLOCK if out.device.type == "cpu" else PIECE):
+            _fill_many(part.view(1, 1, -1), own, [seed], [step], [number], scratch)
+
+
+def _pieces(out: Tensor, runs: Sequence[Run], limit: int) -> Iterator[tuple[Tensor, list[Run]]]:
+    """Divide runs, between tiles, into groups of at most so many elements, each with its part of the result."""
+    start, group, room = 0, list[Run](), limit
     for index, first, size, whole in runs:
         while size:
-            taken = size if size <= room else room - room % TILE
-            if taken:
+            taken = size if size <= room else room - (first + room) % TILE
+            if taken > 0:
                 group.append((index, first, taken, whole))
                 first, size, room = first + taken, size - taken, room - taken
             if size or not room:
-                stop = start + PIECE - room
+                stop = start + limit - room
                 yield out[start:stop], group
-                start, group, room = stop, [], PIECE
+                start, group, room = stop, [], limit
     if group:
         yield out[start:], group
 
@@ -300,7 +301,7 @@ def _fill_many(
     samples: Sequence[int],
     scratch: Scratch,
 ) -> None:
-    """Fill a tensor with runs that begin with a tile, by a single sequence of PyTorch's operations.
+    """Fill a tensor with runs of elements, by a single sequence of PyTorch's operations.
 
     Args:
         out: ``(P, S, elements of all runs)``, contiguous.
@@ -313,9 +314,10 @@ def _fill_many(
     (many, rows, total), device = out.shape, out.device
     index, first, size, whole = np.array(runs, dtype=np.int64).T
     lanes = np.array([lanes_of(int(each)) for each in whole])
-    counts = -(-size // (4 * lanes)) * lanes
-    begins, starts, each = np.cumsum(counts) - counts, np.cumsum(size) - size, int(counts.sum())
-    columns = np.stack([counts, size, index, first // 4 - begins, begins, starts, lanes])
+    tile, skipped = np.divmod(first, TILE)
+    counts = -(-(skipped + size) // (4 * lanes)) * lanes
+    begins, starts, each = np.cumsum(counts) - counts, np.cumsum(size) - size - skipped, int(counts.sum())
+    columns = np.stack([counts, size, index, tile * LANES - begins, begins, starts, lanes])
     counts_, size_, index_, shift, begin, start, lanes_ = kernels.upload(columns, device).unbind(0)
     words = _words((many, rows, each), device, scratch)
     run = torch.repeat_interleave(counts_, output_size=each)
@@ -328,7 +330,7 @@ def _fill_many(
     outputs = scratch.get("outputs", many * rows * each * 4, torch.float32, device).view(many, rows, 4, each)
     for output, *factors in normals(words, kernels.upload(rounds[..., None], device)):
         torch.mul(*factors, out=outputs[:, :, output])
-    # Element j of a run is output q % 4, where q = j // lanes, of counter q // 4 * lanes + j % lanes.
+    # Element j behind the first tile is output q % 4, where q = j // lanes, of counter q // 4 * lanes + j % lanes.
     run = torch.repeat_interleave(size_, output_size=total)
     width, place = lanes_[run], torch.arange(total, device=device).sub_(start[run])
     quotient = place // width
@@ -410,14 +412,21 @@ def fill_(out: Tensor, start: int, key: tuple[int, ...], scratch: Scratch, lanes
     ``key`` comes from :func:`_checked`; :func:`normal` is the version with checks. ``lanes`` is that of the whole draw.
     """
     native_fill = _native(out)
-    if native_fill is None:
-        _fill_blocks(out, start, key, scratch, lanes)
-        return
     direct = out.dtype == torch.float32 and out.is_contiguous()
     target = out if direct else scratch.get("normals", out.numel(), torch.float32, out.device)
-    native_fill(np.array(_row(target, start, key, lanes), dtype=np.int64), out.numel())
+    if native_fill is None:
+        _draw_one(target, start, key, scratch, lanes)
+    else:
+        native_fill(np.array(_row(target, start, key, lanes), dtype=np.int64), out.numel())
     if target is not out:
         out.copy_(target)
+
+
+def _draw_one(out: Tensor, start: int, key: tuple[int, ...], scratch: Scratch, lanes: int) -> None:
+    """:func:`fill_` by PyTorch's operations, for contiguous float32."""
+    low, high, step, sample, index, stream = key
+    run = (index, start, out.numel(), 4 * lanes)
+    _draw(out, [run], low | high << 32, step, sample | stream << 28, scratch)
 
 
 def _row(out: Tensor, start: int, key: tuple[int, ...], lanes: int) -> list[int]:
@@ -483,7 +492,7 @@ def _tried(fill: Fill, device: torch.device) -> Fill | None:
     out, expected = (torch.empty(3 * TILE, dtype=torch.float32, device=device) for _ in range(2))
     key = (123456789, 987654321, 5, 3, 7, POSTERIOR)
     fill(np.array(_row(out, TILE + 5, key, LANES), dtype=np.int64), out.numel())
-    _fill_blocks(expected, TILE + 5, key, Scratch(), LANES)
+    _draw_one(expected, TILE + 5, key, Scratch(), LANES)
     if not torch.allclose(out, expected, rtol=1e-4, atol=1e-5):
         warnings.warn(
             "noise is drawn without its compiled function, which gives other numbers on this machine",
@@ -492,37 +501,6 @@ def _tried(fill: Fill, device: torch.device) -> Fill | None:
         )
         return None
     return fill
-
-
-def _fill_blocks(out: Tensor, start: int, key: tuple[int, ...], scratch: Scratch, lanes: int) -> None:
-    """:func:`fill_` by PyTorch's operations; block by block, on a CPU so that numbers stay in the cache."""
-    stop = start + out.numel()
-    block = BLOCK if out.device.type == "cpu" else PIECE
-    while start < stop:
-        tile = start // TILE
-        end = min(stop, tile * TILE + block)
-        _fill_block(out[: end - start], start - tile * TILE, tile, key, scratch, lanes)
-        out = out[end - start :]
-        start = end
-
-
-def _fill_block(out: Tensor, skip: int, tile: int, key: tuple[int, ...], scratch: Scratch, lanes: int) -> None:
-    """Write the elements of a draw that begin ``skip`` elements after the start of a tile."""
-    needed = skip + out.numel()
-    tiles = -(-needed // (4 * lanes))
-    counters = tiles * lanes
-    direct = skip == 0 and needed == 4 * counters and out.dtype == torch.float32 and out.is_contiguous()
-    target = out if direct else scratch.get("normals", 4 * counters, torch.float32, out.device)
-    low, high, step, sample, index, stream = key
-    words = _words((1, counters), out.device, scratch)
-    torch.arange(tile * LANES, tile * LANES + counters, out=words[0][0, 0])
-    for word, value in ((words[0][1], step), (words[1][0], index), (words[1][1], sample | stream << 28)):
-        word.fill_(value)
-    parts = target.view(tiles, 4, lanes)
-    for output, *factors in normals(words, kernels.upload(constants([low], [high]), out.device)):
-        torch.mul(*(factor.view(tiles, lanes) for factor in factors), out=parts[:, output])
-    if not direct:
-        out.copy_(target[skip:needed])
 
 
 def _words(shape: tuple[int, ...], device: torch.device, scratch: Scratch) -> Words:
