@@ -131,11 +131,11 @@ class Watch(TorchDispatchMode):
 
 
 def line(*, code: bool = False) -> str:
-    """The place of the library's line that runs, or its code."""
+    """The file and function of the library's line that runs, or its code."""
     lines = [each for each in traceback.extract_stack() if "/bayesadam/" in each.filename]
     if not lines:
         return "torch"
-    return str(lines[-1].line) if code else f"{Path(lines[-1].filename).name}:{lines[-1].lineno}"
+    return str(lines[-1].line) if code else f"{Path(lines[-1].filename).name}: {lines[-1].name}"
 
 
 _AMISS = "failed|outside|wrong|unknown|total|target|isinf|bad|beside|difference|upper|diagonal < 0"
@@ -283,9 +283,9 @@ def _give(params: Any, grads: Any) -> None:
 
 SIZES = {
     True: ((16, 10**6), (150, 10**6), (150, 10**9), (2000, 10**6)),
-    False: ((16, 10**6), (150, 10**6), (150, 10**8)),
+    False: ((16, 10**6), (150, 10**6), (2000, 10**6), (150, 10**8)),
 }
-"""Tensors and weights, with Triton and without: PyTorch's operations keep tables of the noise, 14 bytes per weight."""
+"""Tensors and weights, with Triton and without, where noise is drawn in pieces of two million elements."""
 
 
 def steps(*, quick: bool) -> dict[str, Any]:

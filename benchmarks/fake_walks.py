@@ -36,7 +36,7 @@ def walks() -> dict[str, Any]:
             except Exception as error:
                 frames = traceback.extract_tb(error.__traceback__)
                 last = [each for each in frames if "/bayesadam/" in each.filename][-1:]
-                where = "".join(f"{Path(each.filename).name}:{each.lineno}" for each in last)
+                where = "".join(f"{Path(each.filename).name}: {each.name}" for each in last)
                 found[name] = {**watch.report(), "stops": f"{where} {type(error).__name__}: {str(error)[:200]}"}
     return found
 

@@ -150,6 +150,10 @@ def compiled(names: Sequence[str]) -> dict[str, Any]:
             "bytes_per_weight": bytes_per_weight(text),
         }
     results["normals"] = {"run": cubins(tiles.fill, {"parts": "*i32", "table": "*i64"})}
+    # The check reads every gradient once more than the update: 4 bytes per weight. It cannot be a part of the update,
+    # which has written other weights when it meets a bad gradient, while nothing may change: it could be undone only
+    # with the old values, which take more memory and traffic. PyTorch's own check writes the gradients, too. Behind the
+    # check, the update finds the gradients of up to ten million weights in the cache of a large GPU.
     check = {"parts": "*i32", "table": "*i64", "count": "i32", "found": "*i32"}
     results["check"] = {"run": cubins(tiles.check, check), "bytes_per_weight": 4}
     spills = [
