@@ -253,27 +253,24 @@ def fill_runs(
         stream: Stream, as for :func:`normal`.
         scratch: Buffers to reuse.
     """
-    low, high, *_ = _checked(seed, step, sample, max(run[0] for run in runs), stream)
-    native_fill = _native(out)
-    if native_fill is not None:
-        number, place = sample | stream << 28, out.data_ptr()
-        rows = []
-        for index, first, size, whole in runs:
-            rows.append((first, size, lanes_of(whole), low, high, step, number, index, 1, place))
-            place += 4 * size
-        native_fill(np.array(rows, dtype=np.int64), out.numel())
-    else:
-        _draw(out, runs, seed, step, sample | stream << 28, scratch)
+    _checked(seed, step, sample, max(run[0] for run in runs), stream)
+    _fill_runs(out, runs, seed, step, sample | stream << 28, scratch)
     return out
 
 
-def _draw(out: Tensor, runs: Sequence[Run], seed: int, step: int, number: int, scratch: Scratch) -> None:
-    """Draw runs by PyTorch's operations, some at a time; ``number`` is that of the sample, with the stream in its
-    highest bits.
-    """
-    with torch.no_grad():
-        for part, own in _pieces(out, runs, BLOCK if out.device.type == "cpu" else PIECE):
-            _fill_many(part.view(1, 1, -1), own, [seed], [step], [number], scratch)
+def _fill_runs(out: Tensor, runs: Sequence[Run], seed: int, step: int, number: int, scratch: Scratch) -> None:
+    """:func:`fill_runs` without checks; ``number`` is that of the sample, with the stream in its highest bits."""
+    native_fill = _native(out)
+    if native_fill is None:
+        with torch.no_grad():
+            for part, own in _pieces(out, runs, BLOCK if out.device.type == "cpu" else PIECE):
+                _fill_many(part.view(1, 1, -1), own, [seed], [step], [number], scratch)
+        return
+    place, rows = out.data_ptr(), []
+    for index, first, size, whole in runs:
+        rows.append((first, size, lanes_of(whole), seed & _MASK, seed >> 32, step, number, index, 1, place))
+        place += 4 * size
+    native_fill(np.array(rows, dtype=np.int64), out.numel())
 
 
 def _pieces(out: Tensor, runs: Sequence[Run], limit: int) -> Iterator[tuple[Tensor, list[Run]]]:
@@ -411,22 +408,13 @@ def fill_(out: Tensor, start: int, key: tuple[int, ...], scratch: Scratch, lanes
 
     ``key`` comes from :func:`_checked`; :func:`normal` is the version with checks. ``lanes`` is that of the whole draw.
     """
-    native_fill = _native(out)
+    low, high, step, sample, index, stream = key
     direct = out.dtype == torch.float32 and out.is_contiguous()
     target = out if direct else scratch.get("normals", out.numel(), torch.float32, out.device)
-    if native_fill is None:
-        _draw_one(target, start, key, scratch, lanes)
-    else:
-        native_fill(np.array(_row(target, start, key, lanes), dtype=np.int64), out.numel())
+    run = (index, start, out.numel(), 4 * lanes)
+    _fill_runs(target, [run], low | high << 32, step, sample | stream << 28, scratch)
     if target is not out:
         out.copy_(target)
-
-
-def _draw_one(out: Tensor, start: int, key: tuple[int, ...], scratch: Scratch, lanes: int) -> None:
-    """:func:`fill_` by PyTorch's operations, for contiguous float32."""
-    low, high, step, sample, index, stream = key
-    run = (index, start, out.numel(), 4 * lanes)
-    _draw(out, [run], low | high << 32, step, sample | stream << 28, scratch)
 
 
 def _row(out: Tensor, start: int, key: tuple[int, ...], lanes: int) -> list[int]:
@@ -492,7 +480,9 @@ def _tried(fill: Fill, device: torch.device) -> Fill | None:
     out, expected = (torch.empty(3 * TILE, dtype=torch.float32, device=device) for _ in range(2))
     key = (123456789, 987654321, 5, 3, 7, POSTERIOR)
     fill(np.array(_row(out, TILE + 5, key, LANES), dtype=np.int64), out.numel())
-    _draw_one(expected, TILE + 5, key, Scratch(), LANES)
+    run = (7, TILE + 5, 3 * TILE, TILE)
+    seed, number = key[0] | key[1] << 32, key[3] | key[5] << 28
+    _fill_many(expected.view(1, 1, -1), [run], [seed], [key[2]], [number], Scratch())
     if not torch.allclose(out, expected, rtol=1e-4, atol=1e-5):
         warnings.warn(
             "noise is drawn without its compiled function, which gives other numbers on this machine",

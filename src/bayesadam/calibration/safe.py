@@ -129,7 +129,7 @@ def harmless_share(posterior: Self) -> Self:
     names = [name for name, value in posterior.mean.items() if value.ndim > 1] or list(posterior.mean)
     noises = [posterior.variance[name].double().mean().sqrt() for name in names]
     sizes = [posterior.mean[name].double().square().mean().sqrt() for name in names]
-    read = torch.stack([value.to(noises[0].device) for value in (*noises, *sizes)]).tolist()  # a device waits once
+    read = torch.stack([value.to(noises[0].device) for value in (*noises, *sizes)]).tolist()
     pairs = zip(read[: len(names)], read[len(names) :], strict=True)
-    factor = min(1.0, *(SHARE * size / noise for noise, size in pairs if noise > 0.0))
+    factor = min([1.0, *(SHARE * size / noise for noise, size in pairs if noise > 0.0)])
     return posterior if factor == 1.0 else posterior.scaled(factor)

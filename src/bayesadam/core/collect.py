@@ -228,17 +228,19 @@ class Collection:
             self.kept[parameter].lerp_(value, share)
 
     def ratios(self, parameters: Sequence[Tensor]) -> Tensor:
-        """Factors by which unscaling or clipping changed each gradient since the last sample was collected, in float64
-        on the device of the first gradient, which is not waited for.
+        """Factors by which unscaling or clipping changed each gradient since the last sample was collected, on the
+        device of the first gradient, which is not waited for.
 
         A zero gradient has no such factor and takes that of the others, since wherever curvature can be scaled the
         factor is the same for all.
         """
         if not parameters:
-            return torch.ones(0, dtype=torch.float64)
+            return torch.ones(0)
         norms = self._norms_of(parameters)
         norms = [*(self._norms.get(p, norm) for p, norm in zip(parameters, norms, strict=True)), *norms]
-        before, now = torch.stack([norm.to(norms[0].device) for norm in norms]).double().view(2, -1)
+        together = torch.stack([norm.to(norms[0].device) for norm in norms])
+        together = together if together.device.type == "mps" else together.double()  # which has no float64
+        before, now = together.view(2, -1)
         total = torch.linalg.vector_norm(before)
         common = torch.where(total > 0, torch.linalg.vector_norm(now) / total, 1.0)
         return torch.where(before > 0, now / before, common)

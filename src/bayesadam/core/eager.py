@@ -82,7 +82,8 @@ class _Spread:
 
     def __call__(self, values: NDArray[np.float64]) -> Tensor:
         each = np.repeat(values[[piece.number for piece in self.pieces]], [p.stop - p.start for p in self.pieces])
-        return devices.upload(each, self.flat.kind.device).to(self.flat.kind.dtype)
+        dtype = np.float64 if self.flat.kind.dtype == torch.float64 else np.float32
+        return devices.upload(each.astype(dtype), self.flat.kind.device)
 
 
 def _split(vector: Tensor, pieces: Sequence[Piece], flat: Flat) -> list[Tensor]:
@@ -115,8 +116,10 @@ def _normals(flat: Flat, pieces: Sequence[Piece], part: slice, draws: Draws) -> 
             found[name] = flat.noise[draw][part]
             continue
         numel = part.stop - part.start
-        key = (numel, torch.float32, flat.kind.device)
-        eps = torch.empty(numel, device=flat.kind.device) if flat.is_whole else SCRATCH.get(name, *key)
+        if flat.is_whole:
+            eps = torch.empty(numel, dtype=torch.float32, device=flat.kind.device)
+        else:
+            eps = SCRATCH.get(name, numel, torch.float32, flat.kind.device)
         _fill(eps, flat, pieces, draw)
         found[name] = (eps.neg_() if draw.negative else eps).to(flat.kind.dtype)
     if flat.is_whole and flat.kind.is_run and found and part == slice(0, flat.numel):

@@ -386,7 +386,7 @@ class PerturbedOptimizer(Checkpointed):
                 start, prior = full(flat.as_state(start, number)), full(flat.as_state(prior, number))
             share = (start * variance).clamp(0.0, 1.0).mean()
             prior = (prior * variance).sum() / variance.sum() if prior.ndim else prior
-            both = [value.to(variance.device, torch.float64, non_blocking=True) for value in (share, prior)]
+            both = [value.to(variance, non_blocking=True) for value in (share, prior)]
             origins[name] = torch.stack(both)
         device = next((origin.device for origin in origins.values()), None)
         read = torch.stack([origin.to(device) for origin in origins.values()]).tolist() if origins else []

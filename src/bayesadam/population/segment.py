@@ -126,7 +126,8 @@ class Segment:
         has_samples = like.ndim == 3
 
         def column(values: NDArray[np.float64]) -> Tensor:
-            result = devices.upload(values, like.device).to(like.dtype)
+            dtype = np.float64 if like.dtype == torch.float64 else np.float32
+            result = devices.upload(values.astype(dtype), like.device)
             return result.unsqueeze(1) if has_samples else result
 
         values = inputs
