@@ -87,7 +87,7 @@ class _Spread:
 
 
 def _split(vector: Tensor, pieces: Sequence[Piece], flat: Flat) -> list[Tensor]:
-    """Parts of a block's vector, in the shape of the member where a piece is the whole of it."""
+    """Parts of the vector of a block. A piece that is a whole member has the member's shape."""
     parts = vector.split_with_sizes([piece.stop - piece.start for piece in pieces])
     return [
         part
@@ -98,7 +98,7 @@ def _split(vector: Tensor, pieces: Sequence[Piece], flat: Flat) -> list[Tensor]:
 
 
 def _cut(tensor: Tensor, piece: Piece, flat: Flat) -> Tensor:
-    """The part of a member's tensor that a piece has."""
+    """The part of a member's tensor that belongs to a piece."""
     if piece.stop - piece.start == flat.sizes[piece.number]:
         return tensor
     return tensor.reshape(-1)[piece.start : piece.stop]  # weights that are written to are contiguous here

@@ -1,8 +1,8 @@
 """Running a pass over the members of a flat: by one compiled kernel, or by PyTorch's operations.
 
-Kernels are in C++ on a CPU and in Triton on a GPU. They give the numbers of PyTorch's operations up to rounding, with
-which they are compared before their first use. Where no kernel fits (another device or dtype, no compiler) PyTorch's
-operations are used.
+Kernels are in C++ on a CPU and in Triton on a GPU. Their results are those of PyTorch's operations up to rounding,
+which is checked before the first use of a kernel. Where there is no kernel (another device or dtype, no compiler),
+PyTorch's operations are used.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def _table(
     lists: Lists,
     orders: Sequence[tuple[int, int]] = (),
 ) -> tuple[NDArray[np.int64], list[tuple[Tensor, Tensor]]]:
-    """The runs of a pass with all addresses, and the copies of tensors whose memory is in another order than their
-    elements, unless ``orders`` has it.
+    """The table of the runs of a pass with their addresses, and copies of the tensors whose memory is not in the order
+    of their elements (but for those whose order is in ``orders``).
     """
     names = columns(program, work.draws)
     table = flat.tables.get(work)
@@ -155,7 +155,7 @@ def _table(
             if name in flat.tensors:
                 vector = flat.tensors[name]
                 table[:, column] = vector.data_ptr() + vector.element_size() * flat.starts
-        flat.tables[work] = table  # only when it is whole: an exception may come from a signal at any time
+        flat.tables[work] = table  # only when it is complete: a signal may raise an exception at any time
     if len(chosen) < len(table):
         table = table[chosen]
     copies: list[tuple[Tensor, Tensor]] = []
@@ -195,16 +195,16 @@ def _rows(
 
 
 def _words(work: Pass, draws: Draws) -> NDArray[np.int64]:
-    """What names the noise: see ``gpu.WORDS``."""
+    """The words that identify the noise: see ``gpu.WORDS``."""
     this, following = (draws[name] if name in work.draws else _NOTHING for name in ("eps", "next_eps"))
-    seed = max(this.seed, following.seed)  # that of both, or of the one that is drawn
+    seed = max(this.seed, following.seed)  # the seed of both draws, or of the only one
     signs = int(this.negative) | int(following.negative) << 1
     words = [seed & 0xFFFFFFFF, seed >> 32, this.step, this.pair, following.step, following.pair, signs]
     return np.array(words, dtype=np.int64)
 
 
 def _written(program: Program, lists: Lists, copies: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Note that a kernel has written to the weights, and put back what it wrote to copies."""
+    """Record that a kernel has written to the weights, and copy back what it wrote to copies of them."""
     if "weights" in program.results:
         for target, copy in copies:
             if any(target is weights for weights in lists["weights"]):
@@ -213,7 +213,7 @@ def _written(program: Program, lists: Lists, copies: Sequence[tuple[Tensor, Tens
 
 
 def _flattened(tensor: Tensor, dtype: torch.dtype, copies: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """The tensor itself, or a copy in the order of its elements and in a dtype, which is noted."""
+    """The tensor itself, or a copy with the given dtype and in the order of its elements; the copy is recorded."""
     if tensor.is_contiguous() and tensor.dtype is dtype:
         return tensor
     copies.append((tensor, tensor.to(dtype, memory_format=torch.contiguous_format, copy=True)))
@@ -283,7 +283,7 @@ def _in_triton(work: Pass, weights: torch.dtype, real: torch.dtype, device: torc
     try:
         kernel = gpu.Kernels(program, work.draws, real, device)
         bad = _differs(work, program, real, device, kernel.call)
-    except Exception as error:  # of Triton or of its compiler, which has many kinds
+    except Exception as error:  # Triton and its compiler raise many kinds of errors
         bad = f"{type(error).__name__}: {error}"
     return f"{_without(work)}: {bad}" if bad else kernel
 

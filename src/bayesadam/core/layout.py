@@ -1,4 +1,4 @@
-"""Which parameters have state, and in which flats; kept up to date with groups, parameters and loaded states."""
+"""The assignment of parameters to flats, which follows changes of groups, of parameters and of loaded states."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Layout:
                 )
 
     def _flat(self, kind: Kind, members: list[Member]) -> Flat:
-        """A flat with the state of its members: what is known of it, otherwise the initial one."""
+        """A flat with the state of its members, which is the initial state where there is none yet."""
         stored = not self.first["low_memory"] or kind.dtype != kind.weights
         names = ["mean"] if stored else []
         names += self.rule.state if self.dense is None else ()
@@ -161,7 +161,7 @@ class Layout:
             else:
                 mean, variance = (local(like(parameter, value)) for value in self.priors[self.names()[parameter]])
                 values |= {"prior_mean": mean, "prior_precision": variance.reciprocal()}
-                values["mean"] = values["mean"] if "step" in state else mean  # in its own precision
+                values["mean"] = values["mean"] if "step" in state else mean  # in the precision of the mean
         for name in values.keys() & flat.tensors.keys():
             flat.part(name, number).copy_(values[name])
 
@@ -204,7 +204,7 @@ def initial_priors(parameters: Sequence[Tensor]) -> list[float]:
     """Precisions of priors whose variance is ten times that of each parameter's values.
 
     This is the scale of its initialisation, about ``fan_in / 3`` for PyTorch's layers, rounded to a power of two.
-    Values that are all equal (a shift of 0, a gain of 1) have no scale, and their variance is taken as 1. A device is
+    If all values are equal (a shift of 0, a gain of 1), they have no scale, and the variance is taken as 1. A device is
     waited for once for all parameters.
     """
     if not parameters:
