@@ -77,7 +77,7 @@ class SecondOrderOptimizer(PerturbedOptimizer):
         precision, random = dense.precision()[chosen][:, chosen], dense.random[chosen]
         q = DenseGaussian.from_precision(mean, precision, hyperparameters=self._reported(), random=random)
         noisy = [(name, flat, number) for name, flat, number in covered if flat.kind.perturb]
-        q.hyperparameters[PER_TENSOR] = {name: self._origin(f, number, q.variance[name]) for name, f, number in noisy}
+        q.hyperparameters[PER_TENSOR] = self._origins(noisy, q.variance, self._hypers(noisy))
         return q  # type: ignore[return-value]
 
 
