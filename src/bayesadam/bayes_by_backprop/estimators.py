@@ -17,8 +17,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from bayesadam.bayes_by_backprop.draws import SIGNS, Draw, uncompiled
-from bayesadam.functional.philox import ROUNDS, philox_rounds
+from bayesadam.functional.philox import constants, philox
 from bayesadam.functional.reparameterized import root
+from bayesadam.native.device import upload
 
 _CHANNELS = {
     functional.linear: -1,
@@ -208,9 +209,12 @@ def signs(seed: int, step: int, index: int, rows: int, width: int, like: Tensor)
     made.
     """
     counters = -(-rows * width // 128)
-    pool = [torch.empty(counters, dtype=torch.int64, device=like.device) for _ in range(8)]
-    block: list[Any] = [torch.arange(counters, device=like.device), index, step, SIGNS]
-    words = torch.stack(philox_rounds(block, [seed & (2**32 - 1), seed >> 32], pool, ROUNDS))
+    memory = torch.empty(3, 2, 1, counters, dtype=torch.int64, device=like.device)
+    torch.arange(counters, out=memory[0, 0, 0])
+    for word, value in ((memory[0, 1], step), (memory[1, 0], index), (memory[1, 1], SIGNS)):
+        word.fill_(value)
+    rounds = upload(constants([seed & (2**32 - 1)], [seed >> 32]), like.device)
+    words = torch.stack(philox((memory[0], memory[1], memory[2]), rounds))
     bits = (words.unsqueeze(-1) >> torch.arange(32, device=like.device)).bitwise_and_(1).flatten()
     return bits[: rows * width].view(rows, width).to(like.dtype).mul_(2.0).sub_(1.0)
 

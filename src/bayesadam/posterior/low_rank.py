@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayesadam import noise
-from bayesadam.checks import check, is_whole
+from bayesadam.checks import check, is_whole, require
 from bayesadam.functional import gaussian
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.posterior.dense import MAX_WEIGHTS
@@ -62,8 +63,12 @@ class LowRankGaussian(GaussianPosterior):
                 )
             if not factor.is_floating_point():
                 raise ValueError(f"factors of {name!r} must be a floating-point tensor, got dtype {factor.dtype}")
-            if not factor.isfinite().all():
-                raise ValueError(f"factors of {name!r} must be finite, got inf or nan")
+        require(
+            [
+                (factor.isfinite().all(), partial(ValueError, f"factors of {name!r} must be finite, got inf or nan"))
+                for name, factor in factors.items()
+            ]
+        )
         self.mean = independent.mean
         self.diagonal = independent.variance
         self.factors = dict(factors)
