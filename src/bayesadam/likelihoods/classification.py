@@ -221,7 +221,7 @@ class TemperedClassification(ClassificationLikelihood):
     log_temperature: Tensor
 
     def __init__(self, base: ClassificationLikelihood, temperature: float) -> None:
-        nn.Module.__init__(self)  # what is defined is what the base defines
+        nn.Module.__init__(self)  # the capabilities are those of the base
         set_log(self, "temperature", temperature, learned=False)
         self.base = base
 
