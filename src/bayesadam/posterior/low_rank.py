@@ -13,7 +13,7 @@ from bayesadam.checks import check, is_whole
 from bayesadam.functional import gaussian
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.posterior.dense import MAX_WEIGHTS
-from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all
+from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all, uncertain
 from bayesadam.posterior.gaussian import GaussianPosterior, moved
 
 _STEP = 1
@@ -147,7 +147,8 @@ class LowRankGaussian(GaussianPosterior):
         """
         center = {name: mean.clone(memory_format=torch.contiguous_format) for name, mean in self.mean.items()}
         factors = {name: self._matrix(name) for name in self.factors}
-        write_around = DiagonalGaussian(center, self.diagonal).writer(seed)
+        std = {name: self.diagonal[name].sqrt() for name in uncertain(self.diagonal)}
+        write_around = DiagonalGaussian(center, self.diagonal).writer_around(std, seed)
         z = torch.empty(self.rank, device=next(iter(center.values())).device)
 
         @torch.no_grad()

@@ -41,7 +41,7 @@ def last_layer_outputs(
         put(None)
         handle = layer.register_forward_hook(lambda _, args, found: calls.append((args[0], found)), prepend=True)
         try:
-            parts = [(forward(batch)[0], batch) for (batch,) in groups(batches, layer.weight.device, single, 0)]
+            parts = [(forward(Rows(batch))[0], batch) for (batch,) in groups(batches, layer.weight.device, single, 0)]
             if not parts or any(part.shape[-1] != layer.in_features for part, _ in parts):
                 return None
             first, batch = parts[0]
