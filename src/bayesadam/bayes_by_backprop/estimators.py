@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from bayesadam.bayes_by_backprop.draws import SIGNS, Draw, uncompiled
-from bayesadam.functional.philox import ROUNDS, philox_rounds
+from bayesadam.bayes_by_backprop.draws import Draw, uncompiled
 from bayesadam.functional.reparameterized import root
 
 _CHANNELS = {
@@ -163,6 +162,10 @@ class Local(Reparameterized):
 
     estimator = "local"
 
+    def __init__(self, draw: Draw) -> None:
+        super().__init__(draw)
+        draw.scale()
+
     def linear(self, call: Callable[..., Tensor], x: Tensor, weight: str, bias: Tensor | None, channels: int) -> Tensor:
         """The sampled output, as in the base class."""
         use = f"the outputs of linear function {len(self._uses)} drawn"
@@ -184,6 +187,10 @@ class Flipout(Reparameterized):
 
     estimator = "flipout"
 
+    def __init__(self, draw: Draw) -> None:
+        super().__init__(draw)
+        draw.deviate()
+
     def linear(self, call: Callable[..., Tensor], x: Tensor, weight: str, bias: Tensor | None, channels: int) -> Tensor:
         """The output with random signs, as in the base class."""
         draw = self.draw
@@ -193,7 +200,9 @@ class Flipout(Reparameterized):
         name, fixed = self._bias(bias, use)
         mean = call(x, draw.means[weight], fixed if name is None else draw.means[name])
         width = x.shape[channels]
-        both = signs(draw.seed, draw.number, draw.indices[weight], rows, width + mean.shape[channels], mean)
+        both = draw.source.signs(
+            draw.seed, draw.number, draw.indices[weight], (rows, width + mean.shape[channels]), mean
+        )
         shape = (rows, *[1] * (x.ndim - 1 + channels), -1, *[1] * (-1 - channels))
         before, after = both[:, :width].reshape(shape), both[:, width:].reshape(shape)
         if x.ndim == -channels:
@@ -201,18 +210,6 @@ class Flipout(Reparameterized):
         deviation, of_bias = (None if key is None else draw.deviation(key).to(x.dtype) for key in (weight, name))
         change = call(x * before, deviation, of_bias)
         return mean.addcmul(change, after)
-
-
-def signs(seed: int, step: int, index: int, rows: int, width: int, like: Tensor) -> Tensor:
-    """Random signs ``(rows, width)``, which are the bits of the words from which :func:`bayesadam.noise.normal` is
-    made.
-    """
-    counters = -(-rows * width // 128)
-    pool = [torch.empty(counters, dtype=torch.int64, device=like.device) for _ in range(8)]
-    block: list[Any] = [torch.arange(counters, device=like.device), index, step, SIGNS]
-    words = torch.stack(philox_rounds(block, [seed & (2**32 - 1), seed >> 32], pool, ROUNDS))
-    bits = (words.unsqueeze(-1) >> torch.arange(32, device=like.device)).bitwise_and_(1).flatten()
-    return bits[: rows * width].view(rows, width).to(like.dtype).mul_(2.0).sub_(1.0)
 
 
 def _run(kind: type[Reparameterized], draw: Draw, run: Run) -> Any:

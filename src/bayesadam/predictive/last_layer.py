@@ -62,7 +62,7 @@ def last_layer_outputs(
 
 
 def _outputs(features: Tensor, layer: nn.Linear, posterior: GaussianPosterior, model: nn.Module, how: How) -> Tensor:
-    """Outputs of the layer at all samples, ``(S, N, ...)``, by one product of the features and many samples' weights."""
+    """Outputs of the layer at all samples, ``(S, N, ...)``, by one product of the features with many samples."""
     random = posterior.random if isinstance(posterior, PartialGaussian) else posterior
     tensors, write = posterior.match(model), random.writer(how.seed)
     targets = {name: torch.empty_like(tensors[name]) for name in random.mean}
