@@ -11,7 +11,8 @@ _MODULES = (images, text, lora, tables, pixels, sets, ratings)
 TASKS = {task.name: task for module in _MODULES for task in module.TASKS}
 """What is run by default."""
 CHOSEN_ON = {
-    *("digits", "fashion-5k", "wrong-labels", "lstm", "uci-concrete", "uci-energy", "uci-kin8nm", "sets", "ratings"),
+    *("digits", "mnist", "fashion-5k", "fashion-5k-augmented", "wrong-labels", "lstm", "sets", "ratings"),
+    *("uci-concrete", "uci-energy", "uci-kin8nm"),
 }
 """Tasks on which BayesAdam's defaults were chosen; the others were run only afterwards."""
 FURTHER = {task.name: task for task in (*images.FURTHER, *tables.FURTHER)}

@@ -174,12 +174,13 @@ def test_the_learning_rate_falls_over_the_planned_steps_unless_there_is_a_schedu
     assert moves(3, by_scheduler) == pytest.approx([1.0] * 3, rel=1e-3)
 
 
-@pytest.mark.parametrize(("epochs", "expected"), [(1, 1 / 300), (30, 0.1), (1000, 1.0)])
-def test_the_temperature_is_a_share_of_the_epochs(epochs, expected):
-    _, opt = trained(0, batch_size=20, total_steps=epochs * N // 20)
+@pytest.mark.parametrize(("epochs", "steps", "expected"), [(4, 400, 1 / 200), (25, 6400, 1 / 8), (1000, 5000, 1.0)])
+def test_the_temperature_grows_with_epochs_and_steps(epochs, steps, expected):
+    facts = {"batch_size": epochs * N / steps, "total_steps": steps}
+    _, opt = trained(0, **facts)
     assert opt.param_groups[0]["temperature"] == pytest.approx(expected, rel=1e-12)
     assert opt.posterior().hyperparameters["temperature"] == pytest.approx(0.1 * expected, rel=1e-12)
-    _, opt = trained(0, batch_size=20, total_steps=epochs * N // 20, temperature=0.02)
+    _, opt = trained(0, **facts, temperature=0.02)
     assert opt.param_groups[0]["temperature"] == 0.02
     _, opt = trained(0)
     assert opt.param_groups[0]["temperature"] == 0.01

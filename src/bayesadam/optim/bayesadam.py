@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,8 +25,8 @@ t)^2``, since the average is polynomial-decay averaging (Shamir & Zhang 2013) wi
 """
 START = 0.1
 """Curvature of the mean loss that is assumed at the start."""
-EPOCHS = 300.0
-"""Number of epochs at which the temperature reaches 1; it is proportional to the epochs."""
+LONG = 16_000.0
+"""Product of the number of epochs and the square root of the number of steps at which the temperature reaches 1."""
 UNPLANNED = 0.01
 """Temperature of trainings of unknown length."""
 LEAST = 1e-3
@@ -119,15 +120,17 @@ def annealed(done: float) -> float:
 
 
 def default_temperature(num_data: float, batch_size: float, total_steps: float | None) -> float:
-    """The temperature that is used if none is given: 1/300 of the number of epochs, and at most 1.
+    """The temperature that is used if none is given: ``epochs sqrt(steps) / 16000``, and at most 1.
 
-    Longer trainings fit the noise of the data more closely, and need more noise in the weights.
+    Trainings of more epochs and of more steps fit the noise of the data more closely, and need more noise in the
+    weights. With many data it reaches 1, the temperature of Bayes' rule.
     """
     check("num_data", num_data, "a positive, finite number", is_positive)
     check("batch_size", batch_size, "a positive, finite number", is_positive)
     if total_steps is None:
         return UNPLANNED
-    return min(1.0, total_steps * batch_size / num_data / EPOCHS)
+    epochs = total_steps * batch_size / num_data
+    return min(1.0, epochs * math.sqrt(total_steps) / LONG)
 
 
 class BayesAdam(PerturbedOptimizer):
@@ -144,7 +147,7 @@ class BayesAdam(PerturbedOptimizer):
     - It is bias-corrected, and the initial precision counts as 30 steps. In the paper it is forgotten at the rate
       ``tau (1 - b2)`` per step, over some thousand steps, before which most trainings end.
     - The prior has the scale of each parameter's initialisation in place of ``N(0, 1)``.
-    - The temperature of the KL divergence is far below 1; the default is 1/300 of the number of epochs.
+    - The temperature of the KL divergence is mostly far below 1; the default is ``epochs sqrt(steps) / 16000``.
     - It grows with the square of the share of the planned steps that have been made, from a thousandth. Noise at the
       start keeps recurrent layers and embeddings from learning their features; noise at the end is what prevents
       overfitting.
@@ -168,9 +171,10 @@ class BayesAdam(PerturbedOptimizer):
         prior_precision: Precision of the prior. With ``"init"`` each parameter tensor has its own: three times the
             inverse of ten times the variance of its initial values (rounded to a power of two before; if the values are
             all equal, their variance is taken as 1).
-        temperature: Factor of the KL divergence at the end of the training, in (0, 1]. The default is 1/300 of the
-            number of epochs, ``total_steps batch_size / num_data``, and 0.01 without ``total_steps``. It is the one
-            hyper-parameter that is worth trying values of, for example a third and three times the default.
+        temperature: Factor of the KL divergence at the end of the training, in (0, 1]. The default is the number of
+            epochs, ``total_steps batch_size / num_data``, times ``sqrt(total_steps) / 16000``, at most 1, and 0.01
+            without ``total_steps``. It is the one hyper-parameter that is worth trying values of, for example a third
+            and three times the default.
         curvature: A :class:`PerExampleSquares` of the module. The curvature is then the mean of the squared gradients
             of single examples, as in VOGN, in place of ``M`` times the square of their mean. Its widths are the most
             accurate, at the cost of collecting them.
