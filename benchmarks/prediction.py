@@ -7,7 +7,7 @@ peer's own loop over ``sampled_params``; "vmap" stacks the samples and maps the 
 without the forward passes. The small network is 64-64-10 with 4,000 inputs beside one forward pass, by default and in
 passes of 250 rows, and the tiny one is 5-20-3 with 64 samples. "last layer" is a Laplace posterior over the last layer
 of the ordinary network, beside laplace-torch's 64 samples (left out if it is not installed; see ``laplace.py``).
-Medians of rounds in which all take turns; on one thread they are of processor time, which other programs disturb less.
+Medians of rounds in which all take turns, of processor time on one thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import importlib
 import itertools
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
-from record import arguments, conditions, save
+from record import arguments, clock, conditions, save
 
 SAMPLES = 64
 Contenders = dict[str, Callable[[], Any]]
@@ -126,7 +125,6 @@ CASES: dict[str, tuple[Callable[[], Contenders], int]] = {
 
 def measured(functions: Contenders, rounds: int) -> dict[str, dict[str, float]]:
     """Milliseconds, and times of the first."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for round_ in range(rounds + 1):
         for name, function in functions.items():

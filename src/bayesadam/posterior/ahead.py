@@ -74,5 +74,5 @@ class Ahead:
             [self._seed], [0], numbers, self._sizes, stream=noise.POSTERIOR, device=cpu, scratch=self._scratch
         )
         values = torch.addcmul(self._mean, drawn[0].to(self._mean.dtype), self._std)
-        parts = zip(values.split(list(self._sizes.values()), 1), self._random.values(), strict=True)
+        parts = zip(torch.split(values, list(self._sizes.values()), 1), self._random.values(), strict=True)
         return list(zip(*(part.reshape(len(numbers), *mean.shape).unbind() for part, mean in parts), strict=True))

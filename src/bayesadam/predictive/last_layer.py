@@ -76,7 +76,7 @@ def _outputs(features: Tensor, layer: nn.Linear, posterior: GaussianPosterior, m
             if layer.bias is not None:
                 biases.append(sampled.get(id(layer.bias), layer.bias).clone())
         found = functional.linear(features, torch.cat(weights), torch.cat(biases) if biases else None)
-        parts.append(found.unflatten(-1, (len(weights), -1)).movedim(-2, 0))
+        parts.append(found.reshape(*found.shape[:-1], len(weights), -1).movedim(-2, 0))
     return torch.cat(parts)
 
 

@@ -159,7 +159,8 @@ def _along(
         floor = (mean.amin() - _FAR * (variance.amax() + 1.0).sqrt()).detach().item()
         mean, variance = functional.pad(mean, ends, value=floor), functional.pad(variance, ends)
     if stride == kernel and dilation == 1:
-        windows = (values[..., : count * kernel].unflatten(-1, (count, kernel)) for values in (mean, variance))
+        shape = (*mean.shape[:-1], count, kernel)
+        windows = (values[..., : count * kernel].reshape(shape) for values in (mean, variance))
         parts = list(zip(*(values.unbind(-1) for values in windows), strict=True))
     else:
         starts = [slice(offset, offset + (count - 1) * stride + 1, stride) for offset in range(0, reach, dilation)]
