@@ -26,6 +26,7 @@ class Markdown(griffe.Extension):
 def as_markdown(text: str) -> str:
     """Roles become links (or code, where there is no page), ``::`` a colon, tables a block."""
     text = _ROLE.sub(_link, text)
+    text = re.sub(r"(?<=[.]) ::$", "", text, flags=re.MULTILINE)
     text = re.sub(r"::$", ":", text, flags=re.MULTILINE)
     return _TABLE.sub(_block, text + "\n").rstrip()
 

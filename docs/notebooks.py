@@ -13,17 +13,20 @@ import re
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(python|output)\n(.*?)^```$\n?", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^(# .*)$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\](?:\((?!https?:)[^)]*\)|\[[^\]]*\])")
 PICTURE = re.compile(r"!\[[^\]]*\]\((?!https?:)[^)]*\)\n?")
 ATTRIBUTES = re.compile(r"\s*\{ #[\w-]+ \}$", re.MULTILINE)
+SECTION = re.compile(r'^--8<-- "([^":]+):(\w+)"$', re.MULTILINE)
 START = "This notebook was generated from a page of bayesadam's documentation, and needs bayesadam to be installed."
 
 
 def notebook(page: str) -> dict[str, Any]:
     """A notebook (nbformat 4.5) of the Markdown of a page."""
     cells: list[dict[str, Any]] = [_cell("markdown", START)]
+    page = SECTION.sub(_section, page)
     position = 0
     for block in BLOCK.finditer(page):
         _add_markdown(cells, page[position : block.start()])
@@ -39,6 +42,13 @@ def notebook(page: str) -> dict[str, Any]:
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     return {"nbformat": 4, "nbformat_minor": 5, "metadata": metadata, "cells": cells}
+
+
+def _section(line: re.Match[str]) -> str:
+    """A section of another file, which the site includes at this line."""
+    _, start, rest = (ROOT / line[1]).read_text(encoding="utf-8").partition(f"[start:{line[2]}] -->\n")
+    assert start, line[0]
+    return rest.partition("<!-- --8<-- [end")[0]
 
 
 def _add_markdown(cells: list[dict[str, Any]], text: str) -> None:

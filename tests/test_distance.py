@@ -144,6 +144,7 @@ def test_a_layer_is_replaced_under_all_of_its_names(name):
     assert all(parameter.grad is not None for parameter in net.parameters())
 
 
+@pytest.mark.filterwarnings("ignore:the noise of the likelihood must fit")
 def test_the_variance_returns_to_the_prior_with_the_distance():
     x = torch.randn(200, 2)
     y = x.sum(1, keepdim=True).sin()

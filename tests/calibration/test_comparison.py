@@ -78,3 +78,12 @@ def test_without_a_temperature_two_are_compared():
     found = ba.compare(model, q, held_out, likelihood=Poisson(), method="monte_carlo", mc_samples=2)
     assert list(found.candidates) == ["mean network", "posterior"]
     assert found.best == "mean network"  # of equal ones the cheaper
+
+
+def test_rows_that_are_all_predicted_correctly_leave_the_temperature(classes):
+    """Their density only rises as the temperature falls, to no end."""
+    model, x, likelihood = classes.model, classes.held_out[0], classes.likelihood
+    point = ba.DiagonalGaussian.point_mass(model)
+    found = ba.compare(model, point, (x, model(x).argmax(1)), likelihood=likelihood)
+    assert {candidate.temperature for candidate in found.candidates.values()} == {1.0}
+    assert len({candidate.nll for candidate in found.candidates.values()}) == 1

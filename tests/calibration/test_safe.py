@@ -33,6 +33,7 @@ def one_line(problem, kind, **options):
 KINDS = ["badam", "badam, with data", "diagonal", "kron", "full", "last_layer"]
 
 
+@pytest.mark.filterwarnings("ignore:the noise of the likelihood must fit")
 @pytest.mark.parametrize(
     ("problem", "kind"),
     [*(("classes", kind) for kind in KINDS), ("regression", "badam, with data"), ("regression", "kron")],
@@ -87,6 +88,31 @@ def test_what_is_given_means_what_it_did(kind, classes):
     if kind.startswith("badam"):
         v = classes.adam.state[classes.model[0].weight]["exp_avg_sq"] / (1 - 0.999**150)
         torch.testing.assert_close(1 / q.variance["0.weight"], 80 * v.sqrt() + 1e5)
+
+
+class TestNoise:
+    """Noise of another size than that of the residuals, of which nothing is said if held-out rows have chosen it."""
+
+    @pytest.mark.parametrize("precision", [100.0, "safe"])
+    @pytest.mark.parametrize("kind", ["last_layer", "badam, with data"])
+    @pytest.mark.parametrize(("factor", "said"), [(0.45, "2.2 times too small"), (2.2, "2.2 times too large")])
+    def test_a_warning(self, regression, factor, said, kind, precision):
+        residual = regression.train[1] - regression.model(regression.train[0]).detach()
+        right = ba.Gaussian(1.0 / residual.square().mean())
+        wrong = regression._replace(likelihood=right.tempered(factor**2))
+        with pytest.warns(UserWarning, match=rf"^the noise of the likelihood must fit .* that is {said} on the data"):
+            one_line(wrong, kind, prior_precision=precision)
+
+    @pytest.mark.parametrize("factor", [0.55, 1.8])
+    def test_none_within_a_factor_of_two(self, regression, factor):
+        residual = regression.train[1] - regression.model(regression.train[0]).detach()
+        near = ba.Gaussian(1.0 / (factor**2 * residual.square().mean()))
+        one_line(regression._replace(likelihood=near), "last_layer")
+
+    def test_none_after_calibrating(self, regression):
+        found = ba.calibrate(regression.model, regression.held_out, likelihood=ba.Gaussian(1e4))
+        fitted = (regression.train[0], regression.model(regression.train[0]).detach() + 1e-3)
+        one_line(regression._replace(likelihood=found, train=fitted), "last_layer")
 
 
 class TestLoaders:

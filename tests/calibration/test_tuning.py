@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bayesadam as ba
-from bayesadam.calibration import tuning
+from bayesadam.calibration import safe, tuning
 from bayesadam.likelihoods import MissingCapabilityError, Poisson
 
 
@@ -76,7 +76,7 @@ def test_every_kind_of_posterior(classes, kind):
         q = ba.Mixture([ba.DiagonalGaussian(weights, variance)] * 2)
     found = ba.tune_posterior(q, model, held_out, likelihood=likelihood, mc_samples=8)
     assert type(found.posterior) is type(q)
-    assert found.score <= min(row["score"] for row in found.table)
+    assert found.score <= min(row["score"] for row in found.table) + safe.RISE
     assert found.score < found.before
     assert 0.01 <= found.scale <= 10.0
 
@@ -117,6 +117,23 @@ def test_regression(regression):
     network = ba.DiagonalGaussian.point_mass(model)
     before = nll(model, network, test, likelihood, method="mean")
     assert nll(model, found.posterior, test, found.likelihood, method="linearized") < before - 1.0
+
+
+@pytest.mark.parametrize(("variance", "kept"), [(0.01, True), (100.0, False)])
+def test_rows_that_do_not_depend_on_the_width_leave_it(variance, kept):
+    """Inputs near zero say little about the width of a slope, which matters far from zero."""
+    x = torch.linspace(-0.1, 0.1, 100).view(-1, 1)
+    data = torch.cat([x, x]), torch.cat([x + 0.1, x - 0.1])
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.ones_(model.weight)  # the slope of the data, so that no width is best
+    q = ba.DiagonalGaussian({"weight": model.weight.detach()}, {"weight": torch.full((1, 1), variance)})
+    found = ba.tune_posterior(q, model, data, likelihood=ba.Gaussian(), method="linearized")
+    scores = {row["scale"]: row["score"] for row in found.table}
+    assert min(scores, key=scores.__getitem__) < 0.02
+    assert (found.scale == 1.0) == kept
+    assert found.message.endswith("; narrower widths are better by less than 0.002 nats")
+    assert found.score == scores[found.scale] <= min(scores.values()) + safe.RISE
+    assert all(score > min(scores.values()) + safe.RISE for scale, score in scores.items() if found.scale < scale <= 1)
 
 
 def test_a_likelihood_without_temperatures(regression):

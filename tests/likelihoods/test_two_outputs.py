@@ -56,6 +56,7 @@ class TestLoops:
         assert own.sample(5).shape == (5, 100, count)
         assert ba.metrics.nll(own, y) == pytest.approx(ba.metrics.nll(shipped, y), rel=1e-5)
 
+    @pytest.mark.filterwarnings("ignore:the noise of the likelihood must fit")
     @pytest.mark.parametrize("structure", ["diagonal", "last_layer"])
     def test_laplace(self, count, structure):
         model, y = network(count), targets(count)

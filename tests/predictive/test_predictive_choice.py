@@ -200,6 +200,7 @@ class SharedUnit(nn.Module):
         return self.last(torch.tanh(self.hidden(x)))
 
 
+@pytest.mark.filterwarnings("ignore:the noise of the likelihood must fit")
 def test_a_mixture_of_equal_components_is_one_of_them():
     """Its density uses the covariance of the outputs of a row, and noise whose variance is out of range."""
     torch.manual_seed(0)

@@ -116,8 +116,8 @@ class Draw:
     def sample(self) -> dict[str, Tensor]:
         """The sample of all parameters."""
         self._draw([name for name in self.means if name not in self._eps])
-        means, rhos = list(self.means.values()), [self._rho[name] for name in self.means]
-        if self.center is not None and not self._theta and fused.fits(means, rhos):
+        if self.center is not None and not self._theta and self._fits():
+            means, rhos = list(self.means.values()), [self._rho[name] for name in self.means]
             with recording():
                 eps = [self._eps[name] for name in self.means]
                 thetas, self._sums = fused.sample(means, rhos, eps, self.center)
@@ -126,21 +126,24 @@ class Draw:
 
     def scale(self) -> None:
         """Compute the standard deviations of all parameters together, if they can be."""
-        means = self.means.values()
-        with recording():
-            ones = torch.ones(max((mean.numel() for mean in means), default=0))
-            self._std = self._around_zero([ones[: mean.numel()].view(mean.shape) for mean in means])
+        if self._fits():
+            means = self.means.values()
+            with recording():
+                ones = torch.ones(max(mean.numel() for mean in means))
+                self._std = self._around_zero([ones[: mean.numel()].view(mean.shape) for mean in means])
 
     def deviate(self) -> None:
         """Draw the noise of all parameters together, and compute their deviations together, if they can be."""
         self._draw([name for name in self.means if name not in self._eps])
-        self._deviation = self._around_zero([self._eps[name] for name in self.means])
+        if self._fits():
+            self._deviation = self._around_zero([self._eps[name] for name in self.means])
+
+    def _fits(self) -> bool:
+        return fused.fits(list(self.means.values()), [self._rho[name] for name in self.means])
 
     def _around_zero(self, eps: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The standard deviations times ``eps`` by name, with the sums; nothing if they cannot be compiled."""
+        """The standard deviations times ``eps`` by name, and the sums, by the compiled function."""
         means, rhos = list(self.means.values()), [self._rho[name] for name in self.means]
-        if not fused.fits(means, rhos):
-            return {}
         with recording():
             found, sums = fused.sample(means, rhos, eps, self.center or 0.0, around_mean=False)
         if self.center is not None:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.calibration.held_out import HeldOut, Scored, best_temperature, mean
+from bayesadam.calibration.held_out import HeldOut, Scored, best_temperature, mean, temperatures
+from bayesadam.calibration.search import is_near
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.predictive.pairs import Data
@@ -131,10 +132,14 @@ def compare(
 
 
 def _tempered(method: str, score: Scored, likelihood: Likelihood) -> Candidate:
-    """The candidate with a temperature: that of all rows, scored by those of the two halves."""
+    """The candidate with a temperature: that of all rows, scored by those of the two halves.
+
+    Where every lower temperature is better, because all rows are predicted correctly, it remains 1.
+    """
 
     def fitted(part: slice) -> float:
-        return best_temperature(lambda tempered: score(tempered)[part], likelihood)[0]
+        temperature = best_temperature(lambda tempered: score(tempered)[part], likelihood)[0]
+        return 1.0 if is_near(temperature, temperatures(likelihood)[0]) else temperature
 
     temperature = fitted(slice(None))
     halves = (slice(0, None, 2), slice(1, None, 2))

@@ -120,6 +120,13 @@ def best_temperature(score: Callable[..., Tensor], likelihood: Likelihood) -> tu
     return least_within(lambda value: mean(score(likelihood.tempered(value))), bracket, limits, STEPS)
 
 
+def tempered_by_data(likelihood: Likelihood, temperature: float) -> Likelihood:
+    """Return the likelihood at a temperature that held-out rows chose, marked as calibrated."""
+    tempered = likelihood.tempered(temperature)
+    tempered.calibrated = True
+    return tempered
+
+
 def is_coldest(likelihood: Likelihood, temperature: float) -> bool:
     """Whether every lower temperature is better, so that there is no optimum; warn if so, or if every higher one is."""
     low, high = temperatures(likelihood)

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bayesadam.calibration.held_out import HeldOut, mean
-from bayesadam.likelihoods import Likelihood
+from bayesadam.calibration.held_out import HeldOut, Scored, mean
+from bayesadam.likelihoods import Likelihood, RegressionLikelihood
 from bayesadam.posterior.gaussian import Self
 from bayesadam.predictive.pairs import Data, Remembered, evenly
 
@@ -33,6 +33,11 @@ SMALLEST = 2.0**-10
 
 HARM = 0.1
 """Rise of the mean score above the network's own score, in nats, above which a warning is issued."""
+
+NOISE = 2.0
+"""Largest factor between the standard deviation of the noise and that of the residuals, in either direction, without a
+warning.
+"""
 
 SHARE = 0.05
 """Size of the noise relative to the weights that counts as harmless where there are no data."""
@@ -74,7 +79,9 @@ class Watched:
         the best predictions, but harmless.
         """
         rows = self._rows()
-        least = mean(rows.scored(posterior, method="mean")(self._likelihood))
+        own = rows.scored(posterior, method="mean")
+        warn_of_noise(own, self._likelihood)
+        least = mean(own(self._likelihood))
 
         whole = rows.scored(posterior)
 
@@ -99,7 +106,9 @@ class Watched:
     def warn_of_harm(self, posterior: Self) -> None:
         """Warn if the posterior's score of the rows is clearly worse than the network's."""
         rows = self._rows()
-        own = rows.scored(posterior, method="mean")(self._likelihood)
+        network = rows.scored(posterior, method="mean")
+        warn_of_noise(network, self._likelihood)
+        own = network(self._likelihood)
         wide = rows.scored(posterior)(self._likelihood)
         rise = wide - own
         error = rise.std().item() / math.sqrt(len(rise)) if len(rise) > 1 else 0.0
@@ -116,6 +125,27 @@ class Watched:
         """Return some rows of the data; for a loader, the rows that were kept."""
         data = self.data.first() if isinstance(self.data, Remembered) else evenly(self.data, ROWS)
         return HeldOut(self._model, data, self._likelihood, **self._options)
+
+
+def warn_of_noise(network: Scored, likelihood: Likelihood) -> None:
+    """Warn if the noise of a regression is not of the size of the residuals, for its intervals are wrong then.
+
+    Residuals of training rows are too small if the network overfits, so noise that was found on held-out rows is right.
+    """
+    if likelihood.calibrated or not isinstance(likelihood, RegressionLikelihood):
+        return
+    prediction: Any = network.run(likelihood)
+    residual = network.target.to(prediction.device) - prediction.mean
+    ratio = (residual.square() / prediction.aleatoric).double().mean().sqrt().item()
+    if not 1.0 / NOISE <= ratio <= NOISE:
+        times, size = (1.0 / ratio if ratio else math.inf, "large") if ratio < 1.0 else (ratio, "small")
+        warnings.warn(
+            "the noise of the likelihood must fit the residuals of the network, got a standard deviation that is "
+            f"{times:.2g} times too {size} on the data given, so that intervals are wrong. Find the noise with "
+            "held-out data first: likelihood = bayesadam.calibrate(model, held_out, likelihood=likelihood)",
+            UserWarning,
+            stacklevel=5,  # the caller of laplace, which is inside of a decorator of torch
+        )
 
 
 def harmless_share(posterior: Self) -> Self:

@@ -9,7 +9,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bayesadam.calibration.held_out import HeldOut, best_temperature, check_apart, check_surer, is_coldest, mean
+from bayesadam.calibration.held_out import (
+    HeldOut,
+    best_temperature,
+    check_apart,
+    check_surer,
+    is_coldest,
+    mean,
+    tempered_by_data,
+)
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.predictive.pairs import Data
@@ -91,4 +99,4 @@ def calibrate(
         return likelihood.tempered(1.0)
     before = score(likelihood)
     check_surer(likelihood, temperature, mean(before) - after, before.numel())
-    return likelihood.tempered(temperature)
+    return tempered_by_data(likelihood, temperature)

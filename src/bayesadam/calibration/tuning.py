@@ -19,7 +19,9 @@ from bayesadam.calibration.held_out import (
     is_coldest,
     mean,
     temperatures,
+    tempered_by_data,
 )
+from bayesadam.calibration.safe import RISE
 from bayesadam.calibration.search import is_near, least
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.posterior import Mixture, Posterior
@@ -39,13 +41,16 @@ SCALES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 STEPS = 5
 """Number of steps of that search."""
 
+FOUND = ("scale", "temperature", "score")
+"""Columns of the table that do not say how the posterior was made."""
+
 
 @dataclass(frozen=True)
 class PosteriorTuning:
     """Result of :func:`tune_posterior`; scores are mean negative log predictive densities, in nats.
 
     Attributes:
-        posterior: The best posterior, with its standard deviations multiplied by ``scale``.
+        posterior: The posterior that was chosen, with its standard deviations multiplied by ``scale``.
         likelihood: The likelihood at the ``temperature``, for :func:`bayesadam.predict`.
         scale: Factor of the standard deviations.
         temperature: Temperature of the predictions; see :func:`bayesadam.calibrate`.
@@ -54,7 +59,7 @@ class PosteriorTuning:
             given).
         calibrated: Score of the network itself at its own best temperature. This is temperature scaling, the baseline
             of the posterior.
-        score: Score of the posterior and temperature that were found.
+        score: Score of the posterior and temperature that were chosen, at most 0.002 above the best one of the table.
         table: Numbers of every candidate by name with ``"scale"``, ``"temperature"`` and ``"score"``, in the order in
             which they were tried; a score that is NaN is given as infinite.
         edges: Names of numbers whose chosen value is the smallest or the largest of several candidates.
@@ -80,6 +85,8 @@ class PosteriorTuning:
         numbers = ", ".join(f"{k} {v:.4g}" for k, v in found.items() if v != 1.0 or k in self.chosen) or "no change"
         text = f"{numbers}, the best of {len(self.table)} candidates: {self.score:.4f} nats per data point; the network"
         text += f" has {self.before:.4f}, and with temperature scaling {self.calibrated:.4f}"
+        if any(row["score"] < self.score for row in self.table):
+            text += f"; narrower widths are better by less than {RISE} nats"
         return text + "".join(f"; warning: {name} is at the edge of its candidates" for name in self.edges)
 
 
@@ -116,6 +123,11 @@ def tune_posterior(
         tuned = ba.tune_posterior(make, model, (x_val, y_val), likelihood=ba.Categorical())
         make = ba.posthoc.LaplaceApproximation(model, train, likelihood=ba.Categorical()).posterior
         tuned = ba.tune_posterior(make, ..., candidates={"prior_precision": [1, 10, 100]})
+
+    A posterior is not made narrower than the rows ask for: of the widths up to its own, the widest is taken with which
+    they are predicted as well as with the best, to within 0.002 nats. Rows in the range of the training rows cannot
+    choose the width for inputs outside of it, where most of the uncertainty is; for these, tune with rows from there,
+    or keep the width and calibrate the temperature (``scale=[1]``).
 
     Compare the score with ``tuned.calibrated``. If a temperature alone is as good, the width of the posterior does not
     improve the probabilities; it may still be useful for outliers and for the uncertainty of weights.
@@ -187,10 +199,10 @@ def tune_posterior(
             numbers = {name: search.best[name] for name in grid}
             least(search.scorer(search.posterior, numbers), low, high, STEPS)
             advance(note=f"best {search.score:.4f}")
-    best = search.best
     if temperature is None:
         gain = search.calibrated - search.score
         check_surer(likelihood, search.network_temperature, search.before - search.calibrated, search.count, gain)
+    best = search.widest_as_good()
     tried = {**grid, "scale": scales, "temperature": temperatures(likelihood) if temperature is None else temperature}
     for_samples = method == "monte_carlo"
     tuned = search.posterior if best["scale"] == 1.0 and not for_samples else search.posterior.scaled(best["scale"])
@@ -198,7 +210,7 @@ def tune_posterior(
         mark_as_tuned(tuned, method)
     return PosteriorTuning(
         posterior=tuned,
-        likelihood=likelihood if best["temperature"] == 1.0 else likelihood.tempered(best["temperature"]),
+        likelihood=likelihood if best["temperature"] == 1.0 else tempered_by_data(likelihood, best["temperature"]),
         scale=best["scale"],
         temperature=best["temperature"],
         chosen={name: best[name] for name in grid},
@@ -251,6 +263,19 @@ class _Search:
         if finite and self.temperature is None and is_coldest(self.rows.likelihood, self.network_temperature):
             self.temperature = [1.0]
             self.network_temperature, self.calibrated = 1.0, self.before
+
+    def widest_as_good(self) -> dict[str, float]:
+        """Return the row of the widest posterior, up to its own width, that predicts as well as the best one.
+
+        Rows in the range of the training rows hardly depend on the width: they must not take away the uncertainty of
+        other inputs.
+        """
+        best = self.best
+        if best["scale"] >= 1.0:
+            return best
+        made = [row for row in self.table if all(row[name] == best[name] for name in row if name not in FOUND)]
+        as_good = [row for row in made if row["scale"] <= 1.0 and row["score"] <= best["score"] + RISE]
+        return max(as_good, key=lambda row: row["scale"])
 
     def scorer(self, posterior: Posterior, numbers: Mapping[str, float]) -> Callable[[float], float]:
         """Return a function that scores the posterior, which was made with ``numbers``, at a given width."""

@@ -1,1 +1,3 @@
-"""The machinery under every optimiser and population: rules, recorded once; flat state; samples, gradients, steps."""
+"""What every optimiser and population is built on: recorded rules, state in flat vectors, samples, gradients and
+steps.
+"""

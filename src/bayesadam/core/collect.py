@@ -17,7 +17,7 @@ from bayesadam.curvature import PerExampleSquares
 from bayesadam.sharding import average, like, local, rank_and_size
 
 Hidden: TypeAlias = list[tuple[Tensor, Tensor | None]]
-"""Parameters with the gradients that they had."""
+"""Pairs of a parameter and the gradient that it had before a sampling block."""
 
 
 class Collection:
@@ -64,7 +64,7 @@ class Collection:
         return [(member.parameter, member.parameter.grad) for member in self.layout.members()]
 
     def trained(self) -> list[Member]:
-        """Members with a gradient."""
+        """Members of a flat that have a gradient."""
         return [m for m in self.layout.members() if m.parameter.grad is not None and m.parameter.requires_grad]
 
     def gradients(self) -> dict[Tensor, Tensor]:
@@ -129,7 +129,7 @@ class Collection:
             return
         for member in self.layout.members():
             parameter = member.parameter
-            if parameter.requires_grad:  # one that this rank has no gradient of counts as zero
+            if parameter.requires_grad:  # a parameter without a gradient on this rank counts as zero
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         average([self.gradient(member.parameter) for member in self.trained()])
         if self.source is None and self.layout.dense is None:
@@ -157,10 +157,10 @@ class Collection:
         self._norms.update(zip(parameters, self._norms_of(parameters), strict=True))
 
     def collect_drop_in(self) -> None:
-        """Keep the curvature of the one sample at a step of drop-in training."""
+        """In drop-in training, collect the curvature of the single sample when the step is made."""
         if not self.keeps_curvature:
             return
-        self.kept = {}  # remains of a step that was refused
+        self.kept = {}  # left over from a step that raised an error
         self.factor = self._gradient_factor()
         trained = self.trained()
         unknown = [m.parameter for m in trained if self.source is None or m.parameter not in self._norms]
@@ -171,7 +171,7 @@ class Collection:
             self.remember_norms()
 
     def _keep(self, trained: Sequence[Member], share: float) -> None:
-        """Average a sample's curvature into the one that is kept."""
+        """Average the curvature of a sample into the mean over the samples so far."""
         if self.layout.dense is not None:
             matrix = self.source.matrix if isinstance(self.source, HessianSource) else None
             self.layout.dense.measure(self.gradients(), matrix, share)
@@ -183,12 +183,12 @@ class Collection:
                 self._keep_from_rule(flat, share)
 
     def _measured(self) -> list[Flat]:
-        """Flats whose curvature the rule computes."""
+        """Flats whose curvature the rule computes from the gradient."""
         flats = self.layout.built
         return [flat for flat in flats if flat in self.weights.flats] if self.layout.rule.needs_noise else flats
 
     def _keep_zeros(self, flat: Flat, numbers: Sequence[int]) -> None:
-        """Start the mean curvature of those of these members of a flat that have none yet."""
+        """Begin a mean curvature for each of these members of a flat that has none yet."""
         new = [number for number in numbers if flat.parameters[number] not in self.kept]
         parts = flat.parts(flat.vector()) if new else []
         self.kept.update({flat.parameters[number]: parts[number] for number in new})
@@ -221,7 +221,7 @@ class Collection:
         value = local(like(parameter, whole)).to(torch.promote_types(parameter.dtype, torch.float32))
         if group["maximize"] and self.layout.rule.power % 2:
             value = -value
-        if group["mc_samples"] == 1:  # not copied: the source's own until its next start
+        if group["mc_samples"] == 1:  # not a copy: the source overwrites it when it is started again
             self.kept[parameter] = value
         elif parameter not in self.kept:
             self.kept[parameter] = value * share
@@ -231,8 +231,8 @@ class Collection:
     def ratios(self, parameters: Sequence[Tensor]) -> dict[Tensor, float]:
         """Factors by which unscaling or clipping changed each gradient since the last sample was collected.
 
-        A zero gradient has no such factor and takes that of the others, since wherever curvature can be scaled the
-        factor is the same for all.
+        A gradient of zero does not determine a factor. It takes that of the other gradients, because unscaling and
+        clipping by the norm multiply all gradients by one factor.
         """
         known = [parameter for parameter in parameters if parameter in self._norms]
         if not known:

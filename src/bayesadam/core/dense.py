@@ -1,8 +1,8 @@
-"""One Gaussian over all weights together, where the Hessian is a matrix, and samples and steps are not element-wise.
+"""One Gaussian over all weights together. Its Hessian is a matrix, so that samples and steps are not element-wise.
 
-``S`` is one matrix in float64 for parameters of any dtype: in float32 a precision whose eigenvalues span seven orders
-of magnitude need not be positive. ``state[p]["hessian"]`` is a view of its rows that belong to ``p``. The parameters
-are the trainable ones in order; they must stay the same.
+``S`` is one matrix in float64 for parameters of any dtype: in float32, a precision whose eigenvalues span seven orders
+of magnitude may lose its positive definiteness. ``state[p]["hessian"]`` is a view of its rows that belong to ``p``. It
+covers the trainable parameters in order, which must not change.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Dense:
     """The matrix, the samples and the steps of an optimiser with a full covariance.
 
     Args:
-        owner: The optimiser; its flats have vectors of means and of priors only.
+        owner: The optimiser, whose flats hold only the means and the priors.
         rule: Rule of its method, which gives the initial Hessian.
 
     Attributes:
@@ -133,7 +133,9 @@ class Dense:
         self._score = self.matrix.new_zeros(len(self.matrix)).masked_scatter_(self.random, factor @ eps)  # P (theta-mu)
 
     def write(self, flat: Flat, *, follow: bool) -> None:
-        """Put the sample into the weights of a flat, whose means first ``follow`` them if these hold the mean."""
+        """Put the sample into the weights of a flat; with ``follow``, first set the means to the weights, which hold
+        the mean.
+        """
         for parameter, mean in zip(flat.parameters, flat.parts(flat.tensors["mean"]), strict=True):
             if follow:
                 mean.copy_(followed(mean, parameter))
@@ -187,7 +189,7 @@ class Dense:
         self._planned = planned, planned + torch.diag(prior)
 
     def step(self, grads: Mapping[Tensor, Tensor], *, factor: float, follow: bool) -> None:
-        """Make the Newton step that was planned; the weights follow the means if these are in them."""
+        """Make the Newton step that was computed before; weights that hold the mean are set to the new one."""
         assert self._planned is not None
         planned, divisor = self._planned
         first, means, shifted = self.owner.param_groups[0], [], []

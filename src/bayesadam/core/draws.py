@@ -20,5 +20,5 @@ class Draw(NamedTuple):
 
     @property
     def negative(self) -> bool:
-        """Whether this is the mirror image."""
+        """Whether the noise of this sample has the opposite sign, as the second one of an antithetic pair."""
         return self.antithetic and self.sample % 2 == 1

@@ -28,7 +28,7 @@ def uncompiled(method: Method) -> Method:
 
 
 class Block(ContextDecorator):
-    """A context in which the weights hold a posterior sample; it ends with the object, if it is never left."""
+    """Context in which the weights hold a posterior sample. If it is never left, it ends when the object is deleted."""
 
     def __init__(self, engine: Engine, shown: Hidden | None = None) -> None:
         self.engine, self.shown = engine, shown or []
@@ -125,7 +125,7 @@ class Engine:
         if self.source is not None:
             self.source.stop()
         for parameter, grad in self._before if failed else ():
-            if grad is None or grad.shape == parameter.shape:  # which an error may be about
+            if grad is None or grad.shape == parameter.shape:  # another shape may be what the error is about
                 parameter.grad = grad
         self.opened, self._before = None, []
 
@@ -139,7 +139,7 @@ class Engine:
             )
         self.weights.finish_block()
         if self.collection.samples == count and not self._was_skipped():
-            self.collection.discard()  # for a loop that starts anew after an interrupt between a block and its step
+            self.collection.discard()  # a loop may be started again after an interrupt between a block and its step
             raise RuntimeError(
                 f"exactly mc_samples={count} blocks must be run before step(), got one more "
                 "(to accumulate gradients, call backward() several times inside one block)"
@@ -154,7 +154,7 @@ class Engine:
         return True
 
     def give_up(self) -> None:
-        """Discard the samples collected for the next step; others will be drawn for it."""
+        """Discard the samples collected for the next step, for which new ones will be drawn."""
         if self.collection.samples:
             self.layout.set_all("noise_step", self.layout.first["noise_step"] + 1)
         self.collection.discard()
@@ -187,7 +187,7 @@ class Engine:
         try:
             with postponed_interrupt():
                 self.weights.perturb(0, TRAIN)
-                if self.source is not None:  # its data belong to gradients that no step has used
+                if self.source is not None:  # it has data of gradients that no step has used
                     pending = any(member.parameter.grad is not None for member in self.layout.members())
                     begin = self.source.resume if pending else self.source.start
                     begin(self.collection.remember_norms)
@@ -206,7 +206,7 @@ class Engine:
             if self.weights.held != MEAN:
                 others = self.weights.release()
             if isinstance(self.source, PerExampleSquares):
-                self.source.pause()  # what was collected is kept, since the gradients may be
+                self.source.pause()  # collected curvatures are kept, since the user may keep the gradients, too
         self.updates.learn(wait=True)
         return others
 
@@ -244,8 +244,9 @@ class Engine:
     def _run(self, closure: Callable[[], Any]) -> Any:
         """Call a closure once for every sample, and collect its gradients.
 
-        If it does not clear gradients, every sample starts from those of earlier micro-batches. Where curvature comes
-        from elsewhere these are hidden, as in a block, since they have none.
+        If the closure does not clear gradients, every sample adds to the gradients of earlier micro-batches. If the
+        curvature does not come from the gradient, those gradients are hidden, as in a block, because they have no
+        curvature.
         """
         count = self.layout.first["mc_samples"]
         present = self.collection.present()
@@ -290,7 +291,8 @@ class Engine:
             )
         try:
             if drop_in:
-                if self.layout.has_initialized():  # their first gradients count as taken at their first sample
+                if self.layout.has_initialized():
+                    # The first gradients of these parameters count as taken at their first sample.
                     self.eval()
                     self.train()
                 weights.check_same()
@@ -307,7 +309,9 @@ class Engine:
                 self.source.discard()
 
     def prepare_replay(self) -> None:
-        """Make a step on the host alone, and bring its numbers to where the kernels in a graph read them."""
+        """Prepare the replay of a step that a graph has recorded: write its numbers to the memory that the recorded
+        kernels read.
+        """
         if self.weights.held != TRAIN or not all(flat.on_device for flat in self.layout.built):
             raise RuntimeError("prepare_replay() must be called after train(), for parameters on a GPU with kernels")
         with refilling():

@@ -1,5 +1,5 @@
-"""A check that gradients are finite, with one pass over them and a single number to read; on a GPU with kernels it is
-read when it has arrived, which nobody waits for.
+"""A check that gradients are finite, in one pass over them. Its result is a single number; on a GPU with kernels, the
+host reads it once it has arrived, and does not wait for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bayesadam.sharding import full, is_sharded
 
 
 def first_bad(grads: Sequence[Tensor], *, compiles: bool | None) -> int | None:
-    """Number of the first gradient that is not finite or whose squares are not; ``None`` if all are finite.
+    """Index of the first gradient with an element that is not finite or whose square is not, or ``None``.
 
     For a sharded gradient it is a collective call, with the same answer on all ranks.
 
@@ -87,7 +87,9 @@ _NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64
 
 
 class DeviceCheck:
-    """Looks on a GPU for gradients that are not finite. What it finds, kernels read there, and the host later."""
+    """Search for gradients that are not finite, on a GPU. Later kernels read the result there; the host reads it when
+    it arrives.
+    """
 
     def __init__(self) -> None:
         self._table = np.zeros((0, 3), dtype=np.int64)
@@ -108,7 +110,7 @@ class DeviceCheck:
         device, self._parameters = grads[0].device, parameters
         if not devices.is_capturing(device):
             self._upload(grads, device)
-        if devices.is_refilling():  # before a replay: what the last one found
+        if devices.is_refilling():  # before a replay of a graph: the result of the replay before it
             if self._replayed:
                 self._fetch()
             self._replayed = True
@@ -135,12 +137,12 @@ class DeviceCheck:
         self._table, self._chunks = table, int(chunks.sum())
 
     def _fetch(self) -> None:
-        """Begin to bring to the host what was found."""
+        """Begin to copy the result to the host."""
         host = self._found.to("cpu", non_blocking=True, copy=True)
         self._pending.append((host, devices.mark(self._found.device), self._parameters))
 
     def results(self, *, wait: bool) -> Iterator[Tensor]:
-        """The first parameter with a bad gradient, for every earlier step that had one and has not been told.
+        """For every earlier step with a bad gradient that has not been reported: the first parameter that had one.
 
         Args:
             wait: Whether to wait for the latest steps, too.

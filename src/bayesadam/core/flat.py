@@ -1,7 +1,8 @@
 """The parameters of an optimiser that are treated alike, with their state in one vector per name.
 
-Parameters and gradients stay where they are. The tensors of ``optimizer.state`` are views of the vectors, in the order
-of the elements of each parameter whatever its memory layout; of a sharded parameter they are the shards of this rank.
+Parameters and gradients stay where they are. The tensors of ``optimizer.state`` are views of the vectors. Their
+elements are in the order of the parameter's elements, whatever its memory layout. For a sharded parameter, they are the
+shard of this rank.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Kind(NamedTuple):
         statics: The rule's static options.
         per_weight: Whether every weight has a prior of its own.
         default_start: Whether the initial precision is the rule's default.
-        is_run: Whether the local part of each parameter is one run of elements of the whole one.
+        is_run: Whether the local part of each parameter is a contiguous run of the elements of the whole parameter.
     """
 
     dtype: torch.dtype
@@ -89,13 +90,14 @@ class Flat:
     Args:
         kind: Kind of the members.
         members: The parameters.
-        state_names: Names of the vectors, with ``"mean"`` among them unless the mean is nowhere stored.
+        state_names: Names of the vectors. ``"mean"`` is one of them, unless the mean is not stored.
 
     Attributes:
         tensors: Vectors by name.
         tables: Addresses for kernels, by pass.
         buffers: Memory for kernels of a GPU, by pass.
-        priors: Prior precisions from the parameters' initial values; NaN where the group's counts.
+        priors: Prior precisions from the parameters' initial values; NaN where the prior precision of the group is
+            used.
     """
 
     def __init__(self, kind: Kind, members: Sequence[Member], state_names: Sequence[str]) -> None:
@@ -145,9 +147,9 @@ class Flat:
     def deviation(self, *, held: bool) -> str:
         """Where the deviation of a sample from the mean comes from, as in :class:`~bayesadam.core.passes.Pass`.
 
-        It is the difference between weights and mean while they hold the sample, and drawn again later, and always on a
-        GPU, where that is faster than to read the weights. Weights with fewer bits than the mean are not ``mean + sigma
-        eps``, and a mean that is not stored is known up to rounding.
+        While the weights hold the sample, it is the difference between weights and mean. Afterwards it is drawn again;
+        on a GPU it always is, because drawing is faster than reading the weights. The difference is not exact if the
+        weights have fewer bits than the mean, or if the mean is not stored and has to be recomputed.
         """
         if not self.stored or self.kind.dtype != self.kind.weights:
             return "exact"
@@ -194,7 +196,7 @@ class Flat:
         return dict(zip(COUNTERS, values, strict=True))
 
     def advance(self, chosen: NDArray[np.int64], rule: Rule, numbers: Mapping[str, Any]) -> None:
-        """Set the counters of some members to those after a step; the numbers contain those before it."""
+        """Set the counters of some members to their values after a step, computed from those in ``numbers``."""
         after = advanced(rule, Hyper(**numbers, **dict(self.kind.statics)))
         counters = self._host[:, : len(COUNTERS)]
         for column, name in enumerate(COUNTERS):
@@ -228,7 +230,7 @@ class Flat:
         return precision.reciprocal() if self.kind.perturb else torch.zeros_like(precision)
 
     def runs(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-        """First and last (exclusive) of every run of consecutive members among some, which are in order."""
+        """Start and end (exclusive) of every run of consecutive numbers in an increasing sequence of members."""
         if len(numbers) == len(self.members):
             yield 0, len(self.members)
             return
@@ -312,8 +314,8 @@ def numbers_of(
 
 
 def noise_place(parameter: Tensor) -> tuple[int | None, int]:
-    """Element of the whole parameter with which its local part begins, ``None`` if that is not one run of elements,
-    and the number of elements of the whole.
+    """Index in the whole parameter at which its local part begins (``None`` if the part is not a contiguous run), and
+    the number of elements of the whole parameter.
     """
     full_shape, offset = place(parameter)
     return noise.contiguous_start(local(parameter).shape, offset, full_shape), math.prod(full_shape)

@@ -1,5 +1,5 @@
-"""A recording as kernels of Triton: the header, run once for each parameter, and one walk over memory for all of them,
-with the noise drawn on the way.
+"""A recording as kernels of Triton: a header that runs once for each parameter, and one walk over the memory of all
+parameters, which also draws the noise.
 
 What :mod:`bayesadam.core.cpp` does in one function is two here, since float64 is slow on many GPUs.
 """
@@ -30,9 +30,13 @@ TYPES = {
     torch.bool: "tl.int1",
 }
 REORDERED = ("weights", "grad")
-"""Tensors that may have their channels last in memory: a row ends with their number of positions and of channels."""
+"""Tensors that may be in the memory format ``channels_last``; the last two columns of a row are their numbers of
+positions and of channels.
+"""
 WORDS = 8
-"""Seed's halves, step and sample of the noise, those of the next noise, signs, and columns of the table of numbers."""
+"""What the words of a launch are: the two halves of the seed, step and sample of the noise, step and sample of the next
+noise, the two signs, and the number of columns of the table of numbers.
+"""
 
 _TEXT = """
 import triton
@@ -64,7 +68,7 @@ def run(parts, table, words, values):
 
 
 class Buffers:
-    """What a pass over a flat has on the device, in the same memory from step to step, so that graphs can replay it."""
+    """Memory of a pass on the device. It stays the same from step to step, so that a graph can replay the pass."""
 
     def __init__(self) -> None:
         self.table: NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)
@@ -145,7 +149,7 @@ class Kernels:
     def _upload(
         self, buffers: Buffers, table: NDArray[np.int64], rows: NDArray[np.float64], words: NDArray[np.int64]
     ) -> None:
-        """Bring everything to the device that is not there from the step before, in memory that stays the same."""
+        """Copy to the device what has changed since the step before, into memory that stays the same."""
         if not np.array_equal(table, buffers.table):
             programs = devices.programs_of(table)
             packed = devices.packed(table, programs)
@@ -247,7 +251,7 @@ def functions(text: str) -> Mapping[str, Any]:
 
 
 def _statement(operation: Operation, dtypes: dict[Variable, torch.dtype], real: torch.dtype) -> str:
-    """One statement, whose result's dtype is noted; ``real`` is the dtype in which values are compared."""
+    """One statement; the dtype of its result is recorded. ``real`` is the dtype in which values are compared."""
     if operation.name not in _EXPRESSIONS or operation.dtype not in TYPES:
         raise NotElementwise(f"it calls {operation.name}")
     dtype = operation.dtype

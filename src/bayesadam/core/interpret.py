@@ -1,4 +1,4 @@
-"""A recording run by PyTorch's operations, in the memory of results that nobody reads any more."""
+"""Running a recording by PyTorch's operations, which write to the memory of results that are no longer needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Operand = Callable[[Any], Any]
 
 
 def numbers_of_body(program: Program, numbers: Mapping[str, Number]) -> dict[str, Any]:
-    """The numbers that the operations on tensors use, by variable: those of a recording, and what follows from them.
+    """The numbers that the operations on tensors use, by variable: inputs of the recording, and results of its header.
 
     Args:
         program: The recording.
@@ -58,7 +58,7 @@ def run(
         values.update({name: operand(value) for name, value in numbers.items() if isinstance(value, np.ndarray)})
     values.update({tensor_variable(name): tensors[name] for name in program.read})
     targets = {} if into is None else _targets(program, tensors, into)
-    last, free = program.last_uses, set[Any]()  # free: results of this run, in memory that may be used again
+    last, free = program.last_uses, set[Any]()  # ``free``: results of this run whose memory may be used again
     for place, operation in enumerate(program.body):
         arguments = [values[arg] if isinstance(arg, Variable) else arg for arg in operation.args]
         dead = [arg for arg in operation.args if arg in free and last[arg] == place]

@@ -11,7 +11,7 @@ from typing import Any
 
 @contextmanager
 def postponed_interrupt() -> Iterator[None]:
-    """Context that an interrupt (SIGINT) does not leave before its end.
+    """Context that postpones an interrupt (SIGINT) until its end.
 
     Python raises ``KeyboardInterrupt`` in the main thread only, so other threads need nothing.
     """

@@ -1,8 +1,8 @@
 """Running a pass over the members of a flat: by one compiled kernel, or by PyTorch's operations.
 
-Kernels are in C++ on a CPU and in Triton on a GPU. They give the numbers of PyTorch's operations up to rounding, with
-which they are compared before their first use. Where no kernel fits (another device or dtype, no compiler) PyTorch's
-operations are used.
+Kernels are in C++ on a CPU and in Triton on a GPU. Their results are those of PyTorch's operations up to rounding,
+which is checked before the first use of a kernel. Where there is no kernel (another device or dtype, no compiler),
+PyTorch's operations are used.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def _table(
     lists: Lists,
     orders: Sequence[tuple[int, int]] = (),
 ) -> tuple[NDArray[np.int64], list[tuple[Tensor, Tensor]]]:
-    """The runs of a pass with all addresses, and the copies of tensors whose memory is in another order than their
-    elements, unless ``orders`` has it.
+    """The table of the runs of a pass with their addresses, and copies of the tensors whose memory is not in the order
+    of their elements (but for those whose order is in ``orders``).
     """
     names = columns(program, work.draws)
     table = flat.tables.get(work)
@@ -157,7 +157,7 @@ def _table(
             if name in flat.tensors:
                 vector = flat.tensors[name]
                 table[:, column] = vector.data_ptr() + vector.element_size() * flat.starts
-        flat.tables[work] = table  # only when it is whole: an exception may come from a signal at any time
+        flat.tables[work] = table  # only when it is complete: a signal may raise an exception at any time
     if len(chosen) < len(table):
         table = table[chosen]
     copies: list[tuple[Tensor, Tensor]] = []
@@ -197,16 +197,16 @@ def _rows(
 
 
 def _words(work: Pass, draws: Draws) -> NDArray[np.int64]:
-    """What names the noise: see ``gpu.WORDS``."""
+    """The words that identify the noise: see ``gpu.WORDS``."""
     this, following = (draws[name] if name in work.draws else _NOTHING for name in ("eps", "next_eps"))
-    seed = max(this.seed, following.seed)  # that of both, or of the one that is drawn
+    seed = max(this.seed, following.seed)  # the seed of both draws, or of the only one
     signs = int(this.negative) | int(following.negative) << 1
     words = [seed & 0xFFFFFFFF, seed >> 32, this.step, this.pair, following.step, following.pair, signs]
     return np.array(words, dtype=np.int64)
 
 
 def _written(program: Program, lists: Lists, copies: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Note that a kernel has written to the weights, and put back what it wrote to copies."""
+    """Record that a kernel has written to the weights, and copy back what it wrote to copies of them."""
     if "weights" in program.results:
         for target, copy in copies:
             if any(target is weights for weights in lists["weights"]):
@@ -215,7 +215,7 @@ def _written(program: Program, lists: Lists, copies: Sequence[tuple[Tensor, Tens
 
 
 def _flattened(tensor: Tensor, dtype: torch.dtype, copies: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """The tensor itself, or a copy in the order of its elements and in a dtype, which is noted."""
+    """The tensor itself, or a copy with the given dtype and in the order of its elements; the copy is recorded."""
     if tensor.is_contiguous() and tensor.dtype is dtype:
         return tensor
     copies.append((tensor, tensor.to(dtype, memory_format=torch.contiguous_format, copy=True)))
@@ -265,7 +265,7 @@ class _Spread:
 
 
 def _split(vector: Tensor, pieces: Sequence[Piece], flat: Flat) -> list[Tensor]:
-    """Parts of a block's vector, in the shape of the member where a piece is the whole of it."""
+    """Parts of the vector of a block. A piece that is a whole member has the member's shape."""
     parts = vector.split_with_sizes([piece.stop - piece.start for piece in pieces])
     return [
         part
@@ -276,7 +276,7 @@ def _split(vector: Tensor, pieces: Sequence[Piece], flat: Flat) -> list[Tensor]:
 
 
 def _cut(tensor: Tensor, piece: Piece, flat: Flat) -> Tensor:
-    """The part of a member's tensor that a piece has."""
+    """The part of a member's tensor that belongs to a piece."""
     if piece.stop - piece.start == flat.sizes[piece.number]:
         return tensor
     return tensor.reshape(-1)[piece.start : piece.stop]  # weights that are written to are contiguous here
@@ -302,7 +302,7 @@ def _normals(flat: Flat, pieces: Sequence[Piece], draws: Draws) -> dict[str, Ten
 
 
 def _both(flat: Flat, places: Sequence[tuple[int, int, int, int]], draws: Draws) -> dict[str, Tensor]:
-    """Two draws that differ in the step alone, of whole parameters; by one sequence of operations, off the CPU."""
+    """Two draws of whole parameters that differ only in their step, by one sequence of operations; not on a CPU."""
     keys = {(draw.seed, draw.pair) for draw in draws.values()}
     whole = flat.kind.is_run and all(size == whole for _, _, size, whole in places)
     if flat.kind.device.type == "cpu" or len(draws) < 2 or len(keys) > 1 or not whole:
@@ -388,7 +388,7 @@ def _in_triton(work: Pass, weights: torch.dtype, real: torch.dtype, device: torc
     try:
         kernel = gpu.Kernels(program, work.draws, real, device)
         bad = _differs(work, program, real, device, kernel.call)
-    except Exception as error:  # of Triton or of its compiler, which has many kinds
+    except Exception as error:  # Triton and its compiler raise many kinds of errors
         bad = f"{type(error).__name__}: {error}"
     return f"{_without(work)}: {bad}" if bad else kernel
 

@@ -1,4 +1,4 @@
-"""Which parameters have state, and in which flats; kept up to date with groups, parameters and loaded states."""
+"""The assignment of parameters to flats, which follows changes of groups, of parameters and of loaded states."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Layout:
                 )
 
     def _flat(self, kind: Kind, members: list[Member]) -> Flat:
-        """A flat with the state of its members: what is known of it, otherwise the initial one."""
+        """A flat with the state of its members, which is the initial state where there is none yet."""
         stored = not self.first["low_memory"] or kind.dtype != kind.weights
         names = ["mean"] if stored else []
         names += self.rule.state if self.dense is None else ()
@@ -159,7 +159,7 @@ class Layout:
             else:
                 mean, variance = (local(like(parameter, value)) for value in self.priors[self.names()[parameter]])
                 values |= {"prior_mean": mean, "prior_precision": variance.reciprocal()}
-                values["mean"] = values["mean"] if "step" in state else mean  # in its own precision
+                values["mean"] = values["mean"] if "step" in state else mean  # in the precision of the mean
         for name in values.keys() & flat.tensors.keys():
             flat.part(name, number).copy_(values[name])
 
@@ -202,7 +202,7 @@ def initial_prior(parameter: Tensor) -> float:
     """Precision of a prior whose variance is ten times that of the parameter's values.
 
     This is the scale of its initialisation, about ``fan_in / 3`` for PyTorch's layers, rounded to a power of two.
-    Values that are all equal (a shift of 0, a gain of 1) have no scale, and their variance is taken as 1.
+    If all values are equal (a shift of 0, a gain of 1), they have no scale, and the variance is taken as 1.
     """
     values = full(parameter.detach()).double()
     variance = float(values.var(correction=0)) if values.numel() else 0.0

@@ -38,7 +38,7 @@ def perturbed(rule: Rule, mean: Tensor, state: Tensors, eps: Tensor, hp: Hyper) 
 
 
 def followed(mean: Tensor, weights: Tensor) -> Tensor:
-    """The mean where the weights hold it: a wider one keeps its low bits where it still rounds to the weight."""
+    """The mean of weights that hold it. A stored mean with more bits is kept wherever it still rounds to the weight."""
     if mean.dtype == weights.dtype:
         return weights
     return torch.where(mean.to(weights.dtype) == weights, mean, weights.to(mean.dtype))

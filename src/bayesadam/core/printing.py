@@ -1,4 +1,4 @@
-"""What the languages have in common into which recordings are printed: the table of runs, and expressions."""
+"""What the printers of C++ and of Triton share: the table of runs, and expressions."""
 
 from __future__ import annotations
 
@@ -56,4 +56,4 @@ COMMON: dict[str, Expression] = {
     "ne": infix("!="),
     "_to_copy": lambda kind, a: a,
 }
-"""Operations that are written alike."""
+"""Operations that are written the same way in both languages."""

@@ -31,7 +31,7 @@ class NotElementwise(TypeError):
 
 
 class Variable(str):
-    """The name of an input or of a result, as opposed to a constant."""
+    """The name of an input or of a result; constants are numbers."""
 
     __slots__ = ()
 
@@ -79,7 +79,9 @@ class Program:
 
     @cached_property
     def last_uses(self) -> dict[Variable, int]:
-        """Position in the body of the operation that reads a variable last; results are read after the end."""
+        """Position in the body of the last operation that reads each variable; results are read after the end of the
+        body.
+        """
         last: dict[Variable, int] = {}
         for place, operation in enumerate(self.body):
             for arg in (*operation.args, operation.alpha):
@@ -130,7 +132,7 @@ def record(
     inputs = [(tensor_variable(name), value) for name, value in values.items()]
     inputs += [(number_variable(name), value) for name, value in scalars.items()]
     recorder = _Recorder(program, inputs)
-    with torch.no_grad(), torch.device("cpu"), recorder:  # whatever the default device is
+    with torch.no_grad(), torch.device("cpu"), recorder:  # independent of the default device
         results = function(values, scalars)
     for name, value in results.items():
         variable = recorder.operand(value)
@@ -148,7 +150,7 @@ class _Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.program = program
         self.variables: dict[int, Any] = {id(tensor): variable for variable, tensor in inputs}
-        self.alive: list[Tensor] = [tensor for _, tensor in inputs]  # so that no id is used twice
+        self.alive: list[Tensor] = [tensor for _, tensor in inputs]  # kept alive, so that no other tensor gets its id
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -163,7 +165,7 @@ class _Recorder(TorchDispatchMode):
         if name in _SAME and result.shape == args[0].shape:
             self._bind(result, self.operand(args[0]))
         elif name in ("empty_like", "empty"):
-            self.alive.append(result)  # its first value is what is written to it
+            self.alive.append(result)  # the first value of a new tensor is what is written to it
         elif name in CONSTANTS:
             self._bind(result, CONSTANTS[name](*args[1:]))
         elif name == "copy":
@@ -202,13 +204,13 @@ class _Recorder(TorchDispatchMode):
             raise NotElementwise(f"it gives an operation {arg!r}")
         if id(arg) in self.variables:
             return self.variables[id(arg)]
-        if arg.ndim == 0:  # a constant of the code
+        if arg.ndim == 0:  # a constant in the code of the rule
             return arg.numpy().item()
         raise NotElementwise("it reads a tensor that is neither an argument nor made of any")
 
 
 def _without_unused(program: Program) -> Program:
-    """Drop operations whose results nobody reads."""
+    """Remove operations whose results are not used."""
     needed = {*program.results.values(), *program.counters.values()}
     for part in (program.body, program.header):
         kept = []

@@ -17,10 +17,12 @@ from bayesadam.core.passes import Pass
 from bayesadam.sharding import local, rank_and_size
 
 MEAN, BLOCK, TRAIN = "mean", "block", "train"
-"""What the weights hold, as the groups' ``"weights"`` says: the mean, which is then authoritative (the state's follows
-it); or a sample, inside a block or after ``train()``, and then the state's mean is authoritative."""
+"""Values of the entry ``"weights"`` of the groups, which says what the weights hold. If it is the mean, the weights are
+authoritative, and the mean in the state is set to them. If it is a sample, inside a block or after ``train()``, the
+mean in the state is authoritative.
+"""
 WIDTHS = ("num_data", "temperature", "prior_precision", "initial_precision", "perturb")
-"""Entries of every group on which the width of a sample depends; a rule's options may be further ones."""
+"""Entries of every group that decide the width of a sample, in addition to some options of the rule."""
 
 
 def run(
@@ -73,7 +75,7 @@ class Weights:
         self.layout = layout
         self.flats: list[Flat] = []
         self.drawn = Draw(0, 0, 0, False)
-        self._versions: list[list[tuple[int, int]]] = []  # of members, after the sample was written
+        self._versions: list[list[tuple[int, int]]] = []  # of members' tensors, after the sample was written
         self._members: list[Any] = []
         self._widths: dict[int, dict[str, Any]] = {}
 
@@ -114,10 +116,12 @@ class Weights:
     @torch.inference_mode(False)  # tensors that are made here must be usable in training
     @torch.no_grad()
     def perturb(self, sample: int, then: str) -> None:
-        """Put a sample into the weights of all perturbed parameters, which hold their mean, and set ``then``."""
+        """Replace the mean in the weights of all perturbed parameters by a sample, and record ``then`` as what they
+        hold.
+        """
         flats, draw = self.perturbed(), self.draw(sample)
         if self.layout.dense is not None:
-            self.layout.dense.prepare(draw)  # which may fail
+            self.layout.dense.prepare(draw)  # drawing may raise an error
         for flat in flats:
             self.write(flat, np.arange(len(flat.members)), draw, mean="weights")
         self.layout.set_all("weights", then)
@@ -184,7 +188,9 @@ class Weights:
         torch.clear_autocast_cache()
 
     def _recover(self, flat: Flat, chosen: Any, weights: Sequence[Tensor]) -> None:
-        """Replace samples of some members by the means; where these are not stored, at the width of the sample."""
+        """Replace the samples of some members by the means. Means that are not stored are recomputed from the sample
+        and its noise.
+        """
         numbers: dict[str, Any] = {}
         if not flat.stored:
             groups = [{**group, **self._widths.get(id(group), {})} for group in flat.groups]
@@ -213,7 +219,8 @@ class Weights:
         checkpoint.
 
         A sample that was written again is always accepted. A mean that is not stored is taken from the present values:
-        as that of the sample if ``accept`` is ``"sample"`` or the sample is ``leaving``, otherwise as these values.
+        it is computed from them as a sample if ``accept`` is ``"sample"`` or with ``leaving``; otherwise it is these
+        values.
 
         Args:
             accept: What else is accepted: nothing (``"sample"``), since the step would use a gradient at other weights;
@@ -273,6 +280,6 @@ class Weights:
 
 
 def _version_of(parameter: Tensor) -> tuple[int, int]:
-    """What changes when others write to a parameter, or give it other memory, as by ``vector_to_parameters``."""
+    """A value that changes whenever a parameter is written to or gets other memory, as by ``vector_to_parameters``."""
     tensor = local(parameter)
     return tensor._version, tensor.data_ptr()

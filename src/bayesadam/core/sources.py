@@ -41,7 +41,7 @@ class HessianSource:
     start = discard
 
     def stop(self) -> None:
-        """Nothing: it collects only what it is given."""
+        """Do nothing, since only losses that are passed to :meth:`backward` are used."""
 
     def covers(self, parameter: Tensor) -> bool:
         """Whether the curvature of a parameter can be known."""
@@ -133,7 +133,7 @@ class HessianSource:
             raise self._backwarded()
 
     def _backwarded(self) -> RuntimeError:
-        """The error for a user who called ``backward``."""
+        """The error that is raised if the user called ``loss.backward()``."""
         return RuntimeError(
             f"loss.backward() must not be called when hessian={self._kind!r}, which differentiates the loss twice, "
             "got a loss that was differentiated: return it from the closure, or call optimizer.backward(loss) inside "

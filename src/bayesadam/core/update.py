@@ -81,7 +81,9 @@ class Updates:
                         )
 
     def _start_check(self) -> Tensor | None:
-        """What a check on the device will find, if the kernels read it there; otherwise the host must know."""
+        """The pending result of a check on the device, if the kernels read it there; otherwise the host waits for
+        it.
+        """
         flats = [flat for flat in self.layout.built if any(p.grad is not None for p in flat.parameters)]
         places = {flat.kind.device if flat.on_device and not flat.is_sharded else None for flat in flats}
         if len(places) != 1 or None in places or self.layout.first["compile"] is False:
@@ -115,7 +117,7 @@ class Updates:
         bad = self.first_bad()
         if bad is not None:
             raise self._not_finite(bad, "; nothing was changed")
-        if isinstance(self.collection.source, HessianSource):  # infinite where the gradient is finite
+        if isinstance(self.collection.source, HessianSource):  # infinite perhaps where the gradient is finite
             for parameter, kept in self.collection.kept.items():
                 if not kept.isfinite().all():
                     self._refuse_curvature(parameter)
@@ -165,7 +167,7 @@ class Updates:
         for flat in flats:
             self._update_flat(flat, draws, drop_in=drop_in and flat.kind.perturb, ready=ready and dense is None)
         if any(devices.is_capturing(flat.kind.device) for flat in flats):
-            return  # nothing has happened
+            return  # there was no step
         layout.set_all("noise_step", layout.first["noise_step"] + 1)
         if not ready:
             layout.set_all("skipped_steps", layout.first["skipped_steps"] + 1)

@@ -56,7 +56,7 @@ class ClosedForm:
         return isinstance(self.form, LinearForm) and math.prod(call.inputs[0].shape[1:-1]) == 1
 
     def _whole(self, call: Call) -> tuple[Tensor, Tensor]:
-        """Inputs and output gradients, in one dtype that is wide enough."""
+        """Inputs and output gradients in a common dtype, float32 or wider."""
         (inputs,), (grads,) = call.inputs, call.grads
         assert grads is not None
         dtype = wide(grads.dtype)
@@ -98,7 +98,7 @@ def _with_examples(call: Call, indices: Tensor, output: Tensor) -> tuple[Tensor,
 def _are_positions(call: Call, indices: Tensor, size: int) -> bool:
     """Whether a list of indices has positions that all examples share, and not one index for each example.
 
-    If there are as many positions as examples, the list is ambiguous, and earlier calls are used.
+    If there are as many positions as examples, the list alone does not tell, and earlier calls decide.
     """
     collector = call.collector()
     known = {} if collector is None else collector.positions

@@ -35,7 +35,7 @@ class Collector:
     Attributes:
         units: Parts of the model since the last start.
         num_examples: Number of examples in the backward passes since the start.
-        generation: Number of starts; calls from before the last start are ignored.
+        generation: How often it was started; calls from before the last start are ignored.
         paused: Whether hooks are ignored, because a module is called again.
         resumable: Whether there was a :meth:`pause`, without a :meth:`resume` or a start since.
         positions: Embeddings by name for which it is known whether their indices are positions.
@@ -105,7 +105,7 @@ class Collector:
         for total in self._totals.values():
             total.empty = True
         if not in_backward():
-            self.paused = False  # an interrupt may have left it
+            self.paused = False  # an interrupt may have left it set
             self._end_of_backward()
 
     @property
@@ -191,7 +191,7 @@ class Collector:
             )
         sources = nodes_of(tensors_in((args, kwargs)))
         call = Call(unit, during, names, weakref.ref(self))
-        self._pass = None  # an exception ends the pass
+        self._pass = None  # an exception has ended the pass
         output = unit.method.capture(call, args, kwargs, output)
         self._pass = during
         if self._inside:
@@ -241,7 +241,7 @@ class Collector:
                     self._paused(self._square_sums, slot, calls)
                 during.pending.clear()
         if self.after_backward is not None:
-            # Queued again, it runs after the averaging of the gradients that data parallelism has queued.
+            # It queues itself again, so that it runs after the averaging of gradients that data parallelism has queued.
             Variable._execution_engine.queue_callback(self.after_backward)
 
     # Internal methods
@@ -250,7 +250,8 @@ class Collector:
         """The parts of the model; RuntimeError if another collector's hooks are on one."""
         units, slots = units_of(self.root, self._totals, self.closed)
         if self._has_others(units):
-            gc.collect()  # an optimizer that nobody refers to any more is left in a cycle, and its hooks on
+            # An optimiser without references may still wait for the garbage collector, with its hooks on the model.
+            gc.collect()
             if self._has_others(units):
                 raise RuntimeError(
                     "a model must have at most one started PerExampleSquares at a time, got a second one: use one "

@@ -40,8 +40,8 @@ class Leaf:
     Attributes:
         position: Position among the leaves of the nested arguments.
         axis: Axis of the examples; None for tensors that all examples share.
-        several: Number of rows of axis 0 that belong to one example, if not one; the module then gets all of them.
-            Otherwise it gets an axis of length 1 in place of the axis of the examples.
+        several: Number of rows of axis 0 that belong to one example, if there are several; the module is then called
+            with all of them. Otherwise it is called with an axis of length 1 in place of the axis of the examples.
     """
 
     position: int
@@ -217,7 +217,7 @@ class Replay:
         bare = _Bare(module, hooks=context.derived)
 
         def outputs(values: dict[str, Tensor], *tensors: Tensor) -> list[Tensor]:
-            """For one example, each without the axis of the examples."""
+            """The forward pass of one example; no argument has the axis of the examples."""
             given = list(context.leaves)
             for leaf, tensor in zip(context.inputs, tensors, strict=True):
                 given[leaf.position] = (

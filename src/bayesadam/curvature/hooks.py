@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def nothing() -> None:
-    """A reference to nothing."""
+    """A weak reference whose object is gone."""
 
 
 class Hook:
-    """A hook that knows its collector as long as that exists."""
+    """A hook with a weak reference to its collector."""
 
     def __init__(self, collector: Callable[[], Collector | None] = nothing) -> None:
         self.reference = collector

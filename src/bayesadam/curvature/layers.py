@@ -61,14 +61,16 @@ class Form(Protocol):
         """Memory that :meth:`gradients` takes for one example."""
 
     def least_axes(self, module: Any) -> int:
-        """Number of axes of an input that has a batch axis, at least."""
+        """Smallest number of axes of an input with a batch axis."""
 
     def prepare(self, module: Any, inputs: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
         """Compute values that depend on the whole minibatch; called before the other methods."""
 
 
 class Chunked(abc.ABC):
-    """Squares the result of ``gradients``, a chunk of examples at a time, except for biases, which are small."""
+    """Base class of forms that square the per-example gradients of a chunk of examples at a time; biases, which are
+    small, are squared at once.
+    """
 
     def prepare(self, module: Any, inputs: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
         """Part of the :class:`Form` protocol."""

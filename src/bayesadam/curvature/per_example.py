@@ -97,7 +97,7 @@ class PerExampleSquares:
         Raises:
             RuntimeError: Another object is started on the model, or on a part of it; nothing has changed.
         """
-        if "_modules" not in vars(self.model):  # of a copy that is being made, where a module has its optimiser
+        if "_modules" not in vars(self.model):  # while a module that holds its optimiser is copied
             return
         self._collector.start()
         self._collector.after_backward = after_backward

@@ -57,10 +57,13 @@ class Likelihood(nn.Module):
     Attributes:
         outputs_per_target: Number of network outputs for each of the targets of a data point.
         discrete: Whether targets, and so their quantiles, are integers.
+        calibrated: Whether its temperature was found on held-out rows, by :func:`bayesadam.calibrate` or
+            :func:`bayesadam.tune_posterior`.
     """
 
     outputs_per_target: ClassVar[int] = 1
     discrete: ClassVar[bool] = False
+    calibrated: bool = False
 
     def __init__(self) -> None:
         super().__init__()

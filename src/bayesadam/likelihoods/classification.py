@@ -153,7 +153,7 @@ class Categorical(ClassificationLikelihood):
         if target.is_floating_point() or target.is_complex():
             raise ValueError(f"target must be integer class numbers, got dtype {target.dtype}")
         if target.device.type == "cuda":
-            return  # where ``gather`` checks the range itself, and nobody has to wait
+            return  # where ``gather`` checks the range itself, without a wait for the device
         if target.numel() and not (0 <= target.min() and target.max() < classes):
             raise ValueError(f"target must be in [0, {classes}), got {target.min().item()} to {target.max().item()}")
 

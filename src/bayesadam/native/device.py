@@ -1,4 +1,4 @@
-"""Kernels of Triton on a GPU: whether there are any, uploads that nobody waits for, and launches.
+"""Kernels of Triton on a GPU: whether they can be used, uploads for which the host does not wait, and launches.
 
 ``TRITON_INTERPRET=1``, set before triton is imported, runs the same kernels on a CPU, for tests.
 """
@@ -24,7 +24,7 @@ BLOCK = 256
 CHUNK = 4096
 """Elements that a program of the check looks at together."""
 PROGRAMS = 1024
-"""Largest number of programs of the check, each of which writes what it finds; they share the elements."""
+"""Largest number of programs of the check. They share the elements, and each writes its own result."""
 NONE = 2**31 - 1
 """What the check writes if it finds nothing."""
 
@@ -40,7 +40,7 @@ def is_capturing(device: torch.device) -> bool:
 
 
 def mark(device: torch.device) -> Any:
-    """An event that has happened when the device has done what it was told before; ``None`` if it is not needed."""
+    """An event that occurs when the device has finished all work so far; ``None`` if none is needed."""
     if device.type == "cpu":
         return None
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -86,7 +86,7 @@ def upload(array: NDArray[Any], device: torch.device, into: Tensor | None = None
 
 
 def packed(table: NDArray[np.int64], programs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A table, and behind it, for every program, its row and its number there; see :func:`unpacked`."""
+    """A table, followed by two numbers for every program: its row, and its number among the programs of this row."""
     rows = np.repeat(np.arange(len(programs)), programs)
     numbers = np.arange(len(rows)) - np.repeat(np.cumsum(programs) - programs, programs)
     parts = np.stack([rows, numbers], axis=1, dtype=np.int32)
@@ -108,7 +108,7 @@ def programs_of(table: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def launch(function: Any, programs: int, device: torch.device, *args: Any, warps: int = 4) -> None:
-    """Run so many programs of a function; sums and products are not fused, as in the compiled C++."""
+    """Launch a function with this number of programs. Sums and products are not fused, as in the compiled C++."""
     if not programs:
         return
     if device.type == "cpu":

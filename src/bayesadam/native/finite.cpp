@@ -1,4 +1,4 @@
-// Whether vectors of float are finite, and their squares, too.
+// Whether all elements of float vectors, and their squares, are finite.
 #include <cmath>
 #include <cstdint>
 

@@ -25,7 +25,7 @@ inline int64_t tiles_of(int64_t first, int64_t size) {
     return size == 0 ? 0 : (first + size - 1) / TILE - first / TILE + 1;
 }
 
-// This thread's part of some tiles that are numbered through over several runs.
+// The part of this thread of the tiles of several runs, which are numbered consecutively.
 struct Share {
     int64_t lo, hi;
     explicit Share(int64_t total) {
@@ -137,7 +137,7 @@ inline void philox(uint32_t first, const Key& key, const Rounds& rounds, uint32_
     __m512i a1 = _mm512_set1_epi64(key.index), a2 = _mm512_set1_epi64(key.step), a3 = _mm512_set1_epi64(key.number);
     __m512i b1 = a1, b2 = a2, b3 = a3;
 #pragma GCC unroll 7
-    for (int round = 0; round < 7; round++) {  // words in 64 bits, whose upper halves do not matter
+    for (int round = 0; round < 7; round++) {  // the words are in 64 bits, of which only the lower halves are used
         const __m512i ap = _mm512_mul_epu32(a0, m0), aq = _mm512_mul_epu32(a2, m1);
         const __m512i bp = _mm512_mul_epu32(b0, m0), bq = _mm512_mul_epu32(b2, m1);
         a0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(aq, 32), a1, rounds.low[round], 0x96);
@@ -192,7 +192,7 @@ inline void fill_lanes(
 }
 
 // The 4 * lanes normals of one tile: element j has output j / lanes of counter j % lanes.
-// Never inlined, so that it is the same code in all kernels.
+// It is never inlined, so that all kernels use the same code and get the same numbers.
 __attribute__((noinline)) void fill_tile(float* out, uint32_t tile, int64_t lanes, const Key& key, float sign) {
     const Rounds rounds(key);
     const uint32_t first = tile * static_cast<uint32_t>(LANES);

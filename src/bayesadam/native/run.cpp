@@ -1,4 +1,4 @@
-// A pass over the weights: see bayesadam/engine/kernels.py, which puts the parts between /* and */ in place.
+// A pass over the weights. bayesadam/core/cpp.py replaces the parts between /* and */.
 #include "normal.h"
 
 namespace {

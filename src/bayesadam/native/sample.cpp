@@ -1,6 +1,6 @@
-// Weights theta = around * mean + softplus(rho) * eps, sums of them for divergences, and all gradients: one pass over
-// memory each. A row of a table is one tensor: its number of elements, and the addresses of float32 numbers. `around`
-// is 1, or 0 for the deviations from the means.
+// Weights theta = around * mean + softplus(rho) * eps with the sums that divergences need, in one pass over memory, and
+// all gradients, in another. `around` is 1, or 0 for the deviations from the means. A row of a table is one tensor: its
+// number of elements, and the addresses of float32 numbers.
 #include <vector>
 
 #include "normal.h"
@@ -28,7 +28,7 @@ inline float exponential(float x) {  // for x <= 0; the polynomial is that of Ce
 
 inline float softplus(float rho) {
     const float e = exponential(rho > 0.0f ? -rho : rho), u = 1.0f + e;
-    const float lost = e - (u - 1.0f);  // by the addition; all there is of a small e
+    const float lost = e - (u - 1.0f);  // what the addition has rounded off: all of a small e
     const float value = (rho > 0.0f ? rho : 0.0f) + (natural_log(u) + lost);
     return rho == rho ? value : rho;
 }
@@ -40,7 +40,7 @@ extern "C" void sample(int64_t count, const int64_t* rows, float center, float a
     constexpr int64_t COLUMNS = 6;
     int64_t chunks = 0;
     for (int64_t i = 0; i < count; i++) chunks += (rows[i * COLUMNS] + CHUNK - 1) / CHUNK;
-    std::vector<float> parts(3 * chunks);  // added up in their order, whatever the threads
+    std::vector<float> parts(3 * chunks);  // added up in a fixed order, independent of the threads
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         int64_t before = 0;

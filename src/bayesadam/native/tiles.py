@@ -41,7 +41,7 @@ def natural_log(u):
 
 @triton.jit
 def sine_and_cosine(x):
-    """Both for ``0 <= x <= 2 pi``."""
+    """Sine and cosine for ``0 <= x <= 2 pi``."""
     turns = tl.floor(x * 0.63661977236758134 + 0.5)
     quadrant = turns.to(tl.int32)
     r = tl.fma(turns, -1.5703125, x)
@@ -62,7 +62,7 @@ def sine_and_cosine(x):
 
 @triton.jit
 def box_muller(first, second, sign):
-    """Two normals of two words."""
+    """Two normals from two random words."""
     uniform = tl.fma(first.to(tl.float32), 2.3283064365386963e-10, 1.1641532182693481e-10)
     sine, cosine = sine_and_cosine(second.to(tl.float32) * 1.4629180792671596e-09)
     radius = sign * tl.sqrt_rn(-2.0 * natural_log(uniform))
@@ -94,8 +94,8 @@ def normals(tile, lane, index, low, high, step, number, sign):
 
 @triton.jit
 def place(parts, table, columns: tl.constexpr):
-    """The number of a program's row, the row, its tile, its lanes, the lanes of the whole tile, and where this begins
-    behind the run's start.
+    """The place of a program: the number of its row, the row, its tile, its lanes, the lanes of the whole tile, and the
+    offset of the tile from the start of the run.
 
     Only elements ``0 <= begin + k * lanes + lane < size`` of output ``k`` belong to the run.
     """
@@ -113,14 +113,14 @@ def place(parts, table, columns: tl.constexpr):
 
 @triton.jit
 def inside(at, lane, lanes, begin, size):
-    """Which elements ``at`` behind ``begin`` belong to the run."""
+    """Whether the elements at the offsets ``at`` from ``begin`` belong to the run."""
     return (lane < lanes) & (begin + at >= 0) & (begin + at < size)
 
 
 @triton.jit
 def channels_last(at, begin, positions, channels):
-    """Where elements ``at`` behind ``begin`` are in memory that has the channels last; with 0 channels, where they are
-    in order.
+    """Offsets in memory of the elements at ``at`` from ``begin``, for the memory format ``channels_last``; with 0
+    channels, for memory in the order of the elements.
     """
     if channels > 1:
         first = begin.to(tl.int32)
@@ -186,7 +186,7 @@ def is_bad(address, at, mask, dtype: tl.constexpr, wide: tl.constexpr):
 
 @triton.jit(do_not_specialize=["count"])
 def check(parts, table, count, found):
-    """Write the number of the first gradient of this program's that is not finite, or :data:`NONE`.
+    """Write the number of the first gradient in this program's share that is not finite, or :data:`NONE`.
 
     A row has an address, a number of elements, and the number of the dtype. Programs share ``count`` chunks.
     """

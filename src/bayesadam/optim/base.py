@@ -285,7 +285,7 @@ class PerturbedOptimizer(Checkpointed):
         """Prepare the next step of a CUDA graph in which :meth:`step` was captured, before every ``graph.replay()``.
 
         It is a step without kernels: rates, counters and noise of the next step are computed as usual, and brought to
-        the device in one upload, which nobody waits for. Capture drop-in training, after a few steps without a graph;
+        the device in one upload, without waiting for it. Capture drop-in training, after a few steps without a graph;
         what is captured does not count as a step.
 
         Raises:
