@@ -1,4 +1,4 @@
-"""Steps and predictions on tensors of a GPU that is not there: what is dispatched, launched and copied, and what waits.
+"""Tensors of a GPU that is not there, and steps on them: what is dispatched, launched and copied, and what waits.
 
 ``FakeTensorMode`` makes tensors without memory. Operations that mix devices raise errors, and so does whatever needs a
 number of the device. Autograd asks for a device all the same; a few lines of C++ say that there is one.
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import math
 import re
 import subprocess
 import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -62,14 +62,17 @@ if "torch" not in sys.modules:
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.nn.functional import cross_entropy
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import bayesadam as ba
 from bayesadam import noise
 from bayesadam.core import finite, launch
-from bayesadam.curvature import PerExampleSquares
 from bayesadam.native import device as devices
 
 CUDA = torch.device("cuda:0")
@@ -87,22 +90,29 @@ class Watch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operations, self.copies, self.launches = Counter[str](), Counter[str](), Counter[str]()
-        self.uploads, self.waits = 0, Counter[str]()
+        self.uploads, self.waits, self.synchronized = 0, Counter[str](), False
 
     def wait(self) -> None:
         """Note that a line waits for the device."""
         self.waits[line()] += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name == "_local_scalar_dense" and args[0].device.type == "cuda":
-            self.wait()
-            expected = not re.search(r"failed|outside|total|target", line(code=True))  # what happens if all is well
-            return expected if args[0].dtype == torch.bool else 0.0 if args[0].is_floating_point() else 0
+        name, first = func.overloadpacket.__name__, next((each for each in args if isinstance(each, Tensor)), None)
+        mask = next((each for each in args[1] if each is not None), None) if name in ("index", "index_put_") else None
+        chosen = mask is not None and mask.dtype == torch.bool and not (name == "index_put_" and args[2].numel() == 1)
+        if name in ("_local_scalar_dense", "nonzero", "equal") or chosen:  # the number, or the shape, must be known
+            if first.device.type == "cuda":
+                self.wait()
+            else:
+                with suppress(DataDependentOutputException, DynamicOutputShapeException):
+                    return func(*args, **(kwargs or {}))
+            return answer(name, first, mask)
         result = func(*args, **(kwargs or {}))
         devices_ = {t.device.type for t in (*args, result) if isinstance(t, Tensor)}
         if len(devices_) > 1 and name in ("_to_copy", "copy_"):
             self.copies[line()] += 1
+            if not (kwargs or {}).get("non_blocking", len(args) > 2 and args[2]):
+                self.wait()
         elif "cuda" in devices_ or (args and isinstance(args[0], list | tuple)):
             self.operations[name] += 1
         return result
@@ -121,16 +131,41 @@ class Watch(TorchDispatchMode):
 
 
 def line(*, code: bool = False) -> str:
-    """The place of the library's line that runs, or its code."""
+    """The file and function of the library's line that runs, or its code."""
     lines = [each for each in traceback.extract_stack() if "/bayesadam/" in each.filename]
     if not lines:
         return "torch"
-    return str(lines[-1].line) if code else f"{Path(lines[-1].filename).name}:{lines[-1].lineno}"
+    return str(lines[-1].line) if code else f"{Path(lines[-1].filename).name}: {lines[-1].name}"
 
 
-class _Never:
+_AMISS = "failed|outside|wrong|unknown|total|target|isinf|bad|beside|difference|upper|diagonal < 0"
+"""Names of masks that are false everywhere if all is well."""
+
+
+def answer(name: str, tensor: Tensor, mask: Tensor | None) -> Any:
+    """What a tensor without numbers says: all is well, and masks are true everywhere."""
+    if name == "nonzero":
+        return torch.empty(0, tensor.ndim, dtype=torch.int64, device=tensor.device)
+    if mask is not None:
+        return tensor.flatten(0, mask.ndim - 1) if name == "index" else tensor
+    expected = not re.search(_AMISS, line(code=True))
+    return expected if name == "equal" or tensor.dtype == torch.bool else float(expected)
+
+
+class Event:
+    """What has not happened when somebody asks, until somebody waits."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
     def query(self) -> bool:
-        return False
+        """Whether it has happened."""
+        return self.watch.synchronized
+
+    def synchronize(self) -> None:
+        """Wait for it, and thus for all before it."""
+        self.watch.wait()
+        self.watch.synchronized = True
 
 
 @contextmanager
@@ -140,7 +175,7 @@ def fake(*, triton: bool) -> Iterator[Watch]:
 
     def upload(array: Any, device: torch.device, into: Tensor | None = None) -> Tensor:
         watch.uploads += 1
-        return torch.empty(len(array), dtype=torch.int64, device=device) if into is None else into
+        return torch.from_numpy(array).new_empty(array.shape, device=device) if into is None else into
 
     def launched(function: Any, programs: int, device: torch.device, *args: Any, **_: Any) -> None:
         watch.launches[getattr(function, "__name__", "kernel")] += 1
@@ -159,7 +194,29 @@ def fake(*, triton: bool) -> Iterator[Watch]:
         if self.device.type != "cuda":
             return listed(self)
         watch.wait()
-        return np.ones(tuple(self.shape), dtype=float if self.is_floating_point() else int).tolist()
+        number = math.inf if "bad_at" in line(code=True) else 1
+        return np.full(tuple(self.shape), number, dtype=float if self.is_floating_point() else int).tolist()
+
+    def to(self: nn.Module, device: Any) -> nn.Module:
+        """As PyTorch does it, but with new parameters: those of fake tensors cannot be given other contents."""
+        for module in self.modules():
+            for name, value in module._parameters.items():
+                if value is not None:
+                    module._parameters[name] = nn.Parameter(value.detach().to(device), value.requires_grad)
+            for name, value in module._buffers.items():
+                module._buffers[name] = None if value is None else value.to(device)
+        return self
+
+    def deepcopy(self: Tensor, memo: Any) -> Tensor:
+        copied = self.detach().clone()
+        return nn.Parameter(copied, self.requires_grad) if isinstance(self, nn.Parameter) else copied
+
+    def numpy(self: Tensor, **_: Any) -> Any:
+        return np.full(1, devices.NONE) if "host.numpy" in line(code=True) else np.asarray(self.tolist())
+
+    def mark(device: torch.device) -> Event:
+        watch.synchronized = False
+        return Event(watch)
 
     def recorded(*args: Any) -> Any:
         with _disable_current_modes():
@@ -170,7 +227,7 @@ def fake(*, triton: bool) -> Iterator[Watch]:
         (launch.devices, "is_available", lambda device: triton and device.type == "cuda"),
         (sys.modules["bayesadam.core.flat"], "is_available", lambda device: triton and device.type == "cuda"),
         (devices, "is_capturing", lambda device: False),
-        (devices, "mark", lambda device: _Never()),
+        (devices, "mark", mark),
         (devices, "upload", upload),
         (devices, "launch", launched),
         (noise, "_kernel", lambda device: fill),
@@ -181,6 +238,11 @@ def fake(*, triton: bool) -> Iterator[Watch]:
         (Tensor, "data_ptr", lambda self: id(self)),
         (FakeTensor, "tolist", tolist),
         (Tensor, "pin_memory", lambda self: self),
+        (Tensor, "numpy", numpy),
+        (Tensor, "__deepcopy__", deepcopy),
+        (nn.Module, "to", to),
+        (nn.Module, "float", lambda self: self),
+        (nn.Module, "double", lambda self: self),
         (Tensor, "__format__", lambda self, spec: "0"),
     ]
     with ExitStack() as stack:
@@ -219,154 +281,11 @@ def _give(params: Any, grads: Any) -> None:
         parameter.grad = grad
 
 
-def walks() -> dict[str, Any]:
-    """What each part of the library dispatches on a GPU, on its second call, or where it stops."""
-    found = {}
-    for name, function in WALKS.items():
-        with fake(triton=True) as watch:
-            try:
-                with CUDA:
-                    again = function()
-                again()
-                watch.clear()
-                again()
-                found[name] = watch.report()
-            except Exception as error:
-                last = [each for each in traceback.extract_tb(error.__traceback__) if "/bayesadam/" in each.filename][
-                    -1:
-                ]
-                where = "".join(f"{Path(each.filename).name}:{each.lineno}" for each in last)
-                found[name] = {**watch.report(), "stops": f"{where} {type(error).__name__}: {str(error)[:200]}"}
-    return found
-
-
-def network() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Dropout(0.1), nn.Linear(20, 4))
-
-
-def data() -> tuple[Tensor, Tensor]:
-    return torch.randn(16, 3), torch.zeros(16, dtype=torch.int64)
-
-
-def training(name: str, mode: str, **options: Any) -> Callable[[], Any]:
-    """One step, with forward and backward pass."""
-    net, (x, y) = network(), data()
-    if name == "VOGN":
-        options["curvature"] = PerExampleSquares(net)
-    opt = getattr(ba, name)(net.named_parameters(), num_data=50.0, **options)
-
-    def closure() -> Tensor:
-        opt.zero_grad()
-        loss = cross_entropy(net(x), y)
-        loss.backward()
-        return loss
-
-    def step() -> None:
-        if mode == "train":
-            opt.train()
-        if mode == "block":
-            with opt.sampled_params():
-                closure()
-            opt.step()
-        else:
-            opt.step(closure)
-
-    return step
-
-
-def posterior() -> ba.DiagonalGaussian:
-    # Its check that all numbers are finite reads one, once.
-    with patch.object(ba.DiagonalGaussian, "__init__", _unchecked):
-        net = network()
-        mean = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
-        return ba.DiagonalGaussian(mean, {name: torch.ones_like(value) for name, value in mean.items()})
-
-
-def _unchecked(self: Any, mean: Any, variance: Any) -> None:
-    self.mean, self.variance, self.hyperparameters = mean, variance, {}
-
-
-def sampling() -> Callable[[], Any]:
-    net, write = network(), posterior().writer(0)
-    return lambda: write(dict(net.named_parameters()), 3)
-
-
-def predicting(method: str) -> Callable[[], Any]:
-    net, q, (x, _) = network(), posterior(), data()
-    return lambda: ba.predict(net, q, x, likelihood=ba.Categorical(), mc_samples=4, method=method)
-
-
-def module(make: Callable[[nn.Module], Any]) -> Callable[[], Any]:
-    """A step with a network whose weights are random."""
-    net, (x, y) = make(nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 4))), data()
-    opt = torch.optim.Adam(net.parameters())
-
-    def step() -> None:
-        opt.zero_grad()
-        net.loss(x, y, likelihood=ba.Categorical(), num_data=50).backward()
-        opt.step()
-
-    return step
-
-
-def laplace(structure: str) -> Callable[[], Any]:
-    net = network()
-    pair = data()
-    return lambda: ba.laplace(net, pair, likelihood=ba.Categorical(), structure=structure, prior_precision=1.0)
-
-
-def dropout() -> Callable[[], Any]:
-    net, (x, _) = network(), data()
-    return lambda: ba.predict(net, ba.MCDropout(net), x, likelihood=ba.Categorical(), mc_samples=4)
-
-
-def population() -> Callable[[], Any]:
-    nets = [network()[::3] for _ in range(2)]
-    options: dict[str, Any] = {
-        "likelihood": ba.Categorical(),
-        "epochs": 3,
-        "batch_size": 8,
-        "lr": 0.01,
-        "progress": False,
-    }
-    pair = data()
-    return lambda: ba.population.train(nets, pair, **options)
-
-
-def metrics() -> Callable[[], Any]:
-    probs, target = torch.full((16, 4), 0.25), torch.zeros(16, dtype=torch.int64)
-    names = ("accuracy", "brier_score", "expected_calibration_error")
-    return lambda: [getattr(ba.metrics, name)(probs, target) for name in names]
-
-
-WALKS: dict[str, Callable[[], Callable[[], Any]]] = {
-    **{
-        f"{name} {mode}": partial(training, name, mode)
-        for name in ("Vadam", "IVON")
-        for mode in ("train", "block", "closure")
-    },
-    "BayesAdam train": partial(training, "BayesAdam", "train", batch_size=16, prior_precision=1.0),
-    "VOGN train": partial(training, "VOGN", "train"),
-    "Vadam closure, 2 samples": partial(training, "Vadam", "closure", mc_samples=2),
-    "a posterior sample": sampling,
-    "predict, Monte Carlo": partial(predicting, "monte_carlo"),
-    "predict, mean": partial(predicting, "mean"),
-    "predict, linearized": partial(predicting, "linearized"),
-    "predict, moments": partial(predicting, "moments"),
-    "predict, dropout": dropout,
-    "Bayes by Backprop": partial(module, ba.variational),
-    "FAWN": partial(module, ba.fawn),
-    "Laplace, diagonal": partial(laplace, "diagonal"),
-    "Laplace, Kronecker": partial(laplace, "kron"),
-    "population, 6 steps": population,
-    "metrics": metrics,
-}
-
 SIZES = {
     True: ((16, 10**6), (150, 10**6), (150, 10**9), (2000, 10**6)),
-    False: ((16, 10**6), (150, 10**6), (150, 10**8)),
+    False: ((16, 10**6), (150, 10**6), (2000, 10**6), (150, 10**8)),
 }
-"""Tensors and weights, with Triton and without: PyTorch's operations keep tables of the noise, 14 bytes per weight."""
+"""Tensors and weights, with Triton and without, where noise is drawn in pieces of two million elements."""
 
 
 def steps(*, quick: bool) -> dict[str, Any]:
@@ -391,8 +310,3 @@ def steps(*, quick: bool) -> dict[str, Any]:
                         "same_at": [list(size) for size, e in zip(sizes, each, strict=True) if e == each[0]],
                     }
     return found
-
-
-def everything(*, quick: bool) -> dict[str, Any]:
-    """Steps, and a walk through what the library offers."""
-    return {"steps": steps(quick=quick), "walks": walks()}

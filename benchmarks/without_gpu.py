@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from bayesadam.core import gpu, launch
@@ -107,12 +107,23 @@ def interpreted(names: Sequence[str]) -> dict[str, Any]:
         kernels = gpu.Kernels(program, each.draws, real, CPU)
         worst = 0.0
         for skip in (0.0, 1.0) if each.guarded else (0.0,):
-            pairs = launch.trial(each, program, real, CPU, kernels.call, sizes=(5, 300), skip=skip)
-            errors = [((a - b).abs() / (1e-3 + b.abs())).max().item() for a, b in pairs.values()]
+            tried = launch.trial(each, program, real, CPU, kernels.call, sizes=(5, 300), skip=skip)
+            errors = [relative(*values) for values in tried.values()]
             worst = max([worst, *errors])
-        limit = 2 * torch.finfo(weights).eps if weights != real else 2e-5
+        limit = 2 * torch.finfo(weights).eps if weights != real else 5e-6
         results[title(work)] = {"difference": worst, "within_rounding": worst <= limit}
     return {"passes": results, "count": len(results), "equal": all(r["within_rounding"] for r in results.values())}
+
+
+def relative(before: Tensor, found: Tensor, expected: Tensor) -> float:
+    """Largest error relative to the result, or to the value before the pass if that was larger.
+
+    A result is the value before it plus a change. Where the two cancel, as a mean of .8 and a deviation of -.798, the
+    sum has the rounding errors of its terms: 5e-7 for a sample of Bayes by Backprop, whose width takes five roundings
+    (softplus, square, reciprocal, root, product), which is 2e-5 of a sum of .0017.
+    """
+    size = torch.maximum(expected.abs(), before.abs())
+    return float(((found - expected).abs() / (1e-3 + size)).max())
 
 
 RUN = {"parts": "*i32", "table": "*i64", "words": "*i64", "values": "*fp32"}
@@ -139,6 +150,10 @@ def compiled(names: Sequence[str]) -> dict[str, Any]:
             "bytes_per_weight": bytes_per_weight(text),
         }
     results["normals"] = {"run": cubins(tiles.fill, {"parts": "*i32", "table": "*i64"})}
+    # The check reads every gradient once more than the update: 4 bytes per weight. It cannot be a part of the update,
+    # which has written other weights when it meets a bad gradient, while nothing may change: it could be undone only
+    # with the old values, which take more memory and traffic. PyTorch's own check writes the gradients, too. Behind the
+    # check, the update finds the gradients of up to ten million weights in the cache of a large GPU.
     check = {"parts": "*i32", "table": "*i64", "count": "i32", "found": "*i32"}
     results["check"] = {"run": cubins(tiles.check, check), "bytes_per_weight": 4}
     spills = [
@@ -196,7 +211,7 @@ def without_gpu(*, quick: bool) -> dict[str, Any]:
     commands = {
         "interpreted": ["-c", code.format("interpreted")],
         "compiled": ["-c", code.format("compiled")],
-        "fake": ["-c", f"import fake_gpu, json; print(json.dumps(fake_gpu.everything(quick={quick})))"],
+        "fake": ["-c", f"import fake_walks, json; print(json.dumps(fake_walks.everything(quick={quick})))"],
     }
     workers = {}
     for part, arguments in commands.items():

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from scipy import special
 
 from bayesadam import native, noise
-from bayesadam.functional.philox import philox_rounds
+from bayesadam.functional.philox import constants
+from bayesadam.functional.philox import philox as philox_words
 from bayesadam.noise import BLOCK, LANES, TILE, normal
 
 NUM = 4 * 10**6
@@ -76,11 +77,10 @@ class TestBits:
         expected = [int(word, 16) for word in answer.split()]
         assert philox(counter, key, rounds) == expected
         assert philox_inverse(expected, key, rounds) == counter
-        for as_tensor in itertools.product([False, True], repeat=4):
-            pool = [torch.full((3,), -1) for _ in range(8)]
-            words = [torch.full((3,), c) if t else c for c, t in zip(counter, as_tensor, strict=True)]
-            found = philox_rounds(words, key, pool, rounds)
-            assert [word.tolist() for word in found] == [[word] * 3 for word in expected]
+        words = torch.tensor(counter)[:, None].repeat(1, 3)
+        memory = words[::2].contiguous(), words[1::2].contiguous(), torch.empty(2, 3, dtype=torch.int64)
+        rounds_ = torch.from_numpy(constants(key[:1], key[1:], rounds))[..., 0]
+        assert [word.tolist() for word in philox_words(memory, rounds_)] == [[word] * 3 for word in expected]
 
     @pytest.mark.parametrize(
         "coordinates",
@@ -496,3 +496,18 @@ class TestErrors:
     def test_places_that_do_not_fit(self, arguments, message):
         with pytest.raises(ValueError, match=message):
             normal(**BASE, shape=(4,), **arguments)
+
+
+def test_pieces_of_runs():
+    """Runs are divided between tiles, and every element is that of the whole draw."""
+    runs = [(7, 0, 700, 700), (3, TILE + 3, 3 * TILE + 5, 5 * TILE), (1, 0, 3, 3), (9, 0, TILE - 1, TILE - 1)]
+    out = torch.empty(sum(size for _, _, size, _ in runs))
+    pieces = list(noise._pieces(out, runs, 2 * TILE))
+    assert all(len(part) == sum(size for _, _, size, _ in own) <= 2 * TILE for part, own in pieces)
+    for part, own in pieces:
+        noise._fill_many(part.view(1, 1, -1), own, [BASE["seed"]], [10], [2], noise.Scratch())
+    expected = [
+        normal(**BASE | {"index": index}, shape=(size,), offset=(first,), full_shape=(whole,))
+        for index, first, size, whole in runs
+    ]
+    torch.testing.assert_close(out, torch.cat(expected), rtol=1e-5, atol=5e-6)

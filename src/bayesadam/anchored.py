@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesadam import noise
 from bayesadam.checks import check, is_whole
-from bayesadam.core.layout import INIT, initial_prior
+from bayesadam.core.layout import INIT, initial_priors
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim import half_cosine
 from bayesadam.population import Population, initialize, train
@@ -156,10 +156,10 @@ def prior_of(model: nn.Module, prior_precision: float | str) -> DiagonalGaussian
     trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
         raise ValueError("make_model must give networks with trainable parameters, got none")
-    precisions = {
-        name: initial_prior(p) if isinstance(prior_precision, str) else prior_precision for name, p in trained.items()
-    }
-    variance = {name: torch.full_like(p, 1.0 / precisions[name]) for name, p in trained.items()}
+    values = list(trained.values())
+    precisions = initial_priors(values) if isinstance(prior_precision, str) else [prior_precision] * len(values)
+    variances = [torch.full_like(p, 1.0 / precision) for p, precision in zip(values, precisions, strict=True)]
+    variance = dict(zip(trained, variances, strict=True))
     return DiagonalGaussian({name: torch.zeros_like(p) for name, p in trained.items()}, variance)
 
 

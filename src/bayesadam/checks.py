@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 _COUNTS = ("mc_samples", "probes")
 
@@ -22,6 +24,24 @@ def check(name: str, value: Any, rule: str, holds: Callable[[Any], bool], *, wor
         good = False
     if not good:
         raise ValueError(f"{name} must be {rule}, got {value!r}")
+
+
+def truths(values: Iterable[Tensor]) -> list[bool]:
+    """The values of 0-d boolean tensors; a device is waited for once, not for each."""
+    each = list(values)
+    read: list[bool] = torch.stack([value.to(each[0].device) for value in each]).tolist() if each else []
+    return read
+
+
+def require(rules: Sequence[tuple[Tensor, Callable[[], Exception]]]) -> None:
+    """Raise the error of the first rule that does not hold; a device is waited for once.
+
+    Args:
+        rules: 0-d boolean tensors, each with the function that makes the error.
+    """
+    for holds, (_, error) in zip(truths(holds for holds, _ in rules), rules, strict=True):
+        if not holds:
+            raise error()
 
 
 def plain(name: str, value: Any) -> Any:

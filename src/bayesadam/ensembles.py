@@ -144,18 +144,28 @@ def _train(
     if isinstance(optimizer, PerturbedOptimizer):
         optimizer.train()
     for epoch in range(epochs):
+        losses: list[Tensor] = []
         for rows in torch.split(torch.from_numpy(order(len(x), seed=seed, epoch=epoch)).to(x.device), batch_size):
             optimizer.zero_grad()
             loss = likelihood.nll(model(x[rows]), y[rows])
-            if not loss.isfinite():
-                raise FloatingPointError(f"the loss of member {seed} must be finite, got {loss.item()!r}")
+            losses.append(loss.detach())
+            if not loss.is_cuda:
+                _check_finite(losses[-1:], seed)
             torch.autograd.backward(loss)
             optimizer.step()
             schedule.step()
             advance()
+        _check_finite(losses, seed)  # a GPU, whose parameters nan makes nan, is waited for here alone
     if isinstance(optimizer, PerturbedOptimizer):
         optimizer.eval()
     model.eval()
+
+
+def _check_finite(losses: list[Tensor], seed: int) -> None:
+    if not (together := torch.stack(losses)).isfinite().all():
+        raise FloatingPointError(
+            f"the loss of member {seed} must be finite, got {together[~together.isfinite()][0].item()!r}"
+        )
 
 
 def _posterior(model: nn.Module, optimizer: torch.optim.Optimizer) -> Gaussians:

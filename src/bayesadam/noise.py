@@ -24,7 +24,7 @@ from __future__ import annotations
 import ctypes
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from numbers import Integral
 from typing import TypeAlias
@@ -35,10 +35,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bayesadam import native
-from bayesadam.functional.philox import Word, normals_of
+from bayesadam.functional.philox import Words, constants, normals
 from bayesadam.native import device as kernels
 
 Fill: TypeAlias = Callable[[NDArray[np.int64], int], None]
+Run: TypeAlias = tuple[int, int, int, int]
+"""Index of a parameter, its first element, its number of elements, and that of the whole draw."""
 
 TRAINING = 0
 POSTERIOR = 1
@@ -48,6 +50,8 @@ LANES = kernels.LANES
 TILE = 4 * LANES
 BLOCK = 128 * TILE
 """Elements per cache-sized block; a multiple of ``TILE``."""
+PIECE = 512 * TILE
+"""Elements for which PyTorch's operations draw noise at a time off the CPU, which bounds their memory (to 150 MiB)."""
 ALONE = 2**15
 """Number of elements up to which one thread is faster than several."""
 
@@ -63,7 +67,6 @@ class Scratch:
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
-        self._counters: tuple[object, tuple[Tensor, Tensor, Tensor, Tensor]] = None, (torch.empty(0),) * 4
 
     def get(self, name: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return a 1-D tensor of ``numel`` elements, with the values that the last user of ``name`` left in it."""
@@ -73,31 +76,6 @@ class Scratch:
             buffer = torch.empty(numel, dtype=dtype, device=device)
             self._buffers[key] = buffer
         return buffer[:numel]
-
-    def counters(
-        self, sizes: Sequence[int], indices: Sequence[int], samples: Sequence[int], device: torch.device
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Block, index and sample word of every counter of :func:`normal_many`, and the position of each element.
-
-        Positions are those among the outputs of a sample's counters. The last result is cached.
-        """
-        key = (*sizes, None, *indices, None, *samples, device)
-        if self._counters[0] != key:
-            lanes = [lanes_of(size) for size in sizes]
-            counts = [-(-size // (4 * width)) * width for size, width in zip(sizes, lanes, strict=True)]
-            starts = np.repeat(np.cumsum(counts) - counts, counts)
-            block = np.tile(np.arange(len(starts)) - starts, len(samples))
-            index = np.tile(np.repeat(indices, counts), len(samples))
-            sample = np.repeat(samples, len(starts))
-            places, first = [], 0
-            for size, width, count in zip(sizes, lanes, counts, strict=True):
-                element = np.arange(size)
-                tile, inside = element // (4 * width), element % (4 * width)
-                places.append((inside // width) * sum(counts) + first + tile * width + inside % width)
-                first += count
-            found = (torch.from_numpy(each) for each in (block, index, sample, np.concatenate(places)))
-            self._counters = key, tuple(t.to(device) for t in found)  # type: ignore[assignment]
-        return self._counters[1]
 
 
 def normal(
@@ -222,6 +200,7 @@ def normal_many(
     stream: int = TRAINING,
     device: torch.device,
     scratch: Scratch,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Draw whole tensors of several parameters, samples and seeds with a single sequence of operations.
 
@@ -232,7 +211,8 @@ def normal_many(
         sizes: Number of elements, at least 1, of every parameter by its index.
         stream: Stream, as for :func:`normal`.
         device: Device of the result.
-        scratch: Buffers to reuse. The result is one of them, which the next call overwrites.
+        scratch: Buffers to reuse. Without ``out`` the result is one of them, which the next call overwrites.
+        out: Contiguous memory of the result, as many float32 numbers as it has.
 
     Returns:
         ``(P, S, sum of sizes)`` in float32, the parameters one after another; bit-identical to :func:`normal`.
@@ -240,29 +220,21 @@ def normal_many(
     for extreme in (min, max):
         _checked(extreme(seeds), extreme(steps), max(samples), max(sizes), stream)
     many, rows, total = len(seeds), len(samples), sum(sizes.values())
-    result = scratch.get("many", many * rows * total, torch.float32, device).view(many, rows, total)
+    memory = scratch.get("many", many * rows * total, torch.float32, device) if out is None else out
+    result = memory.view(many, rows, total)
     native_fill = _native(result)
     if native_fill is not None:
         native_fill(_table(result, seeds, steps, samples, sizes, stream), result.numel())
         return result
     with torch.no_grad():
-        block, index, sample, places = scratch.counters(list(sizes.values()), list(sizes), list(samples), device)
-        each = len(block) // rows
-        pool = [word.view(many, rows * each) for word in _words(many * rows * each, device, scratch)]
-        floats = _floats(many * rows * each, device, scratch)
-        low, high = ([seed >> shift & _MASK for seed in seeds] for shift in (0, 32))
-        key = (_column(low, device), _column(high, device), _column(steps, device), sample, index, stream)
-        outputs = scratch.get("outputs", many * rows * each * 4, torch.float32, device).view(many, rows, 4, each)
-        for output, *factors in normals_of(pool.pop().copy_(block), key, pool, floats):
-            torch.mul(*(factor.view(many, rows, each) for factor in factors), out=outputs[:, :, output])
-        flat = outputs.view(many * rows, 4 * each)
-        torch.index_select(flat, 1, places, out=result.view(many * rows, total))
+        runs = [(index, 0, size, size) for index, size in sizes.items()]
+        _fill_many(result, runs, seeds, steps, [sample | stream << 28 for sample in samples], scratch)
     return result
 
 
 def fill_runs(
     out: Tensor,
-    runs: Sequence[tuple[int, int, int, int]],
+    runs: Sequence[Run],
     *,
     seed: int,
     step: int,
@@ -274,35 +246,93 @@ def fill_runs(
 
     Args:
         out: 1-D, contiguous and float32, as long as all runs together; it is overwritten and returned.
-        runs: For each run the index of the parameter, its first element, its number of elements, and that of the whole
-            draw.
+        runs: The runs.
         seed: Seed, as for :func:`normal`.
         step: Number of the step, as for :func:`normal`.
         sample: Number of the sample, as for :func:`normal`.
         stream: Stream, as for :func:`normal`.
         scratch: Buffers to reuse.
     """
-    low, high, *_ = _checked(seed, step, sample, max(run[0] for run in runs), stream)
-    native_fill = _native(out)
-    if native_fill is not None:
-        number, place = sample | stream << 28, out.data_ptr()
-        rows = []
-        for index, first, size, whole in runs:
-            rows.append((first, size, lanes_of(whole), low, high, step, number, index, 1, place))
-            place += 4 * size
-        native_fill(np.array(rows, dtype=np.int64), out.numel())
-    elif len(runs) > 1 and all(first == 0 and size == whole for _, first, size, whole in runs):
-        sizes = {index: size for index, _, size, _ in runs}
-        out.copy_(
-            normal_many([seed], [step], [sample], sizes, stream=stream, device=out.device, scratch=scratch).view(-1)
-        )
-    else:
-        start = 0
-        for index, first, size, whole in runs:
-            key = (low, high, step, sample, index, stream)
-            fill_(out[start : start + size], first, key, scratch, lanes_of(whole))
-            start += size
+    _checked(seed, step, sample, max(run[0] for run in runs), stream)
+    _fill_runs(out, runs, seed, step, sample | stream << 28, scratch)
     return out
+
+
+def _fill_runs(out: Tensor, runs: Sequence[Run], seed: int, step: int, number: int, scratch: Scratch) -> None:
+    """:func:`fill_runs` without checks; ``number`` is that of the sample, with the stream in its highest bits."""
+    native_fill = _native(out)
+    if native_fill is None:
+        with torch.no_grad():
+            for part, own in _pieces(out, runs, BLOCK if out.device.type == "cpu" else PIECE):
+                _fill_many(part.view(1, 1, -1), own, [seed], [step], [number], scratch)
+        return
+    place, rows = out.data_ptr(), []
+    for index, first, size, whole in runs:
+        rows.append((first, size, lanes_of(whole), seed & _MASK, seed >> 32, step, number, index, 1, place))
+        place += 4 * size
+    native_fill(np.array(rows, dtype=np.int64), out.numel())
+
+
+def _pieces(out: Tensor, runs: Sequence[Run], limit: int) -> Iterator[tuple[Tensor, list[Run]]]:
+    """Divide runs, between tiles, into groups of at most so many elements, each with its part of the result."""
+    start, group, room = 0, list[Run](), limit
+    for index, first, size, whole in runs:
+        while size:
+            taken = size if size <= room else room - (first + room) % TILE
+            if taken > 0:
+                group.append((index, first, taken, whole))
+                first, size, room = first + taken, size - taken, room - taken
+            if size or not room:
+                stop = start + limit - room
+                yield out[start:stop], group
+                start, group, room = stop, [], limit
+    if group:
+        yield out[start:], group
+
+
+def _fill_many(
+    out: Tensor,
+    runs: Sequence[Run],
+    seeds: Sequence[int],
+    steps: Sequence[int],
+    samples: Sequence[int],
+    scratch: Scratch,
+) -> None:
+    """Fill a tensor with runs of elements, by a single sequence of PyTorch's operations.
+
+    Args:
+        out: ``(P, S, elements of all runs)``, contiguous.
+        runs: The runs.
+        seeds: ``P`` seeds.
+        steps: Number of the step for each.
+        samples: Words of ``S`` samples, with the stream in their highest bits.
+        scratch: Buffers to reuse.
+    """
+    (many, rows, total), device = out.shape, out.device
+    index, first, size, whole = np.array(runs, dtype=np.int64).T
+    lanes = np.array([lanes_of(int(each)) for each in whole])
+    tile, skipped = np.divmod(first, TILE)
+    counts = -(-(skipped + size) // (4 * lanes)) * lanes
+    begins, starts, each = np.cumsum(counts) - counts, np.cumsum(size) - size - skipped, int(counts.sum())
+    columns = np.stack([counts, size, index, tile * LANES - begins, begins, starts, lanes])
+    counts_, size_, index_, shift, begin, start, lanes_ = kernels.upload(columns, device).unbind(0)
+    words = _words((many, rows, each), device, scratch)
+    run = torch.repeat_interleave(counts_, output_size=each)
+    words[0][0].copy_(torch.arange(each, device=device).add_(shift[run]))
+    words[1][0].copy_(index_[run])
+    _set(words[0][1], steps, (-1, 1, 1))
+    _set(words[1][1], samples, (-1, 1))
+    own = seeds[:1] if len(set(seeds)) == 1 else seeds
+    rounds = constants([seed & _MASK for seed in own], [seed >> 32 for seed in own])
+    outputs = scratch.get("outputs", many * rows * each * 4, torch.float32, device).view(many, rows, 4, each)
+    for output, *factors in normals(words, kernels.upload(rounds[..., None], device)):
+        torch.mul(*factors, out=outputs[:, :, output])
+    # Element j behind the first tile is output q % 4, where q = j // lanes, of counter q // 4 * lanes + j % lanes.
+    run = torch.repeat_interleave(size_, output_size=total)
+    width, place = lanes_[run], torch.arange(total, device=device).sub_(start[run])
+    quotient = place // width
+    place.sub_((quotient - (quotient >> 2)).mul_(width)).add_(begin[run]).add_(quotient.bitwise_and_(3), alpha=each)
+    torch.index_select(outputs.view(many * rows, 4 * each), 1, place, out=out.view(many * rows, total))
 
 
 def _table(
@@ -331,9 +361,12 @@ def _table(
     return table
 
 
-def _column(values: Sequence[int], device: torch.device) -> Word:
-    """The common value if all are equal, otherwise a column of them."""
-    return values[0] if len(set(values)) == 1 else torch.tensor(values, device=device)[:, None]
+def _set(word: Tensor, values: Sequence[int], shape: tuple[int, ...]) -> None:
+    """Set a word of the counters to numbers, which broadcast in this shape."""
+    if len(set(values)) == 1:
+        word.fill_(values[0])
+    else:
+        word.copy_(kernels.upload(np.array(values, dtype=np.int64), word.device).view(shape))
 
 
 def _checked(*coordinates: object) -> tuple[int, ...]:
@@ -375,13 +408,11 @@ def fill_(out: Tensor, start: int, key: tuple[int, ...], scratch: Scratch, lanes
 
     ``key`` comes from :func:`_checked`; :func:`normal` is the version with checks. ``lanes`` is that of the whole draw.
     """
-    native_fill = _native(out)
-    if native_fill is None:
-        _fill_blocks(out, start, key, scratch, lanes)
-        return
+    low, high, step, sample, index, stream = key
     direct = out.dtype == torch.float32 and out.is_contiguous()
     target = out if direct else scratch.get("normals", out.numel(), torch.float32, out.device)
-    native_fill(np.array(_row(target, start, key, lanes), dtype=np.int64), out.numel())
+    run = (index, start, out.numel(), 4 * lanes)
+    _fill_runs(target, [run], low | high << 32, step, sample | stream << 28, scratch)
     if target is not out:
         out.copy_(target)
 
@@ -450,7 +481,9 @@ def _tried(fill: Fill, device: torch.device) -> Fill | None:
     out, expected = (torch.empty(3 * TILE, dtype=torch.float32, device=device) for _ in range(2))
     key = (123456789, 987654321, 5, 3, 7, POSTERIOR)
     fill(np.array(_row(out, TILE + 5, key, LANES), dtype=np.int64), out.numel())
-    _fill_blocks(expected, TILE + 5, key, Scratch(), LANES)
+    run = (7, TILE + 5, 3 * TILE, TILE)
+    seed, number = key[0] | key[1] << 32, key[3] | key[5] << 28
+    _fill_many(expected.view(1, 1, -1), [run], [seed], [key[2]], [number], Scratch())
     if not torch.allclose(out, expected, rtol=1e-4, atol=1e-5):
         warnings.warn(
             "noise is drawn without its compiled function, which gives other numbers on this machine",
@@ -461,42 +494,11 @@ def _tried(fill: Fill, device: torch.device) -> Fill | None:
     return fill
 
 
-def _fill_blocks(out: Tensor, start: int, key: tuple[int, ...], scratch: Scratch, lanes: int) -> None:
-    """:func:`fill_` by PyTorch's operations; on a CPU block by block, so that numbers stay in the cache."""
-    stop = start + out.numel()
-    block = BLOCK if out.device.type == "cpu" else stop
-    while start < stop:
-        tile = start // TILE
-        end = min(stop, tile * TILE + block)
-        _fill_block(out[: end - start], start - tile * TILE, tile, key, scratch, lanes)
-        out = out[end - start :]
-        start = end
-
-
-def _fill_block(out: Tensor, skip: int, tile: int, key: tuple[int, ...], scratch: Scratch, lanes: int) -> None:
-    """Write the elements of a draw that begin ``skip`` elements after the start of a tile."""
-    needed = skip + out.numel()
-    tiles = -(-needed // (4 * lanes))
-    counters = tiles * lanes
-    direct = skip == 0 and needed == 4 * counters and out.dtype == torch.float32 and out.is_contiguous()
-    target = out if direct else scratch.get("normals", 4 * counters, torch.float32, out.device)
-    pool = _words(counters, out.device, scratch)
-    block = torch.arange(tile * LANES, tile * LANES + counters, out=pool.pop())
-    parts = target.view(tiles, 4, lanes)
-    for output, *factors in normals_of(block, key, pool, _floats(counters, out.device, scratch)):
-        torch.mul(*(factor.view(tiles, lanes) for factor in factors), out=parts[:, output])
-    if not direct:
-        out.copy_(target[skip:needed])
-
-
-def _words(counters: int, device: torch.device, scratch: Scratch) -> list[Tensor]:
-    """Buffers for the counters, and the pool of :func:`normals_of`."""
-    return [scratch.get(f"word{i}", counters, torch.int64, device) for i in range(9)]
-
-
-def _floats(counters: int, device: torch.device, scratch: Scratch) -> list[Tensor]:
-    """The buffers of :func:`normals_of`."""
-    return [scratch.get(name, counters, torch.float32, device) for name in ("radius", "angle", "trig")]
+def _words(shape: tuple[int, ...], device: torch.device, scratch: Scratch) -> Words:
+    """Memory for :func:`bayesadam.functional.philox.normals`."""
+    size = 2 * math.prod(shape)
+    first, second, third = (scratch.get(f"word{i}", size, torch.int64, device).view(2, *shape) for i in range(3))
+    return first, second, third
 
 
 def _fill_slice(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesadam.checks import truths
 from bayesadam.functional.curvature import wide
 from bayesadam.posterior import LowRankGaussian
 
@@ -69,9 +70,10 @@ class SWAG:
         Raises:
             ValueError: Weights are not finite.
         """
-        for name, parameter in self._parameters.items():
-            if not parameter.isfinite().all():
-                raise ValueError(f"the weights of {name!r} must be finite, got inf or nan")
+        finite = truths(parameter.isfinite().all() for parameter in self._parameters.values())
+        if not all(finite):
+            name = list(self._parameters)[finite.index(False)]
+            raise ValueError(f"the weights of {name!r} must be finite, got inf or nan")
         if not self.count:
             self._mean = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in self._parameters.items()}
             self._squares = {n: torch.zeros_like(mean) for n, mean in self._mean.items()}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import gc
 import importlib.util
 import json
 import re
@@ -22,11 +23,6 @@ from bayesadam.cli.screen import score_table
 
 WITHOUT = """
 import importlib.util, sys
-import bayesadam as ba
-from bayesadam import cli, demo
-from bayesadam.cli import demo_command, mistakes
-from bayesadam.cli.demo_command import TITLES, _scores
-from bayesadam.cli.screen import score_table
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "{0}" else found(name, *rest)
 sys.modules["{0}"] = None
@@ -47,7 +43,7 @@ def process(*arguments, folder):
         (["nope"], "no such command 'nope'; see bayesadam --help"),
         (["predict", "run"], "missing argument 'DATA'; see bayesadam predict --help"),
         (["fit", "t.csv", "--members", "many"], "invalid value for '--members': .*; see bayesadam fit --help"),
-        (["methods", "one"], r"got unexpected extra argument.*; see bayesadam methods --help"),
+        (["report", "one", "two"], r"got unexpected extra argument.*; see bayesadam report --help"),
     ],
 )
 def test_a_misspelt_command_is_one_line(arguments, told, monkeypatch, capsys):
@@ -58,6 +54,16 @@ def test_a_misspelt_command_is_one_line(arguments, told, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert re.fullmatch(f"bayesadam: {told}\n", err)
+    assert gc.isenabled()
+
+
+def test_garbage_is_collected_during_the_work(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(sys, "argv", ["bayesadam", "demo", "--out", str(tmp_path)])
+    monkeypatch.setattr(demo, "run", lambda *arguments, **options: seen.append(gc.isenabled()) or sys.exit(3))
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert seen == [True]
 
 
 @pytest.fixture
@@ -328,6 +334,9 @@ class TestScores:
 
 
 def test_the_best_of_a_column_is_bold():
-    rows = {"a": {"accuracy": 0.9, "NLL": 0.5, "95% width": 1.0}, "b": {"accuracy": 0.8, "NLL": 0.4, "95% width": 2.0}}
-    columns = [list(column.cells) for column in score_table("title", rows).columns]
-    assert columns == [["a", "b"], ["[bold]0.900[/]", "0.800"], ["0.500", "[bold]0.400[/]"], ["1.000", "2.000"]]
+    metrics = {
+        "a": {"NLL": 0.5, "accuracy": 0.9, "fit seconds": 1.0},
+        "b": {"NLL": 0.4, "accuracy": 0.8, "fit seconds": 2.0},
+    }
+    columns = [list(column.cells) for column in score_table(metrics).columns]
+    assert columns == [["a", "b"], ["[bold]90.0%[/]", "80.0%"], ["0.5000", "[bold]0.4000[/]"], ["1.000", "2.000"]]

@@ -1,7 +1,6 @@
 """``bayesadam fit``: what it says, what it writes, and that it can be done again."""
 
 import json
-import shlex
 import subprocess
 import sys
 
@@ -42,7 +41,7 @@ class TestScreen:
             assert line in out
         scores = read(tmp_path / "run", "metrics")["models"]["bayesadam"]
         (line,) = [line for line in out.split("\n") if "bayesadam" in line and "│" in line]
-        assert [float(cell) for cell in line.split("│")[2:-1]] == [float(f"{v:.4g}") for v in scores.values()]
+        assert float(line.split("│")[2]) == float(f"{scores['RMSE']:.4g}")
 
     def test_columns_that_are_kept_and_levels_that_are_rare(self, fitted, tmp_path):
         rare = [f"rare {row}" if row % 40 == 0 else f"level {row % 3}" for row in range(120)]
@@ -144,14 +143,11 @@ class TestRunFolder:
         assert (data["rows"], data["train_rows"], data["held_out_rows"]) == (120, 108, 12)
         assert [column["name"] for column in data["columns"]] == ["size", "city", "new", "block"]
         assert data["left_out"] == {"day": "it is dropped", "id": "it numbers the rows (if it is an input: keep)"}
-        assert sum(data["target_histogram"]["counts"]) == 120
         worst = report["surprises"][0]
         assert worst["row"] == report["held_out"]["row"][int(np.argmax(report["held_out"]["nll"]))]
         line = (made / "numbers.csv").read_text().splitlines()[worst["row"] - 1].split(",")
         assert float(worst["y"].replace(",", "")) == pytest.approx(float(line[-1]), rel=0.01)
         assert line[2].strip('"') == worst["values"]["city"]
-        assert report["training"]["epochs"] == [1, 2, 3]
-        assert np.shape(report["training"]["validation_nll"]) == (2, 3)
         assert len(report["unseen"]["row"]) == 120  # all rows: the members left out parts of the training rows
         assert sorted(report["unseen"]["row"]) == list(range(2, 122))
         assert str(made) not in (made / "price" / "report.html").read_text()  # folders are nobody's business
@@ -193,18 +189,13 @@ class TestRunFolder:
 
 
 class TestAgain:
-    def test_the_config_and_the_printed_command_give_the_same(self, fitted, made, tmp_path, monkeypatch):
-        first = made / "price"
-        fitted("fit", "--config", first / "config.json", "--out", tmp_path / "config")
-        words = shlex.split(read(first, "report")["reproduce"]["command"])
-        assert (words[:3], words[-2:]) == (["bayesadam", "fit", "numbers.csv"], ["--out", "price"])
-        monkeypatch.chdir(made)  # the page shows no folders, which would leak when it is shared
-        assert str(made) not in (first / "report.json").read_text()
-        fitted(*words[1:-1], tmp_path / "command")
-        for again in (tmp_path / "config", tmp_path / "command"):
-            assert (again / "posterior.safetensors").read_bytes() == (first / "posterior.safetensors").read_bytes()
-            found, expected = (read(run, "metrics")["models"]["bayesadam"] for run in (again, first))
-            assert found | {"fit seconds": 0} == expected | {"fit seconds": 0}
+    def test_the_config_gives_the_same(self, fitted, made, tmp_path):
+        first, again = made / "price", tmp_path / "again"
+        fitted("fit", "--config", first / "config.json", "--out", again)
+        assert str(made) not in (first / "report.json").read_text()  # folders would leak when the page is shared
+        assert (again / "posterior.safetensors").read_bytes() == (first / "posterior.safetensors").read_bytes()
+        found, expected = (read(run, "metrics")["models"]["bayesadam"] for run in (again, first))
+        assert found | {"fit seconds": 0} == expected | {"fit seconds": 0}
 
     def test_a_config_may_be_edited_and_options_come_first(self, fitted, made, tmp_path):
         text = (made / "answer" / "config.json").read_text()

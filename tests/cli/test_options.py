@@ -1,15 +1,10 @@
-"""The choices that the options offer, settings in the config and as a command, and the list of methods."""
+"""The choices that the options offer, and settings in the config."""
 
-import shlex
-from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from bayesadam.cli import fit_command, options
-from bayesadam.cli.app import app
-from bayesadam.cli.methods_command import ADVICE
-from bayesadam.cli.options import fit_command_line
+from bayesadam.cli import options
 from bayesadam.sklearn import METHODS, Settings, likelihoods, target_transform
 from bayesadam.sklearn.tables.table_target import TASKS
 
@@ -36,23 +31,7 @@ def test_choices_are_those_of_the_library(choices, names):
         {"weights": "w", "category": ("zip",), "date": ("when",), "keep": ("id",), "transform": "yeo-johnson"},
     ],
 )
-def test_settings_survive_the_config_and_the_command(tmp_path, monkeypatch, given):
+def test_settings_survive_the_config(tmp_path, given):
     settings = Settings("my table.csv", "the target", **given)
     settings.save(tmp_path / "config.json")
     assert Settings.load(tmp_path / "config.json") == settings
-
-    seen = []
-    monkeypatch.setattr(fit_command, "_fit", lambda *arguments, **rest: seen.append(arguments))
-    words = shlex.split(fit_command_line(settings, Path("/data/my run")))
-    assert words[:3] == ["bayesadam", "fit", "my table.csv"]
-    with pytest.raises(SystemExit) as stopped:
-        app(words[1:])
-    assert stopped.value.code == 0
-    assert seen == [(settings, Path("my run"))]
-
-
-def test_every_method_is_listed(fitted):
-    out = fitted("methods")
-    assert [line.split()[1] for line in out.splitlines() if line.startswith("│") and line[2] != " "] == list(METHODS)
-    assert set(ADVICE) == set(METHODS)
-    assert ADVICE["laplace"][0] in out

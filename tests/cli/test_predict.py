@@ -150,33 +150,6 @@ class TestClassification:
         assert np.mean(predicted.to_numpy() == table["answer"].to_numpy()) > 0.8
 
 
-class TestSpreadsheets:
-    @pytest.fixture
-    def table(self, made, tmp_path):
-        table = numbers_table(12)
-        notes = ["=1+1", "+x", "-x", "@x", "x=1", "-5", "+1.5e3", " -x", None, "\t=1", "", "é"]
-        table = table.append_column("=note", pa.array(notes, pa.string()))
-        return write(table, tmp_path / "t.csv")
-
-    def test_text_that_begins_like_a_formula(self, fitted, made, table, tmp_path):
-        out = tmp_path / "o.csv"
-        fitted("predict", made / "price", table, "-o", out, "--copy", "=note", "--copy", "id", "--spreadsheet")
-        found = csv.read_csv(out, convert_options=csv.ConvertOptions(column_types={"'=note": pa.string()}))
-        expected = ["'=1+1", "'+x", "'-x", "'@x", "x=1", "-5", "+1.5e3", " -x", "", "'\t=1", "", "é"]
-        assert found["'=note"].to_pylist() == expected
-        plain = tmp_path / "plain.csv"
-        fitted("predict", made / "price", table, "-o", plain, "--copy", "=note", "--copy", "id")
-        read = csv.read_csv(plain, convert_options=csv.ConvertOptions(column_types={"=note": pa.string()}))
-        assert read["=note"].to_pylist()[:4] == ["=1+1", "+x", "-x", "@x"]
-        for name in ("id", "mean", "std", "lower", "upper"):
-            assert read[name] == found[name]
-
-    def test_not_in_parquet(self, command, made, table, tmp_path):
-        code, _, err = command("predict", made / "price", table, "-o", tmp_path / "o.parquet", "--spreadsheet")
-        assert code == 2
-        assert err.startswith("bayesadam: --spreadsheet is for a CSV file, got --out ")
-
-
 def test_a_link_is_replaced_and_not_followed(fitted, made, numbers, tmp_path):
     (tmp_path / "other").write_text("of somebody else")
     (tmp_path / "o.csv").symlink_to(tmp_path / "other")

@@ -140,7 +140,7 @@ class TestScores:
     def test_of_a_gaussian_by_hand(self):
         rng = np.random.default_rng(0)
         y, mean, std = rng.normal(size=50), rng.normal(size=50), 1.7
-        found = evaluation.scores(evaluation.gaussian(y, mean, std), 3.0)
+        found = evaluation.scores(evaluation.predict_held_out(evaluation.gaussian(mean, std), y), 3.0)
         normal = stats.norm(mean, std)
         assert found["NLL"] == pytest.approx(-normal.logpdf(y).mean(), rel=1e-12)
         assert found["RMSE"] == pytest.approx(np.sqrt(np.mean((y - mean) ** 2)), rel=1e-12)
@@ -149,11 +149,16 @@ class TestScores:
         crps = std * (z * (2 * stats.norm.cdf(z) - 1) + 2 * stats.norm.pdf(z) - 1 / np.sqrt(np.pi))
         assert found["CRPS"] == pytest.approx(crps.mean(), rel=1e-6)
         assert found["fit seconds"] == 3.0
-        assert evaluation.scores(evaluation.gaussian(np.array([np.inf]), np.array([0.0]), 1.0), 1.0)["RMSE"] is None
+        assert (
+            evaluation.scores(
+                evaluation.predict_held_out(evaluation.gaussian(np.array([0.0]), 1.0), np.array([np.inf])), 1.0
+            )["RMSE"]
+            is None
+        )
 
     def test_of_probabilities_by_hand(self):
         probs = np.array([[0.7, 0.3], [0.4, 0.6], [1.0, 0.0]])
-        found = evaluation.scores(evaluation.categorical(np.array([0, 0, 1]), probs), 1.0)
+        found = evaluation.scores(evaluation.predict_held_out(evaluation.categorical(probs), np.array([0, 0, 1])), 1.0)
         expected = -(np.log(0.7) + np.log(0.4) + np.log(np.finfo(float).tiny)) / 3
         assert found["NLL"] == pytest.approx(expected)
         assert found["accuracy"] == pytest.approx(1 / 3)

@@ -34,7 +34,6 @@ def test_in_training_keeps_a_whole_run(fit, fitted, numbers, tmp_path, monkeypat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["numbers.csv", "run"]
     run = tmp_path / "run"
     assert json.loads((run / "metrics.json").read_text())["interrupted"] is True
-    assert json.loads((run / "report.json").read_text())["training"]["kept_epoch"] == 4
     fitted("predict", run, numbers, "-o", tmp_path / "o.csv")
     assert read_table(tmp_path / "o.csv").table.num_rows == 120
 

@@ -13,7 +13,7 @@ from torch.nn.functional import mse_loss, softplus
 
 import bayesadam as ba
 from bayesadam import noise
-from bayesadam.core import launch
+from bayesadam.core import finite, launch
 from bayesadam.core.rule import Rule
 from bayesadam.native import device as devices
 from bayesadam.optim.base import PerturbedOptimizer
@@ -40,12 +40,14 @@ class Launches(list):
         self.patch.stop()
 
 
-def trained(key, mode, steps=3, bad=None, dtype=torch.float32, **options):
+def trained(key, mode, steps=3, bad=None, clip=False, dtype=torch.float32, **options):
     """Means, variances and state after some steps; the gradients of step ``bad`` are not finite."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 2)).to(dtype)
     opt = Method(key)(net, **options)
     x, y = torch.randn(16, 3).to(dtype), torch.randn(16, 2).to(dtype)
+    if clip:
+        opt.register_step_pre_hook(lambda *_: nn.utils.clip_grads_with_norm_(net.parameters(), 0.1, torch.ones(())))
     for step in range(steps):
         make_step(opt, lambda step=step: mse_loss(net(x), y) * (float("nan") if step == bad else 1.0), mode)
     opt.eval()
@@ -143,6 +145,20 @@ def case_a_step_with_nan_changes_nothing_and_is_counted():
             assert all(float(state["step"]) == 2 for state in opt.state.values())
             expected, _ = trained("ivon", mode, compile=False, **options)
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def case_kept_curvature_follows_clipping_and_is_skipped_without_a_wait():
+    """Curvature from single examples, or averaged over samples."""
+    for key, mode, options in (("vogn", "train", {}), ("vadam", "block", {"mc_samples": 2})):
+        results = []
+        for compile in (True, False):
+            with patch.object(finite, "_read", Mock(side_effect=finite._read)) as read:
+                found, opt = trained(key, mode, bad=1, clip=True, nonfinite="skip", compile=compile, **options)
+            assert read.called is not compile
+            opt._engine.updates.learn(wait=True)
+            assert opt.param_groups[0]["skipped_steps"] == 1
+            results.append(found)
+        torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
 def case_an_error_names_the_parameter_one_step_later():
@@ -243,7 +259,7 @@ def case_rules_of_users_are_printed_whatever_they_call():
 
 def case_a_kernel_that_differs_is_not_used():
     clear()
-    with patch.object(launch, "trial", lambda *args: {"mean": (torch.zeros(1), torch.ones(1))}):
+    with patch.object(launch, "trial", lambda *args: {"mean": (torch.ones(1), torch.zeros(1), torch.ones(1))}):
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             found, opt = trained("vadam", "train", steps=2, bad=1, nonfinite="skip")

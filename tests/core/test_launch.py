@@ -1,13 +1,17 @@
-"""A kernel's table of addresses is kept only when it is whole."""
+"""A kernel's table of addresses is kept only when it is whole; and whole flats without kernels."""
 
 import sys
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
+from torch import nn
 
 import bayesadam as ba
-from bayesadam import native
+from bayesadam import native, noise
 from bayesadam.core import launch
+from bayesadam.core.flat import Flat
+from optim.methods import make_step
 
 
 @pytest.mark.skipif(not native.has_compiler(), reason="needs a C++ compiler")
@@ -44,3 +48,34 @@ def interrupted(function):
             sys.settrace(before)
 
     return call
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "draws"),
+    [
+        ("train", {}, 4),
+        ("train", {"low_memory": True}, 4),
+        ("block", {}, 3),
+        ("block", {"low_memory": True}, 3),
+        ("closure", {"mc_samples": 2, "antithetic": True}, 6),
+    ],
+)
+def test_whole_flats_off_the_cpu(mode, options, draws, monkeypatch):
+    """There every sample's noise is drawn once."""
+    expected, _ = trained(mode, options)
+    monkeypatch.setattr(Flat, "is_whole", True)
+    found, count = trained(mode, options)
+    assert count == draws
+    assert torch.equal(found, expected)
+
+
+def trained(mode, options):
+    """The mean after three steps, and how often noise was drawn."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 50), nn.Tanh(), nn.Linear(50, 2))
+    opt = ba.IVON(net.named_parameters(), num_data=50.0, compile=False, **options)
+    with patch.object(noise, "fill_runs", Mock(side_effect=noise.fill_runs)) as fill:
+        for step in range(3):
+            make_step(opt, lambda step=step: net(torch.ones(4, 3) * step).square().mean(), mode)
+    opt.eval()
+    return torch.cat([p.detach().flatten() for p in net.parameters()]), fill.call_count

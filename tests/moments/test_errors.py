@@ -302,7 +302,7 @@ def test_refusals(name):
         (ba.HeteroscedasticGaussian(), (5, 4), torch.zeros(5, 4), "shape (5, 2), got (5, 4)"),
         (ba.HeteroscedasticGaussian(), (5, 3), torch.zeros(5, 1), "output must have mean and log variance"),
         (ba.Gaussian(torch.ones(3)), (5, 2), torch.zeros(5, 2), "noise_precision must be one number or one per output"),
-        (ba.Bernoulli(), (5,), torch.full((5,), 2), "target must be in [0, 1], got 2.0 to 2.0"),
+        (ba.Bernoulli(), (5,), torch.full((5,), 2), "target must be in [0, 1], got 2.0"),
         (ba.Categorical(), (5, 3), torch.full((5,), 3), "target must be in [0, 3), got 3 to 3"),
     ],
 )

@@ -10,6 +10,7 @@ import torch
 
 import bayesadam as ba
 from bayesadam import population
+from bayesadam.population import chunk
 from population.conftest import ROUNDING, assert_same, rows_of, train
 from population.problems import F64, NAN, draw, mlp, models_of, noise_of, regression
 
@@ -100,12 +101,20 @@ class TestNotFinite:
         data[1][1][row] = bad
         return models_of(), data, noise_of(4.0)
 
-    @pytest.mark.parametrize(("bad", "chunk"), [(NAN, None), (math.inf, 1), (-math.inf, 3)])
-    def test_raise_names_the_member(self, bad, chunk):
+    @pytest.fixture(params=[False, True], ids=["cpu", "gpu"])
+    def device(self, request, monkeypatch):
+        """With the mask of a GPU, which is read after an epoch alone."""
+        if request.param:
+            monkeypatch.setattr(chunk, "_is_on_gpu", lambda tensor: True)
+
+    @pytest.mark.usefixtures("device")
+    @pytest.mark.parametrize(("bad", "size"), [(NAN, None), (math.inf, 1), (-math.inf, 3)])
+    def test_raise_names_the_member(self, bad, size):
         message = "^the gradient of member 1 must be finite, got inf or nan in its step 1$"
         with pytest.raises(FloatingPointError, match=message):
-            train(*self.problem(bad), epochs=2, seed=list(self.SEEDS), chunk=chunk)
+            train(*self.problem(bad), epochs=2, seed=list(self.SEEDS), chunk=size)
 
+    @pytest.mark.usefixtures("device")
     @pytest.mark.parametrize("method", population.METHODS)
     def test_stop_keeps_the_last_good_one(self, method):
         models, data, likelihood = self.problem(math.inf if method == "vadam" else NAN)

@@ -57,16 +57,8 @@ class TestRegression:
         found = explained(inputs)["importance"]
         assert found[0]["name"] == "size"
         by_name = {entry["name"]: entry for entry in found}
-        for name, what in (
-            ("sold", "gain"),
-            ("sold", "error"),
-            ("sold", "spread"),
-            ("city", "gain"),
-            ("size", "spread"),
-        ):
-            assert by_name[name][what] == pytest.approx(0.0, abs=1e-6)
-        # Half of the rows get the other of two deviations, whose logarithms are log 3 apart.
-        assert by_name["city"]["spread"] == pytest.approx(0.5 * np.log(3.0), abs=0.1)
+        assert by_name["sold"]["gain"] == by_name["sold"]["error"] == pytest.approx(0.0, abs=1e-6)
+        assert by_name["city"]["gain"] == pytest.approx(0.0, abs=1e-6)  # it changes the width only
         # The variance of the error grows by twice that of the size, which is 4 without missing values.
         before = np.sqrt(5.0)
         assert by_name["size"]["gain"] == pytest.approx(np.sqrt(before**2 + 2 * 4.0 * 220 / 240) - before, abs=0.35)
@@ -76,13 +68,15 @@ class TestRegression:
         effects = {entry["name"]: entry for entry in explained(inputs)["dependence"]}
         size = effects["size"]
         assert len(size["at"]) == explain.GRID
-        np.testing.assert_allclose(size["mean"], np.array(size["order"]) / 10.0)
+        np.testing.assert_allclose(size["curves"][0]["mean"], np.array(size["order"]) / 10.0)
         assert [float(text) for text in size["at"]] == size["order"]
-        np.testing.assert_allclose(np.array(size["std"]) / size["epistemic"], 2.0)
+        low, high = np.array(size["curves"][0]["bands"]).swapaxes(0, 1)
+        np.testing.assert_allclose(high[0] - low[0], 2.0 * (high[1] - low[1]))
         city = effects["city"]
         assert (city["order"], city["kind"]) == (None, "category")
         assert city["at"][0] == "Rome"  # the most frequent one
-        np.testing.assert_allclose(city["std"], [3.0, 1.0, 1.0])
+        low, high = np.array(city["curves"][0]["bands"][0])
+        np.testing.assert_allclose(high - low, [12.0, 4.0, 4.0])
         sold = effects["sold"]
         assert (sold["kind"], sold["at"]) == ("date", sorted(sold["at"]))
         assert sold["at"][0].startswith("2024-01-0")
@@ -108,13 +102,12 @@ def test_classes(inputs):
     found = explained(inputs, classes=True)
     assert found["importance"][0]["name"] == "size"
     effect = next(entry for entry in found["dependence"] if entry["name"] == "size")
-    (curve,) = effect["classes"]
+    (curve,) = effect["curves"]
     assert curve["label"] == 1
     assert curve["mean"][0] > 0.9 > 0.1 > curve["mean"][-1]
     order = np.array(effect["order"]) / 10.0 - 5.0
     draws = [1.0 / (1.0 + np.exp(2.0 * factor * order)) for factor in (2.0, 3.0)]
-    np.testing.assert_allclose(curve["low"], np.quantile(draws, 0.05, axis=0), rtol=1e-6)
-    np.testing.assert_allclose(curve["high"], np.quantile(draws, 0.95, axis=0), rtol=1e-6)
+    np.testing.assert_allclose(curve["bands"], [np.quantile(draws, [0.05, 0.95], axis=0)], rtol=1e-6)
     pred, label = drawn(inputs, classes=True)
     probs = pred.probs.numpy()
     rome = next(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bayesadam.report import classification, headline, numbers, regression, training, uncertainty, write_report
+from bayesadam.report import classification, headline, numbers, regression, uncertainty, write_report
 from bayesadam.report.palette import PALETTE
 from bayesadam.report.predicted import predicted
 from bayesadam.report.scores import scores
@@ -21,19 +21,18 @@ from chromium import colours, contrast, load, screen, settle, start, theme, unti
 NASTY = "<script>alert(1)</script>"
 TAGS = (NASTY, "<img src=x onerror=alert(1)>", "</script><b>", "$$x^2$$", "a&b\"'\u2028", r"\[x\]", "Größe")
 CHARTS = {
-    "regression": {"predictions", "coverage", "widths"},
-    "classification": {"confusion", "reliability", "confidences"},
+    "regression": {"predictions", "coverage"},
+    "classification": {"reliability"},
 }
-SHARED = {"error-by-uncertainty", "epistemic", "target", "validation", "importance"}
+SHARED = {"error-by-uncertainty", "epistemic", "importance"}
 SHARED |= {f"dependence-{i}" for i in range(3)}
 
 
 def shared(task, rows):
-    rng = np.random.default_rng(7)
     names = ["area", "a very long name of a column " * 3]
-    bands = {"mean": [150.0, 260.0], "epistemic": [5.0, 9.0], "std": [20.0, 30.0]}
+    curves = [{"label": None, "mean": [150, 260], "bands": [[[110, 200], [190, 320]], [[140, 242], [160, 278]]]}]
     if task == "classification":
-        bands = {"classes": [{"label": c, "mean": [0.2, 0.4], "low": [0.1, 0.3], "high": [0.3, 0.5]} for c in (0, 1)]}
+        curves = [{"label": c, "mean": [0.2, 0.4], "bands": [[[0.1, 0.3], [0.3, 0.5]]]} for c in (0, 1)]
     kinds = {"number": (["1", "2"], [1.0, 2.0]), "date": (["2024-01-01", "2024-05-01"], [0.0, 121.0])}
     kinds |= {"category": (["Rome", "Oslo"], None)}
     part = {"name": "area", "values": "1 to 2", "rows": 50, "right": 30}
@@ -54,20 +53,15 @@ def shared(task, rows):
         },
         "explained": {
             "about": "Computed on the held-out rows.",
-            "importance": [{"name": n, "gain": 0.4, "error": 0.1, "spread": 0.2} for n in (*names, "sold")],
+            "importance": [{"name": n, "gain": 0.4, "error": 0.1} for n in (*names, "sold")],
             "dependence": [
-                {"name": kind, "kind": kind, "at": at, "order": order, **bands} for kind, (at, order) in kinds.items()
+                {"name": kind, "kind": kind, "at": at, "order": order, "curves": curves}
+                for kind, (at, order) in kinds.items()
             ],
             "groups": [part if task == "regression" else part | {"expected": 45.0, "variance": 4.0}],
         },
         "surprises": [{"row": 1234, "values": {"area": "0.5", "year": "2021"}, "y": "7", "predicted": "4 (3 to 5)"}],
-        "training": {
-            "epochs": [1, 2, 3, 5],
-            "validation_nll": (3.0 + rng.random((3, 4))).tolist(),
-            "kept_epoch": 3,
-        },
         "reproduce": {
-            "command": "bayesadam fit houses.csv --target price --out " + "very-long-folder/" * 12,
             "config": {"method": "vadam", "hidden": [50]},
             "versions": {"bayesadam": "1.0"},
             "seconds": {"training": 12.41, "baselines": 0.051},
@@ -83,7 +77,6 @@ def houses(rows=120):
     y = mean + std * rng.normal(size=rows)
     data = shared("regression", rows) | {"target": "price", "classes": None}
     data["held_out"] = regression_rows(y, mean, std)
-    data["data"]["target_histogram"] = {"edges": [0, 100, 200, 300], "counts": [3, 70, 47]}
     data["metrics"] = {
         "bayesadam": {"NLL": 2.9, "RMSE": 6.0, "CRPS": 3.0, "coverage 95%": 0.96, "fit seconds": 12.4},
         "linear model": {"NLL": 3.1, "RMSE": 6.0, "CRPS": None, "coverage 95%": 0.93, "fit seconds": 0.01},
@@ -106,7 +99,6 @@ def digits(rows=120, classes=("setosa", "versicolor", "virginica")):
         "mutual_information": (0.25 * entropy).tolist(),
         "row": list(range(2, rows + 2)),
     }
-    data["data"]["target_histogram"] = {"labels": list(classes), "counts": [50] * len(classes)}
     data["metrics"] = {"bayesadam": {"NLL": 0.3, "accuracy": 0.9}, "linear model": {"NLL": 0.4, "accuracy": 0.95}}
     return data
 
@@ -125,7 +117,7 @@ def hostile():
     for entry, tag in zip(data["explained"]["dependence"], TAGS, strict=False):
         entry |= {"name": tag, "at": list(TAGS[:2])}
     data["explained"]["groups"] = [data["explained"]["groups"][0] | {"name": NASTY, "values": TAGS[1]}]
-    data["reproduce"] = {"command": TAGS[2], "config": row, "versions": row, "seconds": {NASTY: 1.0}}
+    data["reproduce"] = {"config": row, "versions": row, "seconds": {NASTY: 1.0}}
     return data
 
 
@@ -223,7 +215,7 @@ def rgb(name, version):
 def is_mark(name):
     """Whether a pixel is of a mark: translucent ones are rounded."""
     pixel = [int(name[i : i + 2], 16) for i in (1, 3, 5)]
-    marks = [channels(mark, 0) for mark in ("blue", "cell", "vermilion", "green", "purple")]
+    marks = [channels(mark, 0) for mark in ("blue", "vermilion", "green", "purple")]
     return any(all(abs(a - b) <= 3 for a, b in zip(pixel, mark, strict=True)) for mark in marks)
 
 
@@ -296,7 +288,7 @@ class TestPage:
         view(browser, width=width)
         marks = browser.execute_script(MARKS)
         assert len({name for name, *_ in marks}) >= 5
-        assert len(marks) > 30
+        assert len(marks) > 20
         assert [mark for mark in marks if not min(mark[1:]) >= 0] == []
 
     def test_no_hole_in_the_page(self, browser, page):
@@ -305,7 +297,7 @@ class TestPage:
         browser.execute_script("for (const one of document.querySelectorAll('details')) one.open = false")
         settle(browser)
         gaps, widths, heights = browser.execute_script(HOLES)
-        assert len(gaps) > 30
+        assert len(gaps) > 20
         assert [gap for gap in gaps if gap[1] > 60] == []
         assert min(widths) > 1000
         assert set(heights) == {1}
@@ -381,14 +373,14 @@ class TestPage:
             """
         )
         assert problems == []
-        assert len(browser.find_elements("css selector", "figure [role=img]")) == 11
+        assert len(browser.find_elements("css selector", "figure [role=img]")) >= 7
 
     @pytest.mark.parametrize("page", ["regression"], indirect=True)
     def test_copying_and_printing(self, browser, page):
         view(browser, dark=True)
-        button = browser.find_element("css selector", "[data-copy=command]")
+        button = browser.find_element("css selector", "[data-copy=config]")
         button.click()
-        until(browser, "return /Copied|Selected/.test(document.querySelector('[data-copy=command]').textContent)")
+        until(browser, "return /Copied|Selected/.test(document.querySelector('[data-copy=config]').textContent)")
         browser.execute_script("dispatchEvent(new Event('beforeprint'))")
         pictures = browser.execute_script("return [...document.images].map((one) => one.src.length)")
         assert len(pictures) == len(browser.find_elements("css selector", ".canvas"))
@@ -408,8 +400,8 @@ class TestText:
         assert re.search(r"https?://", " ".join(str(a) for tag, a in elements.tags if tag != "path")) is None
         embedded = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)[1]
         assert "<" not in embedded
-        assert "Größe" in str(json.loads(embedded))
-        assert len(json.loads(embedded)) == 11
+        assert "Größe" in text
+        assert len(json.loads(embedded)) == len(CHARTS["classification"] | SHARED)
 
     def test_size_and_a_log_without_complaints(self, tmp_path, caplog):
         with caplog.at_level(logging.WARNING):
@@ -418,9 +410,7 @@ class TestText:
         assert 1e6 < (tmp_path / "r.html").stat().st_size < 2e6
 
     def test_the_words_and_tables_of_a_page(self, tmp_path):
-        data = houses(30)
-        del data["training"]
-        text = words(data, tmp_path)
+        text = words(houses(30), tmp_path)
         for part in (
             "Regression of price · houses.csv · 2026-01-02 03:04",
             "area numeric 2.1% 12 to 310",
@@ -433,7 +423,6 @@ class TestText:
             "area 1 to 2 50 60% 95%",
         ):
             assert part in text, part
-        assert "The training" not in text
 
     @pytest.mark.parametrize("make", [houses, digits])
     def test_no_number_for_machines(self, make, tmp_path):
@@ -464,20 +453,16 @@ class TestText:
         for name, column in data["held_out"].items():
             column[3] = [None] * 3 if name == "probs" else None
         data["metrics"]["bayesadam"] = dict.fromkeys(data["metrics"]["bayesadam"])
-        data["training"] = {"epochs": [1, 2, 3], "validation_nll": [[1.0, None, 0.5], [None] * 3], "kept_epoch": 3}
         text = words(data, tmp_path)
         assert "On 29 held-out rows" in text
         assert "nan" not in text.lower()
-        assert "Validation" not in text
 
     def test_a_predictive_without_a_standard_deviation(self, tmp_path):
         """Student's t with few degrees of freedom has intervals only."""
         data = houses(40)
         data["held_out"] |= {name: [None] * 40 for name in ("std", "epistemic_std")}
         for entry in data["explained"]["dependence"]:
-            entry |= {"std": [None, None], "epistemic": [None, None]}
-        for entry in data["explained"]["importance"]:
-            entry["spread"] = None
+            entry["curves"][0] |= {"bands": [[[None, None]] * 2] * 2}
         text = words(data, tmp_path)
         assert "On 40 held-out rows the typical error" in text
         assert "Interval coverage" in text
@@ -487,7 +472,6 @@ class TestText:
         data = houses(25)
         data["held_out"] |= {name: [5.0] * 25 for name in ("y", "mean", "lower", "upper")}
         data["held_out"] |= {name: [0.0] * 25 for name in ("std", "epistemic_std")}
-        data["training"] = {"epochs": [1, 2, 3], "validation_nll": [[2.0, 2.0, 2.0]], "kept_epoch": 3}
         assert "error (root mean square) is 0" in words(data, tmp_path)
 
     def test_bokeh_is_asked_for_by_name(self, monkeypatch, tmp_path):
@@ -512,18 +496,12 @@ class TestHeadline:
         width = 2 * 1.96 * (1.0 + 4.0) / 2
         assert sentences("regression", held_out, margins) == (
             f"On 40 held-out rows the typical error (root mean square) is 5.00, and the 95% intervals are typically "
-            f"{width:.2f} wide. Of 40 rows that its networks had not seen, the intervals cover 100%, as they should. "
+            f"{width:.2f} wide (0 without the inputs). Of 40 rows that its networks had not seen, the intervals cover "
+            "100%, as they should. "
             "It knows when it is wrong: the error is 1.00 on the half it is surest of, 7.00 on the other half. "
             "Measured with its uncertainty (negative log-likelihood), it is worse than gradient boosting, "
             "but not clearly different from linear model."
         )
-        rows = predicted(held_out, "regression")
-        assert headline.figures(rows, rows) == [
-            ("typical error", "5.00"),
-            ("width of a 95% interval", f"{width:.2f}"),
-            ("of the intervals hold", "100.0%"),
-            ("held-out rows", "40"),
-        ]
 
     def test_the_verdict_is_about_all_rows_and_the_error_about_those_held_out(self):
         rng = np.random.default_rng(0)
@@ -624,7 +602,10 @@ class TestNumbers:
         for label, row in zip(held_out["label"], held_out["probs"], strict=True):
             key = (names[label], names[row.index(max(row))])
             counts[key] = counts.get(key, 0) + 1
-        assert {(a, p): int(n) for a, p, n, _ in classification.confusion(rows, names).rows} == counts
+        table = classification.confusion(rows, names)
+        cells = {(a, p): cell for a, row in table["rows"] for p, cell in zip(table["names"], row, strict=True)}
+        assert {key: int(text) for key, (text, _) in cells.items() if text} == counts
+        assert [sum(share for _, share in row) for _, row in table["rows"]] == pytest.approx([1.0] * 3)
         chart = classification.reliability(rows)
         bins = {}
         for label, row in zip(held_out["label"], held_out["probs"], strict=True):
@@ -637,20 +618,5 @@ class TestNumbers:
 
     def test_many_classes(self):
         names = [f"class {i}" for i in range(30)]
-        chart = classification.confusion(predicted(digits(400, names)["held_out"], "classification"), names)
-        assert "the 20 classes with the most mistakes" in chart.reading
-        assert chart.thinned
-
-    def test_validation_is_drawn_as_it_was_recorded(self):
-        recorded = {"epochs": [1, 2, 3, 10], "validation_nll": [[9.0, 4.0, 3.0, 2.5], [8.0, 5.0, 3.5, 2.0]]}
-        chart = training.validation(recorded | {"kept_epoch": 3})
-        assert [row[0] for row in chart.rows] == ["1", "2", "3", "10"]
-        assert chart.rows[-1][1:] == ("2.000", "2.250", "2.500")
-        lines = [one.data_source.data for one in chart.plot.renderers if one.glyph.__class__.__name__ == "Line"]
-        drawn = np.stack([lines[0]["x"], lines[0]["y"]], axis=1)
-        for line, member in zip((drawn[:4], drawn[5:9]), recorded["validation_nll"], strict=True):
-            np.testing.assert_array_equal(line.T, [recorded["epochs"], member])
-        assert np.isnan(drawn[[4, 9]]).all()
-        assert list(lines[1]["x"]) == [3.0, 3.0]
-        assert training.validation({"epochs": [1, 2], "validation_nll": [[1.0, 2.0]], "kept_epoch": 1}) is None
-        assert training.validation({}) is None
+        table = classification.confusion(predicted(digits(400, names)["held_out"], "classification"), names)
+        assert (len(table["names"]), len(table["rows"]), table["more"]) == (20, 20, 10)

@@ -10,7 +10,7 @@ from scipy import stats
 
 from bayesadam.predictive import ClassificationPredictive, GaussianPredictive
 from bayesadam.report import write_report
-from bayesadam.report.report_data import Rows, report_data, validation
+from bayesadam.report.report_data import Rows, report_data
 
 ROWS = 300
 
@@ -67,8 +67,7 @@ def made(held_out=60, classes=(), calibrated=True):
         notes=["a note"],
         metrics={"bayesadam": {"NLL": 1.0}},
         margins={},
-        training=validation(np.array([[3.0, np.nan, 2.0, 1.0]]), 4),
-        reproduce={"command": "bayesadam fit flats.csv", "config": {}, "seconds": {"training": 1.23456789}},
+        reproduce={"config": {}, "seconds": {"training": 1.23456789}},
     )
 
 
@@ -126,7 +125,3 @@ def test_without_rows_left_out_only_held_out_rows_are_judged(tmp_path):
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Of 60 rows that its networks had not seen" in page
     assert "Judged by" not in page
-
-
-def test_validation_has_the_epochs_at_which_it_was_recorded():
-    assert made()["training"] == {"epochs": [1, 3, 4], "validation_nll": [[3.0, 2.0, 1.0]], "kept_epoch": 4}

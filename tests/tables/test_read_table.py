@@ -211,8 +211,8 @@ class TestMemory:
             read_table(write(TEXT))
 
     def test_the_limit_of_a_container_counts(self, tmp_path, monkeypatch):
-        limit, used = tmp_path / "max", tmp_path / "current"
-        monkeypatch.setattr(memory, "_LIMITS", {str(limit): str(used)})
+        limit, used = tmp_path / "memory.max", tmp_path / "memory.current"
+        monkeypatch.setattr(memory, "_GROUP", tmp_path)
         used.write_text("60000\n")
         limit.write_text("max\n")
         assert 2**20 < memory.available_memory() < 2**50

@@ -31,10 +31,12 @@ class Scored:
     Attributes:
         run: The network after it was run on the inputs.
         target: Targets of the rows.
+        counted: Mask of those that are not ignored; ``None`` if all count.
     """
 
     run: Run
     target: Tensor
+    counted: Tensor | None
 
     def __call__(self, likelihood: Likelihood, **scale: float) -> Tensor:
         """Return ``-log p`` of every row, in nats and float64; without those of ignored targets.
@@ -44,11 +46,9 @@ class Scored:
             scale: If it is taken (see ``takes_scale``), ``scale=`` multiplies the posterior's standard deviations.
         """
         found: Predictive = self.run(likelihood, **scale)
-        target = self.target.to(found.device)
-        counted = likelihood.counted(target)
-        if counted is None:
-            return -found.log_prob(target).double()
-        return -found.log_prob(target.where(counted, 0))[counted].double()
+        if self.counted is None:
+            return -found.log_prob(self.target).double()
+        return -found.log_prob(self.target.where(self.counted, 0))[self.counted].double()
 
     @property
     def takes_scale(self) -> bool:
@@ -76,7 +76,10 @@ class HeldOut:
         self.model = model
         self.likelihood = likelihood
         self.inputs: Any = pairs[0][0] if isinstance(data, tuple) else pairs
-        self.target = torch.cat([target for _, target in pairs])
+        target = torch.cat([target for _, target in pairs])
+        self.target = target.to(next(model.parameters(), target).device)
+        counted = likelihood.counted(self.target)
+        self.counted = None if counted is None or counted.all() else counted
         self.options = options
         self._batches = [batch for batch, _ in pairs]
 
@@ -88,7 +91,7 @@ class HeldOut:
             options: Arguments that replace those of the class.
         """
         given = {"likelihood": self.likelihood, "progress": False, **self.options, **options}
-        return Scored(network_outputs(self.model, posterior, self.inputs, How(**given)), self.target)
+        return Scored(network_outputs(self.model, posterior, self.inputs, How(**given)), self.target, self.counted)
 
     def rows(self) -> set[bytes]:
         """Return the bytes of each row's inputs."""

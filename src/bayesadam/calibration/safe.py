@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bayesadam.calibration.held_out import HeldOut, Scored, mean
@@ -156,9 +157,9 @@ def harmless_share(posterior: Self) -> Self:
     are no others.
     """
     names = [name for name, value in posterior.mean.items() if value.ndim > 1] or list(posterior.mean)
-    factor = 1.0
-    for name in names:
-        noise = posterior.variance[name].double().mean().sqrt().item()
-        size = posterior.mean[name].double().square().mean().sqrt().item()
-        factor = min(factor, SHARE * size / noise if noise > 0.0 else 1.0)
+    noises = [posterior.variance[name].double().mean().sqrt() for name in names]
+    sizes = [posterior.mean[name].double().square().mean().sqrt() for name in names]
+    read = torch.stack([value.to(noises[0].device) for value in (*noises, *sizes)]).tolist()
+    pairs = zip(read[: len(names)], read[len(names) :], strict=True)
+    factor = min([1.0, *(SHARE * size / noise for noise, size in pairs if noise > 0.0)])
     return posterior if factor == 1.0 else posterior.scaled(factor)

@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from bayesadam.cli import demo_command, fit_command, methods_command, predict_command
+from bayesadam.cli import demo_command, fit_command, predict_command
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Bayesian deep learning as easy as Adam.")
 app.command("fit", no_args_is_help=True)(fit_command.fit)
 app.command("predict", no_args_is_help=True)(predict_command.predict)
 app.command("report", no_args_is_help=True)(predict_command.report)
-app.command("methods")(methods_command.methods)
 app.command("demo")(demo_command.demo)
 
 

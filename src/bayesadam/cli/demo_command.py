@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bayesadam.cli.mistakes import fail, require, writing_to
+from bayesadam.cli.mistakes import end_imports, fail, require, writing_to
 
 TITLES = (
     (
@@ -35,10 +35,6 @@ TITLES = (
     (
         "(c) A curve with a gap in its data",
         "A 95% band should widen where there are no data, and hold the truth.",
-    ),
-    (
-        "(d) BayesAdam on the digits, by opt.report()",
-        "Start is the share of the initial precision in the posterior's.",
     ),
 )
 """Title and sentence of each table."""
@@ -61,6 +57,7 @@ def demo(
 
     from bayesadam import demo as _demo
 
+    end_imports()
     torch.set_num_threads(1)  # the networks are so small that threads only wait for each other
     effort = _demo.QUICK if quick else _demo.FULL
     start = time.perf_counter()
@@ -83,7 +80,9 @@ def demo(
     _show(console, 1, "", *_scores(record["digits"], "BayesAdam", (_demo.SCALED,), ".4f"))
     _show(console, 2, "", *_scores(record["pruned"], _demo.SIGNAL, (_demo.MAGNITUDE,), ".4f"))
     _show(console, 3, "epistemic deviation", *_bands(record["curve"]))
-    _show(console, 4, "", *_weights(record["report"]))
+    console.print("[bold](d) BayesAdam on the digits, by opt.report()[/]\n")
+    verdict = (out / "report.txt").read_text(encoding="utf-8").partition("\n\n")[2]  # below its table
+    console.print(verdict, markup=False)
     console.print(
         f"{time.perf_counter() - start:.0f} s. In {out}/: prices.png, digits.png, curve.png, weights.png,\n"
         "metrics.json (all numbers), report.txt (opt.report()), digits_bayesadam.safetensors\n"
@@ -138,18 +137,3 @@ def _bands(bands: Mapping[str, Any]) -> tuple[list[str], list[Row]]:
         rows.append([name, *(f"{value:.3f}" for value in row["deviation"].values())])
         rows.append(["  truth in 95% band", *(f"{value:.0%}" for value in row["truth inside"].values())])
     return list(row["deviation"]), rows
-
-
-def _weights(report: Mapping[str, Any]) -> tuple[list[str], list[Row]]:
-    rows = [
-        [
-            row["name"],
-            f"{row['num_weights']:,}",
-            *(f"{value:.3f}" for value in row["width"]),
-            f"{row['start_share']:.1%}",
-            f"{row['signal_to_noise'][1]:.2f}",
-            f"{row['determined']:,.0f}",
-        ]
-        for row in (*report["rows"], report["total"])
-    ]
-    return ["weights", "width 1%", "50%", "99%", "start", "|mean|\n/ width", "determined"], rows

@@ -79,12 +79,12 @@ def _fit(settings: Settings, out: Path, *, force: bool, begin: float) -> None:
     from bayesadam.sklearn import fit_table
     from bayesadam.sklearn.runs.run_folder import REPORT
 
-    screen = Screen(Console(), Console(stderr=True), out)
+    screen = Screen(Console(), Console(stderr=True))
     with writing_to("--out", out), screen:
         result = fit_table(settings, out=out, watcher=screen, force=force)
     for note in result.notes:
         say(f"  note      {note}")
-    say(score_table("held-out rows", result.metrics, digits=".4g"))
+    say(score_table(result.metrics))
     if result.interrupted:
         say(f"stopped after {result.epochs} epochs; the networks are the best until then")
     say(f"{perf_counter() - begin:.0f} s; the run is in {out}/: open {out / REPORT}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -65,12 +66,20 @@ def writing_to(option: str, path: Path, kind: str = "a folder") -> Iterator[None
         fail(f"{option} must be {rule}, got {str(path)!r} ({error.strerror or error})")
 
 
+def end_imports() -> None:
+    """Turn on the garbage collector, which `main` turned off for the imports. It never looks at what was imported."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
+
+
 @contextmanager
 def one_line() -> Iterator[None]:
     """Context in which errors of the library, Ctrl-C and a lack of memory are reported in one line."""
     from bayesadam.sklearn import RunError, TableError
     from bayesadam.sklearn.tables.memory import NotEnoughMemory
 
+    end_imports()
     try:
         yield
     except (RunError, TableError, NotEnoughMemory) as error:

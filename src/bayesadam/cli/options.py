@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
-
-if TYPE_CHECKING:
-    from bayesadam.sklearn import Settings
-
 
 INPUTS, FILES, ROWS, MODEL, RUNS = "Columns", "Files", "Held-out rows", "Model", "Runs"
 """Headings of the help."""
@@ -68,7 +62,7 @@ Group = Annotated[str | None, _option("Column: whole groups are held out.", ROWS
 Time = Annotated[str | None, _option("Column: the last rows are held out.", ROWS)]
 HeldOut = Annotated[float | None, _option("Share of the rows to test on; 0.1 by default.", ROWS, min=0, max=0.5)]
 
-Method = Annotated[Methods | None, _option("See bayesadam methods.", MODEL)]
+Method = Annotated[Methods | None, _option("How networks are trained and get a posterior.", MODEL)]
 Transform = Annotated[Transforms | None, _option("Of a number to predict; auto by default.", MODEL)]
 Likelihood = Annotated[Likelihoods | None, _option("Of a number to predict; gaussian by default.", MODEL)]
 Noise = Annotated[
@@ -92,21 +86,3 @@ Coverage = Annotated[float, Option(help="Of the interval around a predicted numb
 Interval = Annotated[Literal["bayes", "cross"] | None, Option(help="cross has a guarantee; bayes is the default.")]
 Quantiles = Annotated[Any, Option(help="Of a predicted number: 0.1,0.5,0.9.", parser=_levels, metavar="Q,Q,...")]
 Copy = Annotated[Columns, Option(help="Column of the table to copy, to know the rows by; may be repeated.")]
-Spreadsheet = Annotated[bool, Option("--spreadsheet", help="Put an apostrophe before text that looks like a formula.")]
-
-
-def fit_command_line(settings: Settings, out: Path) -> str:
-    """Return the command line that fits with these settings. Paths lose their folders, which are nobody's business."""
-    words = ["bayesadam", "fit", Path(settings.data).name]
-    for field in fields(settings)[1:]:
-        value = getattr(settings, field.name)
-        option = "--" + field.name.replace("_", "-")
-        if value == field.default and field.name != "target":
-            continue
-        if field.name == "hidden":
-            words += [option, ",".join(map(str, value))]
-        elif isinstance(value, tuple):
-            words += [word for text in value for word in (option, text)]
-        else:
-            words += [option] if value is True else [option, str(value)]
-    return shlex.join([*words, "--out", out.name])

@@ -21,7 +21,6 @@ def predict(
     interval: of.Interval = None,
     quantiles: of.Quantiles = None,
     copy: of.Copy = None,
-    spreadsheet: of.Spreadsheet = False,
     missing: of.Missing = None,
     delimiter: of.Delimiter = None,
     decimal: of.Decimal = None,
@@ -31,12 +30,10 @@ def predict(
     with one_line():
         from bayesadam.sklearn.runs.predict_table import STDOUT, predict_table, write_predictions
         from bayesadam.sklearn.runs.run_folder import load_run
-        from bayesadam.sklearn.tables.read_table import is_parquet, read_table
+        from bayesadam.sklearn.tables.read_table import read_table
 
         estimator = load_run(run)
         _check_out(out, run, data)
-        if spreadsheet and is_parquet(out):
-            fail(f"--spreadsheet is for a CSV file, got --out {str(out)!r}")
         if estimator.inputs_ is None:
             fail(f"the run must be that of a table, got {str(run)!r}")
         estimator.inputs_ = estimator.inputs_.reading(decimal, missing or [])
@@ -54,7 +51,7 @@ def predict(
                 advance=lambda done: bar.update(task, completed=done),
             )
         with writing_to("standard output" if out == STDOUT else "--out", out, "a file"):
-            write_predictions(table, out, spreadsheet=spreadsheet)
+            write_predictions(table, out)
         for note in notes:
             say(f"note: {note}", err if out == STDOUT else None)
         if out != STDOUT:

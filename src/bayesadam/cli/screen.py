@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from bayesadam.cli.mistakes import say
-from bayesadam.cli.options import fit_command_line
-from bayesadam.sklearn import Settings
+from bayesadam.report.scores import scores
 from bayesadam.sklearn.runs.fit_table import Watcher
 from bayesadam.sklearn.runs.prepare import Prepared
 from bayesadam.sklearn.tables.column_types import Column
 
 _LINES = 10
 """Number of lines about the training if stderr is not a terminal."""
-_HIGHER_IS_BETTER = ("accuracy", "OOD AUROC", "(")
-_LOWER_IS_BETTER = ("RMSE", "NLL", "ECE", "CRPS", "Brier")
 _PLURAL = {"number": "numbers", "category": "categories", "date": "dates"}
 
 
@@ -33,11 +28,10 @@ class Screen(Watcher):
     Args:
         out: Console for the summary of the table.
         err: Console for the progress.
-        folder: The run folder.
     """
 
-    def __init__(self, out: Console, err: Console, folder: Path) -> None:
-        self._out, self._err, self._folder = out, err, folder
+    def __init__(self, out: Console, err: Console) -> None:
+        self._out, self._err = out, err
         self._live = err.is_terminal
         self._bar = Progress(
             SpinnerColumn(),
@@ -95,10 +89,6 @@ class Screen(Watcher):
         if not self._live:
             say(what, self._err)
 
-    def command(self, settings: Settings) -> str:
-        """Return the command line that fits with these settings."""
-        return fit_command_line(settings, self._folder)
-
     def _row(self, head: str, text: str) -> None:
         self._say(f"  {head:<10}{text}")
 
@@ -107,32 +97,17 @@ class Screen(Watcher):
         say("".join(c if c.isprintable() else " " for c in text), self._out)
 
 
-def score_table(title: str, rows: Mapping[str, Mapping[str, float | None]], *, digits: str = ".3f") -> Table:
-    """Return a table of scores by method, in which the best score of each column is bold.
-
-    Args:
-        title: Title above the table.
-        rows: Scores by name; ``None`` is shown as a dash.
-        digits: Format of the numbers.
-    """
-    table = Table(title=escape(title), title_justify="left")
-    table.add_column("method")
-    columns = list(next(iter(rows.values())))
-    best: dict[str, float] = {}
+def score_table(metrics: Mapping[str, Mapping[str, float | None]]) -> Table:
+    """Return a table of the scores of each model on the held-out rows, in which the best of each column is bold."""
+    table = Table(title="held-out rows", title_justify="left")
+    table.add_column("model")
+    columns = scores(metrics)
     for column in columns:
-        table.add_column(column, justify="right")
-        values = [value for row in rows.values() if (value := row[column]) is not None]
-        if values and column.startswith((*_HIGHER_IS_BETTER, *_LOWER_IS_BETTER)):
-            best[column] = (max if column.startswith(_HIGHER_IS_BETTER) else min)(values)
-    for method, row in rows.items():
-        table.add_row(escape(method), *(_cell(row[c], best.get(c, math.nan), digits) for c in columns))
+        table.add_column(column.name, justify="right")
+    for model in metrics:
+        cells = [column.cells[model] for column in columns]
+        table.add_row(model, *(f"[bold]{text}[/]" if best else text for text, best in cells))
     return table
-
-
-def _cell(value: float | None, best: float, digits: str) -> str:
-    if value is None:
-        return "-"
-    return f"[bold]{value:{digits}}[/]" if value == best else f"{value:{digits}}"
 
 
 def _inputs(columns: Sequence[Column]) -> str:

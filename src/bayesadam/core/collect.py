@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -228,22 +227,23 @@ class Collection:
         else:
             self.kept[parameter].lerp_(value, share)
 
-    def ratios(self, parameters: Sequence[Tensor]) -> dict[Tensor, float]:
-        """Factors by which unscaling or clipping changed each gradient since the last sample was collected.
+    def ratios(self, parameters: Sequence[Tensor]) -> Tensor:
+        """Factors by which unscaling or clipping changed each gradient since the last sample was collected, on the
+        device of the first gradient, which is not waited for.
 
         A gradient of zero does not determine a factor. It takes that of the other gradients, because unscaling and
         clipping by the norm multiply all gradients by one factor.
         """
-        known = [parameter for parameter in parameters if parameter in self._norms]
-        if not known:
-            return {}
-        device = self._norms[known[0]].device
-        norms = [*[self._norms[p] for p in known], *self._norms_of(known)]
-        values = torch.stack([norm.to(device) for norm in norms]).tolist()
-        before, now = values[: len(known)], values[len(known) :]
-        total = math.hypot(*before)
-        common = math.hypot(*now) / total if total > 0 else 1.0
-        return {p: n / b if b > 0 else common for p, b, n in zip(known, before, now, strict=True)}
+        if not parameters:
+            return torch.ones(0)
+        norms = self._norms_of(parameters)
+        norms = [*(self._norms.get(p, norm) for p, norm in zip(parameters, norms, strict=True)), *norms]
+        together = torch.stack([norm.to(norms[0].device) for norm in norms])
+        together = together if together.device.type == "mps" else together.double()  # which has no float64
+        before, now = together.view(2, -1)
+        total = torch.linalg.vector_norm(before)
+        common = torch.where(total > 0, torch.linalg.vector_norm(now) / total, 1.0)
+        return torch.where(before > 0, now / before, common)
 
     def _norms_of(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Norms of the local gradients, in float32 or wider, since they easily overflow in float16."""
@@ -257,6 +257,7 @@ class Collection:
         """Factors by which a flat's kept curvatures must be multiplied to match the present ``p.grad``: one number, or
         an array.
         """
-        ratios = self.ratios([p for p in flat.parameters if p in self.kept and p.grad is not None])
+        parameters = [p for p in flat.parameters if p in self.kept and p.grad is not None]
+        ratios = dict(zip(parameters, self.ratios(parameters).tolist(), strict=True))
         values = [ratios.get(parameter, 1.0) ** self.layout.rule.power for parameter in flat.parameters]
         return values[0] if values.count(values[0]) == len(values) else np.array(values)

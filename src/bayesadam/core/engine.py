@@ -312,8 +312,12 @@ class Engine:
         """Prepare the replay of a step that a graph has recorded: write its numbers to the memory that the recorded
         kernels read.
         """
-        if self.weights.held != TRAIN or not all(flat.on_device for flat in self.layout.built):
-            raise RuntimeError("prepare_replay() must be called after train(), for parameters on a GPU with kernels")
+        on_device = all(flat.on_device for flat in self.layout.built)
+        if self.weights.held != TRAIN or not on_device or self.collection.keeps_curvature:
+            raise RuntimeError(
+                "prepare_replay() must be called after train(), for parameters on a GPU with kernels and a method that "
+                "computes curvature from the gradient"
+            )
         with refilling():
             self.step()
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bayesadam import noise
+from bayesadam.core.draws import Draw
 from bayesadam.core.passes import PER_WEIGHT
 from bayesadam.core.rule import COUNTERS, INITIAL_COUNTERS, Hyper, Rule, advanced, static_options
 from bayesadam.native.device import is_available
@@ -96,6 +97,7 @@ class Flat:
         tensors: Vectors by name.
         tables: Addresses for kernels, by pass.
         buffers: Memory for kernels of a GPU, by pass.
+        noise: The latest noise of all members, where PyTorch's operations work on all of them at a time.
         priors: Prior precisions from the parameters' initial values; NaN where the prior precision of the group is
             used.
     """
@@ -119,11 +121,17 @@ class Flat:
         self.whole = [(first or 0, whole) for first, whole in map(noise_place, self.parameters)]
         self.tables: dict[Any, NDArray[np.int64]] = {}
         self.buffers: dict[Any, Any] = {}
+        self.noise: dict[Draw, Tensor] = {}
 
     @property
     def on_device(self) -> bool:
         """Whether the counters are on the device, where the kernels of a GPU advance them."""
         return self.kind.is_run and is_available(self.kind.device)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether PyTorch's operations work on all members at a time."""
+        return self.kind.device.type != "cpu" or not self.kind.is_run
 
     @cached_property
     def numbers(self) -> Tensor:
@@ -223,10 +231,10 @@ class Flat:
                 hp.initial_precision = rule.default_start(hp)
         return hp
 
-    def variance(self, rule: Rule, number: int) -> Tensor:
-        """Posterior variance of a member, in its local shape; 0 without noise."""
+    def variance(self, rule: Rule, number: int, hp: Hyper) -> Tensor:
+        """Posterior variance of a member with its :meth:`hyper`, in its local shape; 0 without noise."""
         state = {name: self.part(name, number) for name in rule.state}
-        precision = rule.posterior_precision(state, self.hyper(rule, number))
+        precision = rule.posterior_precision(state, hp)
         return precision.reciprocal() if self.kind.perturb else torch.zeros_like(precision)
 
     def runs(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
@@ -242,7 +250,7 @@ class Flat:
         """Divide some members into consecutive pieces of at most ``BLOCK`` elements together; on a GPU into one for
         every run.
         """
-        limit = BLOCK if self.kind.device.type == "cpu" and self.kind.is_run else max(self.numel, 1)
+        limit = max(self.numel, 1) if self.is_whole else BLOCK
         for first, last in self.runs(numbers):
             pieces: list[Piece] = []
             room = limit

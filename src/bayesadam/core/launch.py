@@ -19,23 +19,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bayesadam import native, noise
-from bayesadam.core import cpp, gpu, interpret
+from bayesadam.core import cpp, eager, gpu, interpret
 from bayesadam.core.draws import Draw
-from bayesadam.core.flat import Flat, Piece
+from bayesadam.core.eager import Draws, Lists
+from bayesadam.core.flat import Flat
 from bayesadam.core.passes import Pass
 from bayesadam.core.printing import FIXED, columns
 from bayesadam.core.record import NotElementwise, Program, record
 from bayesadam.native import device as devices
-from bayesadam.sharding import local, place
+from bayesadam.sharding import local
 
-Lists: TypeAlias = Mapping[str, Sequence[Tensor]]
-"""Tensors of single members that are not in a flat, by name: ``weights``, ``grad`` and ``kept``."""
-Draws: TypeAlias = Mapping[str, Draw]
 Compiled: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], int], None]
 """Compiled function of a table of runs, a row of numbers and of words for every one of its groups, and the number of
 elements.
 """
-SCRATCH = noise.Scratch()
 _NOTHING = Draw(0, 0, 0, False)
 
 
@@ -76,7 +73,8 @@ def run(
     if kernel is not None:
         _run_compiled(kernel, work, flat, chosen, numbers, lists, draws)
     else:
-        _run_eagerly(work, flat, chosen, numbers, lists, draws)
+        program = program_of(work, kind.weights, kind.dtype)
+        eager.run(program, work, flat, chosen, numbers, lists, draws)
     if work.kind == "update" and not skip:
         flat.advance(chosen, work.rule, numbers)
 
@@ -222,109 +220,6 @@ def _flattened(tensor: Tensor, dtype: torch.dtype, copies: list[tuple[Tensor, Te
     return copies[-1][1]
 
 
-def _run_eagerly(
-    work: Pass, flat: Flat, chosen: NDArray[np.int64], numbers: Mapping[str, Any], lists: Lists, draws: Draws
-) -> None:
-    program = program_of(work, flat.kind.weights, flat.kind.dtype)
-    scalars = interpret.numbers_of_body(program, numbers)
-    position = dict(zip(chosen.tolist(), range(len(chosen)), strict=True))
-    for pieces in flat.blocks(chosen):
-        first, last = pieces[0], pieces[-1]
-        part = slice(int(flat.starts[first.number]) + first.start, int(flat.starts[last.number]) + last.stop)
-        values, into, views = {}, {}, {}
-        for name in program.touched:
-            if name in flat.tensors:
-                values[name] = flat.tensors[name][part]
-                into[name] = values[name]
-            elif name in lists:
-                dtype = program.tensors[name]
-                values[name] = SCRATCH.get(f"run {name}", part.stop - part.start, dtype, flat.kind.device)
-                views[name] = _split(values[name], pieces, flat)
-                if name in program.read:
-                    sources = [_cut(lists[name][position[piece.number]], piece, flat) for piece in pieces]
-                    torch._foreach_copy_(views[name], sources)
-        drawn = {name: draws[name] for name in work.draws if name in program.read}
-        values.update(_normals(flat, pieces, drawn))
-        into = {name: target for name, target in into.items() if name in program.results}
-        results = interpret.run(program, values, scalars, operand=_Spread(flat, pieces), into=into)
-        for name, result in results.items():
-            if name in views:
-                targets = [_cut(lists[name][position[piece.number]], piece, flat) for piece in pieces]
-                torch._foreach_copy_(targets, _split(result, pieces, flat))
-
-
-class _Spread:
-    """Makes a tensor with one value per element of an array with one value per member."""
-
-    def __init__(self, flat: Flat, pieces: Sequence[Piece]) -> None:
-        self.flat, self.pieces = flat, pieces
-
-    def __call__(self, values: NDArray[np.float64]) -> Tensor:
-        each = np.repeat(values[[piece.number for piece in self.pieces]], [p.stop - p.start for p in self.pieces])
-        return torch.from_numpy(each).to(self.flat.kind.device, self.flat.kind.dtype)
-
-
-def _split(vector: Tensor, pieces: Sequence[Piece], flat: Flat) -> list[Tensor]:
-    """Parts of the vector of a block. A piece that is a whole member has the member's shape."""
-    parts = vector.split_with_sizes([piece.stop - piece.start for piece in pieces])
-    return [
-        part
-        if piece.stop - piece.start != flat.sizes[piece.number] or part.shape == flat.shapes[piece.number]
-        else part.view(flat.shapes[piece.number])
-        for part, piece in zip(parts, pieces, strict=True)
-    ]
-
-
-def _cut(tensor: Tensor, piece: Piece, flat: Flat) -> Tensor:
-    """The part of a member's tensor that belongs to a piece."""
-    if piece.stop - piece.start == flat.sizes[piece.number]:
-        return tensor
-    return tensor.reshape(-1)[piece.start : piece.stop]  # weights that are written to are contiguous here
-
-
-def _normals(flat: Flat, pieces: Sequence[Piece], draws: Draws) -> dict[str, Tensor]:
-    """The noise of a block by name, flat, in buffers that the next call overwrites."""
-    places = []
-    for number, start, stop in pieces:
-        first, whole = flat.whole[number]
-        places.append((flat.members[number].noise_index, first + start, stop - start, whole))
-    found = _both(flat, places, draws)
-    for name, draw in draws.items():
-        if name not in found:
-            found[name] = SCRATCH.get(name, sum(place[2] for place in places), torch.float32, flat.kind.device)
-            if flat.kind.is_run:
-                key = {"seed": draw.seed, "step": draw.step, "sample": draw.pair}
-                noise.fill_runs(found[name], places, **key, scratch=SCRATCH)
-            else:
-                _fill_shards(found[name], flat, pieces, draw)
-        found[name] = (found[name].neg_() if draw.negative else found[name]).to(flat.kind.dtype)
-    return found
-
-
-def _both(flat: Flat, places: Sequence[tuple[int, int, int, int]], draws: Draws) -> dict[str, Tensor]:
-    """Two draws of whole parameters that differ only in their step, by one sequence of operations; not on a CPU."""
-    keys = {(draw.seed, draw.pair) for draw in draws.values()}
-    whole = flat.kind.is_run and all(size == whole for _, _, size, whole in places)
-    if flat.kind.device.type == "cpu" or len(draws) < 2 or len(keys) > 1 or not whole:
-        return {}
-    ((seed, sample),) = keys
-    sizes = {index: size for index, _, size, _ in places if size}
-    steps = [draw.step for draw in draws.values()]
-    options: Any = {"device": flat.kind.device, "scratch": SCRATCH}
-    made = noise.normal_many([seed] * len(steps), steps, [sample], sizes, **options)
-    return dict(zip(draws, made[:, 0], strict=True))
-
-
-def _fill_shards(eps: Tensor, flat: Flat, pieces: Sequence[Piece], draw: Draw) -> None:
-    """Noise of parameters whose local parts are not one run of elements."""
-    for part, (number, _, _) in zip(_split(eps, pieces, flat), pieces, strict=True):
-        full_shape, offset = place(flat.parameters[number])
-        index, shape = flat.members[number].noise_index, flat.shapes[number]
-        stream = (draw.seed, draw.step, draw.pair, index)
-        out = part.view(shape)
-        noise.normal(*stream, shape, offset=offset, full_shape=full_shape, out=out, scratch=SCRATCH)
-
-
 @cache
 def kernel_of(
     work: Pass, weights: torch.dtype, real: torch.dtype, device: torch.device, *, asked: bool
@@ -398,7 +293,7 @@ def _differs(
 ) -> str | None:
     """How a kernel's results differ from those of PyTorch's operations, if they do."""
     rtol = 1e-3 if program.tensors["weights"] == real else 1e-2
-    for name, (found, expected) in trial(work, program, real, device, call).items():
+    for name, (_, found, expected) in trial(work, program, real, device, call).items():
         if not torch.allclose(found, expected, rtol=rtol, atol=1e-5):
             return f"it gives other numbers than PyTorch's operations for {name!r}"
     return None
@@ -413,8 +308,9 @@ def trial(
     *,
     sizes: Sequence[int] = (5, noise.TILE + 70, 130),
     skip: float = 0.0,
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Results of a kernel and of PyTorch's operations on a small problem, by name, in float32 or wider.
+) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """A small problem: by name the values before the pass, and the results of a kernel and of PyTorch's operations, in
+    float32 or wider.
 
     Args:
         work: The pass.
@@ -451,7 +347,10 @@ def trial(
         row[FIXED:] = [values[n].data_ptr() + int(starts[index]) * values[n].element_size() for n in names]
     call(runs, numbers, _words(work, draws))
     wide = {name: torch.promote_types(program.tensors[name], torch.float32) for name in expected}
-    return {n: (values[n].to(wide[n]), expected[n].to(program.tensors[n]).to(wide[n])) for n in expected}
+    return {
+        name: (before[name].to(wide[name]), values[name].to(wide[name]), value.to(program.tensors[name]).to(wide[name]))
+        for name, value in expected.items()
+    }
 
 
 def weights_of(flat: Flat, chosen: NDArray[np.int64]) -> list[Tensor]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -130,6 +131,9 @@ class Layout:
         names += self.rule.state if self.dense is None else ()
         flat = Flat(kind, members, [*names, *(PER_WEIGHT if kind.per_weight else ())])
         states = [self.owner.state.get(member.parameter) or {} for member in members]
+        new = [n for n, (_, group, _) in enumerate(members) if group.get("prior_precision") == INIT]
+        new = [n for n in new if "step" not in states[n]]
+        flat.priors[new] = NARROWER * np.array(initial_priors([flat.parameters[n] for n in new]))
         for number, state in enumerate(states):
             self._fill(flat, number, state)
         numbers = {**numbers_of(self.rule, flat), **flat.before()} if self.dense is None else {}
@@ -145,13 +149,11 @@ class Layout:
 
     def _fill(self, flat: Flat, number: int, state: Mapping[str, Any]) -> None:
         """Set counters, prior and mean of a member."""
-        parameter, group, _ = flat.members[number]
+        parameter = flat.parameters[number]
         if "step" in state:
             flat.counters[number] = [float(state[name]) for name in COUNTERS]
             if "prior_precision" in state and "prior_mean" not in state:
                 flat.priors[number] = float(state["prior_precision"])
-        elif group.get("prior_precision") == INIT:
-            flat.priors[number] = NARROWER * initial_prior(parameter)
         values = {"mean": local(state.get("mean", parameter)).detach()}
         if flat.kind.per_weight:
             if "prior_mean" in state:
@@ -195,17 +197,20 @@ class Layout:
 
 _WIDER = 10.0
 NARROWER = 3.0
-"""Factor of :func:`initial_prior` in the precision of the prior :data:`INIT`."""
+"""Factor of :func:`initial_priors` in the precision of the prior :data:`INIT`."""
 
 
-def initial_prior(parameter: Tensor) -> float:
-    """Precision of a prior whose variance is ten times that of the parameter's values.
+def initial_priors(parameters: Sequence[Tensor]) -> list[float]:
+    """Precisions of priors whose variance is ten times that of each parameter's values.
 
     This is the scale of its initialisation, about ``fan_in / 3`` for PyTorch's layers, rounded to a power of two.
-    If all values are equal (a shift of 0, a gain of 1), they have no scale, and the variance is taken as 1.
+    If all values are equal (a shift of 0, a gain of 1), they have no scale, and the variance is taken as 1. A device is
+    waited for once for all parameters.
     """
-    values = full(parameter.detach()).double()
-    variance = float(values.var(correction=0)) if values.numel() else 0.0
-    if not 1e-12 < variance < math.inf:
-        variance = 1.0
-    return float(2.0 ** round(math.log2(1.0 / (_WIDER * variance))))
+    if not parameters:
+        return []
+    values = [full(parameter.detach()).double() for parameter in parameters]
+    variances = [value.var(correction=0) if value.numel() else value.new_zeros(()) for value in values]
+    read = torch.stack([variance.to(variances[0].device) for variance in variances]).tolist()
+    known = [variance if 1e-12 < variance < math.inf else 1.0 for variance in read]
+    return [2.0 ** round(math.log2(1.0 / (_WIDER * variance))) for variance in known]

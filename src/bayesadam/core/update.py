@@ -60,7 +60,7 @@ class Updates:
             self._check_finite()
             if layout.dense is not None:
                 grads = collection.gradients()
-                layout.dense.plan(grads, collection.ratios(list(grads)))
+                layout.dense.plan(grads, dict(zip(grads, collection.ratios(list(grads)).tolist(), strict=True)))
             elif layout.first.get("correction", "elementwise") != "elementwise":
                 self._largest_rate = self._limit()
         except FloatingPointError:
@@ -88,7 +88,10 @@ class Updates:
         places = {flat.kind.device if flat.on_device and not flat.is_sharded else None for flat in flats}
         if len(places) != 1 or None in places or self.layout.first["compile"] is False:
             return None
-        if self.collection.keeps_curvature or not noise.has_kernel(flats[0].kind.device):
+        is_corrected = self.layout.first.get("correction", "elementwise") != "elementwise"
+        if is_corrected or self.layout.dense is not None or isinstance(self.collection.source, HessianSource):
+            return None
+        if not noise.has_kernel(flats[0].kind.device):
             return None
         trained = [p for flat in flats for p in flat.parameters if p.grad is not None]
         return self._check.start(trained, [self.collection.gradient(parameter) for parameter in trained])
@@ -208,8 +211,13 @@ class Updates:
         lists = {"grad": list(map(local, grads)) if flat.is_sharded else grads}
         kept_scale: Any = 1.0
         if curvature == "kept":
-            lists["kept"] = [collection.kept[flat.parameters[i]] for i in chosen]
-            kept_scale = collection.kept_scales(flat)
+            parameters = [flat.parameters[i] for i in chosen]
+            lists["kept"] = [collection.kept[parameter] for parameter in parameters]
+            if self._found is None:
+                kept_scale = collection.kept_scales(flat)
+            else:
+                scales = collection.ratios(parameters).to(flat.kind.dtype).pow(rule.power)
+                lists["kept"] = torch._foreach_mul(lists["kept"], list(scales))
         groups: list[Mapping[str, Any]] = list(flat.groups)
         if self._largest_rate < math.inf:
             groups = [rule.slowed(group, self._largest_rate) for group in groups]  # type: ignore[attr-defined]

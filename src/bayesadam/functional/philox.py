@@ -1,6 +1,7 @@
 """Philox4x32 (Salmon, Moraes, Dror and Shaw, SC 2011) and the Box-Muller transform by PyTorch's operations.
 
-A counter's words and a key's are 32-bit numbers in int64 tensors, or Python integers where they are the same for all.
+Words of 32 bits are kept in int64. The two words that are multiplied in a round are the rows of one tensor, and the two
+others those of another, since every operation on a GPU is a launch.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-Word: TypeAlias = int | Tensor
-
+Words: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Words 0 and 2 of all counters, words 1 and 3, and memory for the products, each ``(2, ..., n)``."""
 ROUNDS = 7
 """Smallest number of rounds that passes all tests of BigCrush."""
 
@@ -22,74 +25,62 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
 
 
-def normals_of(
-    block: Tensor, key: Sequence[Word], pool: list[Tensor], floats: Sequence[Tensor]
-) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield the number of an output and two factors of its normals for every counter, flat, four times; they overwrite
-    the previous ones.
+def constants(low: Sequence[int], high: Sequence[int], rounds: int = ROUNDS) -> NDArray[np.int64]:
+    """Multipliers and keys of the rounds, ``(rounds, 2, 2, P, 1)``, for the halves of ``P`` seeds.
+
+    The rows of the words change places in every round, and so do those of the constants.
+    """
+    found = np.empty((rounds, 2, 2, len(low), 1), dtype=np.int64)
+    for number in range(rounds):
+        for row in range(2):
+            word = row ^ (number & 1)
+            found[number, 0, row] = _MULTIPLIERS[word]
+            key = (high, low)[word]  # of the product's other word
+            step = _KEY_STEPS[1 - word]
+            found[number, 1, row, :, 0] = [(half + number * step) & _MASK for half in key]
+    return found
+
+
+def philox(words: Words, rounds: Tensor) -> list[Tensor]:
+    """Apply the rounds of Philox4x32 and return the four words.
 
     Args:
-        block: First words of the counters; overwritten.
-        key: Words of the key: the seed's halves, step, sample, index, stream.
-        pool: Eight buffers like ``block``.
-        floats: Three flat float32 buffers of the same number of elements.
+        words: The counters; overwritten.
+        rounds: The result of :func:`constants` as a tensor, whose axes broadcast with the words.
     """
-    words = philox(block, key, pool)
-    radius, angle, trig = floats
-    for pair in range(2):
-        radius.copy_(words[2 * pair].view(-1)).mul_(2.0**-32).add_(2.0**-33).log_().mul_(-2.0).sqrt_()
-        angle.copy_(words[2 * pair + 1].view(-1)).mul_(2.0 * math.pi * 2.0**-32)
-        for second, function in enumerate((torch.cos, torch.sin)):
-            yield 2 * pair + second, function(angle, out=trig), radius
+    words = _after(words, rounds)
+    last = len(rounds) & 1
+    return [each[row].bitwise_and(_MASK) for row in (last, 1 - last) for each in words[:2]]
 
 
-def philox(block: Tensor, key: Sequence[Word], pool: list[Tensor]) -> list[Tensor]:
-    """Four 32-bit words (in int64) for every counter in ``block``, which is overwritten; buffers are taken from
-    ``pool``.
+def _after(words: Words, rounds: Tensor) -> Words:
+    """The words after all rounds, of which the second ones are the low halves of products."""
+    first, second, product = words
+    for multiplier, key in rounds:
+        torch.mul(first, multiplier, out=product)  # it overflows as a signed number, but its bits are right
+        torch.bitwise_right_shift(product, 32, out=first)
+        for row in range(2):
+            first[row].bitwise_xor_(second[1 - row])
+        first.bitwise_xor_(key).bitwise_and_(_MASK)
+        second, product = product, second
+    return first, second, product
+
+
+def normals(words: Words, rounds: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield the number of an output and two factors of its normals for every counter, four times; they are in the
+    words' memory.
+
+    Args:
+        words: The counters, contiguous; overwritten.
+        rounds: As for :func:`philox`.
     """
-    low, high, step, sample, index, stream = key
-    number = sample | (stream << 28) if isinstance(sample, int) else sample.bitwise_or(stream << 28)
-
-    def word(value: Word) -> Word:
-        return value if isinstance(value, int) else pool.pop().copy_(value)
-
-    return philox_rounds([block, word(index), word(step), word(number)], [low, high], pool, ROUNDS)
-
-
-def philox_rounds(counter: list[Word], key: list[Word], pool: list[Tensor], rounds: int) -> list[Tensor]:
-    """Apply the rounds of Philox4x32. Words that are equal everywhere stay Python integers as long as possible.
-
-    Tensors are int64 and hold 32-bit words; those of ``counter`` are overwritten, and the others are taken from
-    ``pool``.
-    """
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(rounds):
-        first, second = _multiply(c0, _MULTIPLIERS[0], pool), _multiply(c2, _MULTIPLIERS[1], pool)
-        c0, c1, c2, c3 = _mix(second, c1, k0, c0, pool), second, _mix(first, c3, k1, c2, pool), first
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
-    c1, c3 = (w.bitwise_and_(_MASK) if isinstance(w, Tensor) else w & _MASK for w in (c1, c3))  # the others are masked
-    return [w if isinstance(w, Tensor) else pool.pop().fill_(w) for w in (c0, c1, c2, c3)]
-
-
-def _multiply(word: Word, multiplier: int, pool: list[Tensor]) -> Word:
-    """The 64-bit product; it overflows as a signed tensor, but its bits are right."""
-    if isinstance(word, int):
-        return word * multiplier
-    return torch.mul(word, multiplier, out=pool.pop())
-
-
-def _mix(product: Word, word: Word, key: Word, dead: Word, pool: list[Tensor]) -> Word:
-    """``high(product) ^ low(word) ^ key``; ``word`` and ``dead`` are overwritten."""
-    if isinstance(product, int):
-        if isinstance(dead, Tensor):
-            pool.append(dead)
-        if isinstance(word, int):
-            return ((product >> 32) ^ word ^ key) & _MASK
-        return word.bitwise_xor_((product >> 32) ^ key).bitwise_and_(_MASK)
-    mixed = dead if isinstance(dead, Tensor) else pool.pop()
-    torch.bitwise_right_shift(product, 32, out=mixed)
-    if isinstance(word, int):
-        return mixed.bitwise_xor_((word ^ key) & _MASK).bitwise_and_(_MASK)  # a number of at most 63 bits
-    pool.append(word)
-    return mixed.bitwise_xor_(word).bitwise_xor_(key).bitwise_and_(_MASK)
+    first, second, spare = _after(words, rounds)
+    radius, angle = spare.view(torch.float32).view(2, *first.shape)
+    radius.copy_(first).mul_(2.0**-32).add_(2.0**-33).log_().mul_(-2.0).sqrt_()
+    angle.copy_(second.bitwise_and_(_MASK)).mul_(2.0 * math.pi * 2.0**-32)
+    wave = second.view(torch.float32).view(2, *first.shape)[0]
+    for number, function in enumerate((torch.cos, torch.sin)):
+        function(angle, out=wave)
+        for row in range(2):
+            pair = row ^ (len(rounds) & 1)
+            yield 2 * pair + number, wave[row], radius[row]

@@ -17,12 +17,12 @@ REACH = 8.0
 """Standard deviations around the mean and the peak that the nodes cover; beyond them is 1e-15 of the Gaussian."""
 
 FIRST, FARTHEST, REFINEMENTS = 33, 12.0, 24
-"""Points of the first search for a peak, which are ``sinh`` of equidistant numbers, the largest of these numbers, and
-steps of the second search.
+"""Settings of the search for a peak: the number of points of the first search, which are ``sinh`` of equidistant
+numbers; the largest of these numbers; and the number of steps of the second search.
 """
 
 NARROWEST, WIDEST = 8, 2
-"""Peaks between ``4^-NARROWEST`` and ``4^WIDEST`` standard deviations wide are told apart."""
+"""Peaks whose width is between ``4^-NARROWEST`` and ``4^WIDEST`` standard deviations are distinguished."""
 
 NEGLIGIBLE, SMALL = 45.0, 10.0
 """Logarithms of ratios of densities, and of the masses of two peaks, above which the smaller one is left out."""
@@ -86,7 +86,7 @@ def _place(terms: Function, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     grid = torch.linspace(-FARTHEST, FARTHEST, FIRST, dtype=like.dtype, device=like.device)
     places = _leading(grid, like).sinh().expand(-1, *like.shape)
     found = torch.cat([terms(part) for part in torch.split(places, _at_once(like))])
-    penalty = _leading(like.new_tensor([0.5, 0.0]), like)  # of the integrand, and of the log density alone
+    penalty = _leading(like.new_tensor([0.5, 0.0]), like)  # peaks of the integrand, and of the log density alone
 
     def height(u: Tensor) -> Tensor:
         return terms(u) - penalty * u.square()
@@ -97,20 +97,20 @@ def _place(terms: Function, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     density = terms(peaks)
     mass = density - 0.5 * peaks.square() + width.log()
     better = mass[1] > mass[0] - SMALL
-    better &= density[1] > density[0] + 1.0  # else it has no peak of its own, or this one
+    better &= density[1] > density[0] + 1.0  # otherwise it has no separate peak
     centre, width, low, high = (torch.where(better, pair[1], pair[0]) for pair in (peaks, width, low, high))
     low = torch.maximum(low, centre.clamp_max(0.0) - REACH)
     return centre, width, low, torch.minimum(high, centre.clamp_min(0.0) + REACH)
 
 
 def _largest(values: Tensor, grid: Tensor) -> Tensor:
-    """The place on the grid of the largest value, or 0 if no value is larger than that at 0."""
+    """The point of the grid with the largest value, or 0 if no value is larger than that at 0."""
     best = values.amax(0)
     return torch.where(best > values[len(grid) // 2], grid[values.argmax(0)], 0.0)
 
 
 def _refined(height: Function, place: Tensor) -> Tensor:
-    """The place of a largest value by golden sections, near a place on the grid of the first search."""
+    """The point with the largest value near a point of the first search, by golden sections."""
     gap = 2.0 * FARTHEST / (FIRST - 1)
     low, high = place - gap, place + gap
     left, right = torch.lerp(high, low, _GOLDEN), torch.lerp(low, high, _GOLDEN)

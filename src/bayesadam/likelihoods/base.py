@@ -11,6 +11,7 @@ from torch.distributions import Distribution
 
 from bayesadam.functional.generators import seeded
 from bayesadam.likelihoods import fallbacks
+from bayesadam.likelihoods.parameters import check_values
 
 DRAWS = 1024
 """Number of draws from which mean and variance of the target are estimated if only ``sample`` is defined."""
@@ -102,12 +103,10 @@ class Likelihood(nn.Module):
         except NotImplementedError:
             return
         fine = torch.as_tensor(support.check(target))
-        if not fine.all():
-            wrong = target[~fine][0].tolist()
-            raise ValueError(f"target must be in the support of {type(self).__name__}, {support}, got {wrong!r}")
+        check_values(target, fine, f"in the support of {type(self).__name__}, {support}")
 
     def counted(self, target: Tensor) -> Tensor | None:
-        """Mask of the targets that are not ignored, or None if all count."""
+        """Mask of the targets that are not ignored, or None if it is known without waiting for a GPU that all count."""
         return None
 
     def log_density(self, output: Tensor, target: Tensor) -> Tensor:
@@ -262,7 +261,8 @@ class Likelihood(nn.Module):
     def fisher_sum(self, output: Tensor, target: Tensor) -> Tensor:
         """The sum of ``S S'`` over all blocks of all examples, see :meth:`fisher_factor`: ``(K, K)`` in float64.
 
-        A likelihood of many classes defines it if the sum can be formed without the block of any single example.
+        A likelihood of many classes defines it if the sum can be formed without the block of any single example; then
+        ignored targets (see :meth:`counted`) must add nothing.
         """
         return fallbacks.fisher_sum(self, output, target)
 

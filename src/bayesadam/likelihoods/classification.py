@@ -15,7 +15,7 @@ from bayesadam.functional import moments as maps
 from bayesadam.functional.outputs import log_softmax, logistic_scale, softmax_factor
 from bayesadam.likelihoods.adaptive import log_expectation
 from bayesadam.likelihoods.base import Likelihood, check_shape
-from bayesadam.likelihoods.parameters import diagonal_factor, set_log
+from bayesadam.likelihoods.parameters import check_values, diagonal_factor, set_log
 
 BOUNDS = {"tilted": maps.expected_log_softmax, "jensen": maps.jensen_log_softmax}
 """Lower bounds of the expected log probability of a class, by name."""
@@ -36,11 +36,6 @@ class ClassificationLikelihood(Likelihood, abc.ABC):
         """Return a copy with the logits divided by the temperature."""
         return TemperedClassification(self, temperature)
 
-    def nll(self, output: Tensor, target: Tensor) -> Tensor:
-        """Mean negative log-likelihood over the data points that are not ignored: the training loss, 0-d."""
-        counted = self.counted(target)
-        return super().nll(output, target) if counted is None else super().nll(output[..., counted, :], target[counted])
-
 
 class Bernoulli(ClassificationLikelihood):
     """Two classes with the logit of class 1 as output.
@@ -52,8 +47,7 @@ class Bernoulli(ClassificationLikelihood):
         """Check that the target has the output's shape, with values in [0, 1]."""
         check_shape(output.shape, target)
         labels = target.to(output.dtype)
-        if ((labels < 0) | (labels > 1)).any():
-            raise ValueError(f"target must be in [0, 1], got {labels.min().item()!r} to {labels.max().item()!r}")
+        check_values(labels, (labels >= 0) & (labels <= 1), "in [0, 1]")
 
     def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
         """Log density of every label."""
@@ -128,9 +122,9 @@ class Categorical(ClassificationLikelihood):
         self.bound = bound
 
     def counted(self, target: Tensor) -> Tensor | None:
-        """Mask of the targets that are not -100, or None if all are not."""
+        """Mask of the targets that are not -100; on a CPU None if all are not."""
         counted = target != IGNORED
-        return None if counted.all() else counted
+        return None if not target.is_cuda and counted.all() else counted
 
     def check(self, output: Tensor, target: Tensor) -> None:
         """Check that the target has the output's shape without its last axis, and integer values in range.
@@ -156,6 +150,12 @@ class Categorical(ClassificationLikelihood):
             return  # where ``gather`` checks the range itself, without a wait for the device
         if target.numel() and not (0 <= target.min() and target.max() < classes):
             raise ValueError(f"target must be in [0, {classes}), got {target.min().item()} to {target.max().item()}")
+
+    def nll(self, output: Tensor, target: Tensor) -> Tensor:
+        """Mean negative log-likelihood over the data points that are not ignored: the training loss, 0-d."""
+        self.check(output, target.where(target != IGNORED, 0))
+        labels = target.long().expand(output.shape[:-1]).reshape(-1)
+        return functional.cross_entropy(output.reshape(-1, output.shape[-1]), labels, ignore_index=IGNORED)
 
     def log_density(self, output: Tensor, target: Tensor) -> Tensor:
         """Log density of every element of the target."""
@@ -188,8 +188,9 @@ class Categorical(ClassificationLikelihood):
 
     @torch.no_grad()
     def fisher_sum(self, output: Tensor, target: Tensor) -> Tensor:
-        """``diag(sum p) - P' P``, with the probabilities ``P`` of all data points."""
-        probs = output.double().softmax(-1).flatten(0, -2)
+        """``diag(sum p) - P' P``, with the probabilities ``P`` of all data points that are not ignored."""
+        counted = (target != IGNORED).unsqueeze(-1)
+        probs = (output.double().softmax(-1) * counted).flatten(0, -2)
         return torch.addmm(probs.sum(0).diag(), probs.mT, probs, alpha=-1.0)
 
     def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
@@ -220,7 +221,7 @@ class TemperedClassification(ClassificationLikelihood):
     log_temperature: Tensor
 
     def __init__(self, base: ClassificationLikelihood, temperature: float) -> None:
-        nn.Module.__init__(self)  # what is defined is what the base defines
+        nn.Module.__init__(self)  # the capabilities are those of the base
         set_log(self, "temperature", temperature, learned=False)
         self.base = base
 
@@ -244,6 +245,10 @@ class TemperedClassification(ClassificationLikelihood):
     def check(self, output: Tensor, target: Tensor) -> None:
         """Check the target as ``base`` does."""
         self.base.check(output, target)
+
+    def nll(self, output: Tensor, target: Tensor) -> Tensor:
+        """The training loss of ``base`` at the tempered logits."""
+        return self.base.nll(self._cooled(output), target)
 
     def log_probs(self, output: Tensor) -> Tensor:
         """Log probabilities of ``base`` at the tempered logits."""
@@ -285,6 +290,10 @@ class TemperedClassification(ClassificationLikelihood):
         """Factor of the curvature of ``base``, by the chain rule."""
         return self._cooled(self.base.fisher_factor(self._cooled(output), target))
 
+    def fisher_sum(self, output: Tensor, target: Tensor) -> Tensor:
+        """The sum of ``base``, by the chain rule."""
+        return self._cooled(self.base.fisher_sum(self._cooled(output), target), 2)
+
     def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
         """Expected log density of ``base`` at the tempered logits."""
         return self.base.expected_log_density(self._cooled(mean), self._cooled(variance, 2), target)
@@ -298,7 +307,7 @@ class TemperedClassification(ClassificationLikelihood):
 
     def _cooled(self, values: Tensor, power: int = 1) -> Tensor:
         """The values divided by a power of the temperature."""
-        return values / self.temperature.to(values) ** power
+        return values / self.temperature.to(values.dtype) ** power  # also from a CPU, without a copy
 
 
 def _log_expected_sigmoid(mean: Tensor, spread: Tensor) -> Tensor:

@@ -125,7 +125,7 @@ class NegativeBinomial(_Counts):
         far = logits > 0
         small = (torch.where(far, 0.0, output).exp() / inverse).log1p()
         none = -inverse * torch.where(far, torch.logaddexp(logits, torch.zeros_like(logits)), small)
-        # Of the whole of count and inverse dispersion, `rest` is the share of the inverse dispersion.
+        # `rest` is the share of the inverse dispersion in the sum of count and inverse dispersion.
         difference = output - log_counts
         log_share, log_rest = -(inverse / counts).log1p(), -(counts / inverse).log1p()
         deviance = counts * log_mixed(log_share, log_rest, -difference)

@@ -38,7 +38,7 @@ def observed_factor(likelihood: Likelihood, output: Tensor, target: Tensor) -> T
         density = likelihood.log_density(leaf, target)
         (gradient,) = torch.autograd.grad(density.sum(), leaf, create_graph=True)
         blocks = gradient.reshape(len(output), density[:1].numel(), -1)
-        if not blocks.requires_grad:  # straight pieces
+        if not blocks.requires_grad:  # the log density is piecewise linear
             return blocks.new_zeros(*blocks.shape, 1)
         for k in range(blocks.shape[-1]):
             (row,) = torch.autograd.grad(blocks[..., k].sum(), leaf, retain_graph=True, materialize_grads=True)

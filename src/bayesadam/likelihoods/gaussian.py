@@ -223,7 +223,7 @@ class TemperedRegression(RegressionLikelihood):
 
 def gaussian_log_density(residual: Tensor, log_variance: Tensor) -> Tensor:
     """``log N(residual | 0, exp(log_variance))``, element-wise."""
-    # The log variance is used directly, since the variance and its inverse leave the range of float32 early.
+    # The log variance is used directly, because the variance and its inverse may be out of the range of float32.
     white = residual * (-0.5 * log_variance).exp()
     return -0.5 * (white.square() + log_variance + math.log(2.0 * math.pi))
 

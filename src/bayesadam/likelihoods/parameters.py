@@ -39,9 +39,14 @@ def with_log(module: Module, name: str, value: Tensor) -> Module:
 
 
 def check_values(target: Tensor, fine: Tensor, rule: str) -> None:
-    """Raise ``ValueError`` if a value of a target breaks a rule; the message shows the first one."""
-    if not fine.all():
-        raise ValueError(f"target must be {rule}, got {target[~fine][0].item()!r}")
+    """Raise ``ValueError`` if a value of a target breaks a rule; the message shows the first one.
+
+    On a GPU, which is not waited for, an assertion of the device fails later, as for PyTorch's losses.
+    """
+    if target.is_cuda:
+        torch._assert_async(fine.all(), f"target must be {rule}")
+    elif not fine.all():
+        raise ValueError(f"target must be {rule}, got {target[~fine][0].tolist()!r}")
 
 
 def diagonal_factor(roots: Tensor) -> Tensor:

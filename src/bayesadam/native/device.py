@@ -76,9 +76,9 @@ def _is_interpreted() -> bool:
 
 
 def upload(array: NDArray[Any], device: torch.device, into: Tensor | None = None) -> Tensor:
-    """A copy of an array on the device, or ``into`` with its numbers; the host does not wait for it."""
+    """A copy of an array on the device, or ``into`` with its numbers; the host does not wait for a GPU."""
     source = torch.from_numpy(array)
-    if device.type != "cpu":
+    if device.type == "cuda":
         source = source.pin_memory()
     if into is None:
         return source.to(device, non_blocking=True, copy=True)

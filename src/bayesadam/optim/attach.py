@@ -42,7 +42,9 @@ def names_of(layout: Layout, model: nn.Module) -> dict[Tensor, str]:
 
 
 def named_alike(group: dict[str, Any], groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, str]) -> Any:
-    """A new group with or without names as the others are, since torch refuses others; those of the model are known."""
+    """A new group, given names if the other groups have them and without names otherwise, because torch refuses a
+    mixture; the names are those of the model.
+    """
     params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
     parameters = [param[1] if isinstance(param, tuple) else param for param in params]
     if "param_names" not in groups[0]:

@@ -6,7 +6,7 @@ copy or a checkpoint is in ``param_groups`` or ``state``; the engine holds the d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.core.engine import Block, uncompiled
-from bayesadam.core.flat import Flat
+from bayesadam.core.flat import Flat, numbers_of
 from bayesadam.core.passes import followed
+from bayesadam.core.rule import Hyper
 from bayesadam.core.sampling import MEAN
 from bayesadam.optim import attach, groups, priors
 from bayesadam.optim.checkpoint import Checkpointed
@@ -311,12 +312,18 @@ class PerturbedOptimizer(Checkpointed):
         """
         covered = self._covered(model)
         means = {name: self._mean_of(flat, number) for name, flat, number in covered}
-        variances, origins = {}, {}
-        for name, flat, number in covered:
-            variances[name] = full(flat.as_state(flat.variance(self.rule, number), number))
-            if flat.kind.perturb:
-                origins[name] = self._origin(flat, number, variances[name])
+        hypers = self._hypers(covered)
+        variances = {
+            name: full(flat.as_state(flat.variance(self.rule, number, hypers[name]), number))
+            for name, flat, number in covered
+        }
+        origins = self._origins(covered, variances, hypers)
         return DiagonalGaussian(means, variances, hyperparameters={**self._reported(), PER_TENSOR: origins})
+
+    def _hypers(self, covered: Sequence[tuple[str, Flat, int]]) -> dict[str, Hyper]:
+        """Hyper-parameters of parameters by name; a device is waited for once."""
+        numbers = {flat: {**numbers_of(self.rule, flat), **flat.before()} for flat in {flat for _, flat, _ in covered}}
+        return {name: flat.hyper(self.rule, number, numbers[flat]) for name, flat, number in covered}
 
     def report(self, model: nn.Module | None = None) -> PosteriorReport:
         """Report what the posterior has learned, for each tensor: the widths, and the share of the start in them.
@@ -359,21 +366,34 @@ class PerturbedOptimizer(Checkpointed):
         mean = followed(flat.part("mean", number), local(parameter).detach())
         return full(flat.as_state(mean.clone(), number))
 
-    def _origin(self, flat: Flat, number: int, variance: Tensor) -> dict[str, Any]:
-        """Share of the initial precision in that of a tensor, and its prior precision, averaged over the weights.
+    def _origins(
+        self, covered: Sequence[tuple[str, Flat, int]], variances: Mapping[str, Tensor], hypers: Mapping[str, Hyper]
+    ) -> dict[str, dict[str, Any]]:
+        """Share of the initial precision in that of each noisy tensor, and its prior precision, averaged over weights.
 
         The share is ``B (initial_precision - lambda) sigma^2``, where ``B`` is the weight of the start in the running
-        curvature.
+        curvature. A device is waited for once.
         """
-        hp = flat.hyper(self.rule, number)
-        prior = hp.prior_precision * (hp.temperature > 0) if self.has_prior else 0.0
-        start = torch.as_tensor(hp.initial_weight * (hp.initial_precision - prior), dtype=torch.float64)
-        prior = torch.as_tensor(prior, dtype=variance.dtype)
-        if start.ndim:  # each weight has its own
-            start, prior = full(flat.as_state(start, number)), full(flat.as_state(prior, number))
-        share = float((start * variance).clamp(0.0, 1.0).mean()) if self.tracks_start else None
-        mean_prior = (prior * variance).sum() / variance.sum() if prior.ndim else prior
-        return {"start_share": share, "prior_precision": float(mean_prior)}
+        origins: dict[str, Tensor] = {}
+        for name, flat, number in covered:
+            if not flat.kind.perturb:
+                continue
+            hp, variance = hypers[name], variances[name]
+            prior = hp.prior_precision * (hp.temperature > 0) if self.has_prior else 0.0
+            start = torch.as_tensor(hp.initial_weight * (hp.initial_precision - prior), dtype=torch.float64)
+            prior = torch.as_tensor(prior, dtype=variance.dtype)
+            if start.ndim:  # each weight has its own
+                start, prior = full(flat.as_state(start, number)), full(flat.as_state(prior, number))
+            share = (start * variance).clamp(0.0, 1.0).mean()
+            prior = (prior * variance).sum() / variance.sum() if prior.ndim else prior
+            both = [value.to(variance, non_blocking=True) for value in (share, prior)]
+            origins[name] = torch.stack(both)
+        device = next((origin.device for origin in origins.values()), None)
+        read = torch.stack([origin.to(device) for origin in origins.values()]).tolist() if origins else []
+        return {
+            name: {"start_share": share if self.tracks_start else None, "prior_precision": prior}
+            for name, (share, prior) in zip(origins, read, strict=True)
+        }
 
     def _reported(self) -> dict[str, Any]:
         first = self.param_groups[0]

@@ -31,7 +31,7 @@ class Checkpointed(Optimizer):
         rule: Rule of the method.
         has_prior: Whether the method has a prior.
         may_start_wider: Whether the posterior may start wider than the prior.
-        tracks_start: Whether the share of the initial precision in the posterior's is known.
+        tracks_start: Whether it is known which share of the posterior's precision is the initial precision.
         shared: Entries that must be the same in all groups.
     """
 
@@ -59,7 +59,7 @@ class Checkpointed(Optimizer):
         self._take_names()
 
     def _take_names(self) -> nn.Module | None:
-        """Let the attached model's names count; return that model."""
+        """Use the parameter names of the attached model; return this model."""
         model = None if self._model is None else self._model()
         if model is not None:
             self._engine.layout.attached_names = attach.names_in(model)
@@ -193,20 +193,20 @@ class Checkpointed(Optimizer):
         return put_back
 
     def _take_loaded(self, state_dict: Mapping[str, Any]) -> None:
-        """Make the engine anew around groups and state that torch has loaded."""
-        low_memory = self.defaults["low_memory"]  # depends on this machine and not on the run
+        """Make a new engine for the groups and the state that torch has loaded."""
+        low_memory = self.defaults["low_memory"]  # depends on the machine, not on the run
         for group in self.param_groups:
             group["low_memory"] = low_memory
         for identity, parameter in self._pairs(state_dict):
             for name, value in state_dict["state"].get(identity, {}).items():
-                if isinstance(value, Tensor):  # once more, since torch casts it to the parameter's dtype
+                if isinstance(value, Tensor):  # once more, since torch has cast it to the parameter's dtype
                     device = torch.device("cpu") if name in COUNTERS else parameter.device
                     self.state[parameter][name] = value.detach().to(device, copy=True)
         self._rebuild()
 
     @torch.no_grad()
     def _rebuild(self, *, copied: bool = False) -> None:
-        """Make the engine anew around groups and state; the sample of ``train()`` is put into the weights again."""
+        """Make a new engine for groups and state, and put the sample of ``train()`` into the weights again."""
         self._reset()
         layout, weights = self._engine.layout, self._engine.weights
         held = weights.held
@@ -216,7 +216,7 @@ class Checkpointed(Optimizer):
                 if "mean" in state:
                     local(parameter).copy_(local(state["mean"]))
         layout.set_all("weights", BLOCK if in_block else MEAN)
-        if self.state:  # otherwise the parameters may still be replaced, as by Accelerate with FSDP2
+        if self.state:  # otherwise the parameters may be replaced later, as Accelerate does with FSDP2
             layout.flats()
         if held == TRAIN:
             self._engine.train()
@@ -231,14 +231,16 @@ class Checkpointed(Optimizer):
         return {**super().__getstate__(), "state": states, **{k: v for k, v in others.items() if v is not None}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy or a pickle, and rebuild the engine, which is not part of it; or take what was loaded."""
+        """Restore a copy or a pickle and rebuild the engine, which is not part of it; or accept the groups and the
+        state of a state dict that is being loaded.
+        """
         model = state.pop("_attached", None)
         super().__setstate__(state)
         if self._loaded is not None:
             self._take_loaded(self._loaded)
             return
         self._rebuild(copied=True)
-        if model is not None and "_modules" in vars(model):  # not of a copy that is being made and has this optimiser
+        if model is not None and "_modules" in vars(model):  # not while a model that holds this optimiser is copied
             self.attach(model)
 
     def _check_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -51,7 +51,9 @@ def check_common(group: Mapping[str, Any]) -> None:
 
 
 def check_prior(group: Mapping[str, Any], *, start_wider: bool = False) -> None:
-    """Check the prior precision, and unless ``start_wider``, that the posterior does not start wider than the prior."""
+    """Check the prior precision and, unless ``start_wider`` is set, that the posterior does not start wider than the
+    prior.
+    """
     prior, start = group["prior_precision"], group["initial_precision"]
     check("prior_precision", prior, "a positive, finite number", is_positive)
     if start is not None and not start_wider:
@@ -68,8 +70,8 @@ def check_shared(
 
 
 def check_parameters(group: Mapping[str, Any], source: PerExampleSquares | None) -> None:
-    """Refuse trainable parameters that are complex, sharded ones where every rank draws a sample of its own, and
-    perturbed ones that do not belong to the model of a source of curvature.
+    """Refuse trainable parameters that are complex; sharded parameters if every rank draws its own sample; and
+    perturbed parameters that do not belong to the model of the source of curvature.
     """
     for position, parameter in enumerate(group["params"]):
         if parameter.is_complex() and parameter.requires_grad:

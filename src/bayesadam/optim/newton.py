@@ -26,8 +26,8 @@ HESSIAN_OPTIONS = (
 CLIP_RADIUS = Option("clip_radius", math.inf, "positive", lambda v: v > 0)
 """Largest absolute value of a preconditioned step of a weight, before the learning rate."""
 LARGEST = 1e-8
-"""Upper bound of ``s`` as a share of the largest number of its dtype, so that after a gradient that is huge but finite
-the precision is finite.
+"""Upper bound of ``s``, as a share of the largest number of its dtype. It keeps the precision finite after a gradient
+that is huge but finite.
 """
 
 

@@ -13,7 +13,7 @@ from bayesadam.posterior import DiagonalGaussian
 from bayesadam.sharding import like
 
 Gaussians: TypeAlias = Mapping[str, tuple[Tensor, Tensor]]
-"""Mean and variance of the parameters by name, in whose place they become the prior. Parameters without noise
+"""Mean and variance by parameter name, which become the prior of these parameters. Parameters without noise
 (``perturb=False``, or frozen) start at the mean if they are covered, and keep the prior of their group."""
 
 

@@ -19,8 +19,9 @@ from bayesadam.sharding import is_sharded
 _OWN_SAMPLES = {"hessian": ("reparameterized",), "covariance": ("diagonal",)}
 _SHARDED = {**_OWN_SAMPLES, "correction": ("elementwise",)}
 _MATRIX = {"low_memory": (False,), "hessian": ("exact", "reparameterized"), "correction": ("elementwise", None)}
-"""Values of options with which every process may draw its own sample, with which a step needs the gradients of this
-process only, and which a full covariance can have."""
+"""Values of options for which every process may draw its own sample; for which a step needs the gradients of this
+process only; and which a full covariance allows.
+"""
 _OF_THE_MATRIX = ("num_data", "betas", "temperature", "maximize")
 """Hyper-parameters of a matrix, which cannot differ between groups."""
 
@@ -31,7 +32,7 @@ class SecondOrderOptimizer(PerturbedOptimizer):
     shared: ClassVar[tuple[str, ...]] = (*groups.SHARED, "hessian", "covariance", "probes", "correction")
 
     def _set_up(self, arguments: Mapping[str, Any]) -> None:
-        """Also choose the correction, if the user did not."""
+        """Also choose the correction, if none is given."""
         correction = arguments.get("correction", "default")
         if correction == "default":
             correction = None if arguments.get("hessian") == "exact" else "elementwise"
@@ -46,7 +47,9 @@ class SecondOrderOptimizer(PerturbedOptimizer):
             _check_possible(group, _MATRIX, "when covariance='full'")
 
     def check_added(self, group: dict[str, Any]) -> None:
-        """Also refuse sharded parameters where a step needs all of them, and what a matrix cannot have."""
+        """Also refuse sharded parameters if a step needs whole ones, and options that a full covariance does not
+        allow.
+        """
         super().check_added(group)
         if any(map(is_sharded, group["params"])):
             _check_possible(group, _SHARDED, "for sharded parameters")
@@ -74,7 +77,7 @@ class SecondOrderOptimizer(PerturbedOptimizer):
         precision, random = dense.precision()[chosen][:, chosen], dense.random[chosen]
         q = DenseGaussian.from_precision(mean, precision, hyperparameters=self._reported(), random=random)
         noisy = [(name, flat, number) for name, flat, number in covered if flat.kind.perturb]
-        q.hyperparameters[PER_TENSOR] = {name: self._origin(f, number, q.variance[name]) for name, f, number in noisy}
+        q.hyperparameters[PER_TENSOR] = self._origins(noisy, q.variance, self._hypers(noisy))
         return q  # type: ignore[return-value]
 
 

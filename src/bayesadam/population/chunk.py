@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from bayesadam.population.members import Setup
 from bayesadam.population.segment import Numbers, Segment, combined
 
 Schedule = Callable[[float], float]
+_NOT_FINITE = "gradient of member {} must be finite, got inf or nan in its step {}"
 
 
 @dataclass(frozen=True)
@@ -86,15 +88,20 @@ class Chunk:
         ]
         self._draws = Draws(losses.noise_sizes, self._samples, self._numbers["antithetic"], setup.tensors["mean"])
         self.failed: dict[int, dict[str, Tensor]] = {}
+        self._bad_at = torch.empty(0)  # of a GPU's members, the step of the epoch with the first bad gradient
+        self._past: list[dict[str, Any]] = []  # counters before each step of the epoch, for a GPU
 
     def train_epoch(self, epoch: int) -> Tensor:
         """Train for one epoch; return the mean training loss of every member, ``(k,)``."""
         seeds = [hyper["seed"] for hyper in self._hypers]
         batches, losses = self._batches(), []
+        mean = self._segments[0].tensors["mean"]
+        self._past, self._bad_at = [], torch.full((len(mean), 1), math.inf, device=mean.device)
         for i, batch in enumerate(self._plan.pool.epoch(self.members, seeds, epoch)):
             count = len(batch.x)
             ahead = batches[count - 1] - i if batches[0] != batches[-1] else math.inf
             losses.append(self._step(batch, seeds[:count], ahead))
+        self._learn()
         total = torch.zeros(len(self.members), dtype=torch.float64, device=losses[0].device)
         for count, alike in groupby(losses, key=len):
             total[:count] += torch.stack(list(alike)).double().mean(2).sum(0)
@@ -113,13 +120,13 @@ class Chunk:
         theta = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
         losses, grads, curvature = self._losses.gradients(theta, batch, self._numbers.get("hessian"))
         grad = grads[:, 0] if self._samples == 1 else grads.mean(1)
-        self._check_finite(grad)
+        writes = self._check_finite(grad)
         counters = advanced(self._rule, Hyper(**before))
         after = {**before, **counters}
         updates = [segment.updated(theta, grads, grad, curvature, before, after) for segment in self._segments]
         self._check_positive(updates, after)
         for segment, update in zip(self._segments, updates, strict=True):
-            segment.write(update)
+            segment.write(update, writes)
         if count == len(self.members):
             self._counters = counters
         else:
@@ -167,11 +174,30 @@ class Chunk:
         step = self._counters["step"]
         return [int(value) for value in step[:count, 0]] if isinstance(step, np.ndarray) else [int(step)] * count
 
-    def _check_finite(self, grad: Tensor) -> None:
-        """Note members whose gradient is not finite."""
+    def _check_finite(self, grad: Tensor) -> Tensor | None:
+        """Note members whose gradient is not finite.
+
+        A GPU is not waited for: a mask ``(k, 1)`` says which members go on, and :meth:`_learn` looks for the others.
+        """
+        if _is_on_gpu(grad):
+            bad_at = self._bad_at[: len(grad)]
+            is_bad = ~torch.linalg.vector_norm(grad, dim=1, keepdim=True).isfinite()
+            bad_at.copy_(torch.where(is_bad, bad_at.clamp_max(len(self._past)), bad_at))
+            self._past.append(copy.deepcopy(self._counters))
+            return bad_at == math.inf
         if not math.isfinite(torch.linalg.vector_norm(grad).item()):
             norms = torch.linalg.vector_norm(grad, dim=1)  # as alone: a square that overflows is refused, too
-            self._fail(~norms.isfinite(), "gradient of member {} must be finite, got inf or nan in its step {}")
+            self._fail((~norms.isfinite()).nonzero().flatten().tolist(), _NOT_FINITE)
+        return None
+
+    def _learn(self) -> None:
+        """Note members of a GPU whose gradient was not finite in a step of this epoch, with their counters there."""
+        present = self._counters
+        for row, step in enumerate(self._bad_at.flatten().tolist() if self._past else ()):
+            if step < math.inf:
+                self._counters = self._past[int(step)]
+                self._fail([row], _NOT_FINITE)
+        self._counters = present
 
     def _check_positive(self, updates: Sequence[Mapping[str, Tensor]], numbers: Numbers) -> None:
         """Note members whose precision would not stay positive, if the rule does not ensure it."""
@@ -179,14 +205,14 @@ class Chunk:
             return
         for segment, update in zip(self._segments, updates, strict=True):
             self._fail(
-                ~(segment.precision(numbers, update) > 0).all(1),
+                (~(segment.precision(numbers, update) > 0).all(1)).nonzero().flatten().tolist(),
                 "posterior precision of member {} must stay positive, got a curvature that is too negative in its step "
                 "{} (correction='elementwise' or a smaller 1 - betas[1] would help)",
             )
 
-    def _fail(self, is_bad: Tensor, message: str) -> None:
-        """Raise an error for some of the first members, or keep their tensors as they are before this step."""
-        for row in is_bad.nonzero().flatten().tolist():
+    def _fail(self, rows: Sequence[int], message: str) -> None:
+        """Raise an error for some members, or keep their tensors as they are before this step."""
+        for row in rows:
             if not self._plan.skip_nonfinite:
                 raise FloatingPointError(f"the {message}".format(self.members[row], self._steps(row + 1)[row]))
             if row not in self.failed:
@@ -217,3 +243,7 @@ class Chunk:
         for numbers in (self._numbers, self._counters):
             numbers.update({name: v[rows] for name, v in numbers.items() if isinstance(v, np.ndarray)})
         self.failed = {}
+
+
+def _is_on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.core.layout import INIT, NARROWER, initial_prior
+from bayesadam.checks import truths
+from bayesadam.core.layout import INIT, NARROWER, initial_priors
 from bayesadam.core.rule import Hyper, Rule
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.optim import OPTIMIZERS, VOGN, PerturbedOptimizer
@@ -152,7 +153,9 @@ def _arguments(make: type[PerturbedOptimizer], options: Mapping[str, Any], model
     if make is Adam:  # a posterior mode may have a prior that covers only some of the parameters
         prior = arguments.pop("prior", None)
         if prior is not None:
-            if not isinstance(prior, DiagonalGaussian) or not all(value.all() for value in prior.variance.values()):
+            if not isinstance(prior, DiagonalGaussian) or not all(
+                truths(value.all() for value in prior.variance.values())
+            ):
                 raise ValueError(f"prior must be a DiagonalGaussian with positive variances for 'adam', got {prior!r}")
             prior.match(model)
         arguments["initial_precision"] = 1.0
@@ -178,10 +181,12 @@ def _prior(
     """Means and precisions of the prior of every weight; a member of Adam without a prior has a precision of 0."""
     means, precisions = {}, {}
     shared = hyper.get("prior_precision", 0.0)
+    own = [parameters[name] for name in layout.shapes] if shared == INIT else []
+    initial = dict(zip(layout.shapes, initial_priors(own), strict=False))
     for name in layout.shapes:
         weights = parameters[name]
         mean: Any = 0.0
-        precision: Any = NARROWER * initial_prior(weights) if shared == INIT else shared
+        precision: Any = NARROWER * initial[name] if shared == INIT else shared
         if prior is not None and name in prior.mean:
             mean, precision = prior.mean[name], prior.variance[name].reciprocal()
         means[name] = torch.as_tensor(mean).to(weights).expand(weights.shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,21 +50,22 @@ class Record:
         means, count = setup.tensors["mean"], len(criteria)
         self._tensors = {name: torch.empty_like(means) for name in ("mean", "variance", *setup.rule.state)}
         names = ("loss",) if held_out is None else ("loss", "validation")
-        self._curves = {name: torch.full((count, epochs), math.nan, dtype=torch.float64) for name in names}
-        zeros = torch.zeros(count, dtype=torch.int64)
+        host: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
+        self._curves = {name: torch.full((count, epochs), math.nan, **host) for name in names}
+        zeros = torch.zeros(count, dtype=torch.int64, device="cpu")
         self.result = Population(
             losses, criteria, setup.hypers, self._tensors, self._curves, zeros, [""] * count, range(count)
         )
-        self._best, self._best_epoch = torch.full((count,), math.inf, dtype=torch.float64), zeros.clone()
+        self._best, self._best_epoch = torch.full((count,), math.inf, **host), zeros.clone()
         self._held_out, self._patience = held_out, math.inf if patience is None else patience
 
     def after_epoch(self, chunk: Chunk, epoch: int, loss: Tensor, on_epoch: Callback | None) -> None:
         """Record an epoch of a chunk; members that end are removed from it."""
-        members, index = list(chunk.members), torch.tensor(chunk.members)
+        members, index = list(chunk.members), torch.tensor(chunk.members, device="cpu")
         tensors = cache(chunk.tensors)
         self._curves["loss"][index, epoch] = loss.cpu()
         self.result.epochs[index] = epoch + 1
-        is_result = torch.zeros(len(members), dtype=torch.bool)
+        is_result = torch.zeros(len(members), dtype=torch.bool, device="cpu")
         if self._held_out is not None:
             values = self._validate(self.result._with_tensors(members, tensors()), members)
             self._curves["validation"][index, epoch] = values
@@ -76,8 +78,10 @@ class Record:
         if self._patience == math.inf:  # the last is the best
             is_result[list(ended)] = True
         if is_result.any():
+            device = self._tensors["mean"].device
+            rows, chosen = is_result.nonzero().flatten().to(device), index[is_result].to(device)
             for name, value in tensors().items():
-                self._tensors[name][index[is_result].to(value.device)] = value[is_result.to(value.device)]
+                self._tensors[name][chosen] = value[rows]
         if on_epoch is not None:
             on_epoch(epoch, list(members), self.result._with_tensors(members, tensors()))
         for row, reason in ended.items():

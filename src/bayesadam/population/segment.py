@@ -15,6 +15,7 @@ from torch import Tensor
 from bayesadam.core import interpret
 from bayesadam.core.record import Program, record
 from bayesadam.core.rule import COUNTERS, Hyper, Rule, static_options
+from bayesadam.native import device as devices
 
 Numbers = Mapping[str, Any]
 """Hyper-parameters and counters by name: one number if all members agree, otherwise a column ``(k, 1)`` as an array."""
@@ -93,10 +94,11 @@ class Segment:
             inputs["curvature"] = self._run(self._estimate, before, **samples)["curvature"].mean(1)
         return self._run(self._update, after, **inputs)
 
-    def write(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the tensors of the first members."""
+    def write(self, tensors: Mapping[str, Tensor], writes: Tensor | None) -> None:
+        """Set the tensors of the first members, ``(k, n)``, or only of those where ``writes`` is true, ``(k, 1)``."""
         for name, value in tensors.items():
-            self.tensors[name][: len(value)].copy_(value)
+            rows = self.tensors[name][: len(value)]
+            rows.copy_(value if writes is None else torch.where(writes, value, rows))
 
     def _sampled(self, hp: Hyper, state: Any, mean: Tensor, eps: Tensor) -> dict[str, Tensor]:
         return {"theta": mean + self.rule.precision(state, hp).rsqrt() * eps}
@@ -124,7 +126,8 @@ class Segment:
         has_samples = like.ndim == 3
 
         def column(values: NDArray[np.float64]) -> Tensor:
-            result = torch.from_numpy(values).to(like.device, like.dtype)
+            dtype = np.float64 if like.dtype == torch.float64 else np.float32
+            result = devices.upload(values.astype(dtype), like.device)
             return result.unsqueeze(1) if has_samples else result
 
         values = inputs

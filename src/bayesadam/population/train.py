@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from bayesadam.checks import check_nonfinite, is_whole
+from bayesadam.checks import check_nonfinite, is_whole, truths
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim import PerturbedOptimizer
 from bayesadam.population.batches import Pair, Pool
@@ -237,6 +237,7 @@ def _weights(sample_weight: Tensor | Sequence[Tensor], pairs: Sequence[Pair]) ->
             raise ValueError(
                 f"sample_weight of member {member} must be of shape {(len(x),)}, got {tuple(weight.shape)}"
             )
-        if not (weight.isfinite() & (weight >= 0)).all() or not weight.sum() > 0:
-            raise ValueError(f"sample_weight of member {member} must be finite, not negative and not all 0")
+    good = truths((weight.isfinite() & (weight >= 0)).all() & (weight.sum() > 0) for weight in weights)
+    if not all(good):
+        raise ValueError(f"sample_weight of member {good.index(False)} must be finite, not negative and not all 0")
     return [weight.double() / weight.double().mean() for weight in weights]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam import files
-from bayesadam.checks import check
+from bayesadam.checks import check, truths
 from bayesadam.posterior.exclusive import exclusively
 from bayesadam.posterior.modes import quietly
 from bayesadam.posterior.network import NetworkDistribution
@@ -42,6 +42,7 @@ class Posterior(NetworkDistribution):
     mean: dict[str, Tensor]
     variance: dict[str, Tensor]
     hyperparameters: dict[str, Any]
+    _known_random: tuple[Any, list[Tensor], list[str]] = None, [], []
 
     def sample(self, count: int, *, seed: int = 0, first: int = 0) -> dict[str, Tensor]:
         """Draw samples number ``first`` to ``first + count - 1``; each tensor has a leading axis of ``count``.
@@ -62,8 +63,21 @@ class Posterior(NetworkDistribution):
 
     def repeats(self, count: int) -> list[int]:
         """The numbers of the first equal samples, as in the base class; without variance all samples are equal."""
-        random = any(value.any() for value in self.variance.values())
-        return super().repeats(count) if random else [0] * count
+        return super().repeats(count) if self.random_names() else [0] * count
+
+    def random_names(self) -> list[str]:
+        """Names of the tensors whose variance is not 0 everywhere.
+
+        A device is waited for once for all of them, and not again until a tensor changes.
+        """
+        values = list(self.variance.values())
+        counted = not any(value.is_inference() for value in values)  # the changes of others are not
+        versions = [(id(value), value._version) for value in values] if counted else None
+        if versions is None or self._known_random[0] != versions:
+            has = truths(value.any() for value in values)
+            names = [name for name, random in zip(self.variance, has, strict=True) if random]
+            self._known_random = versions, values, names  # the tensors are kept, so that their identities stay theirs
+        return list(self._known_random[2])
 
     @abc.abstractmethod
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesadam import noise
+from bayesadam.checks import truths
 from bayesadam.posterior.base import Posterior
 from bayesadam.posterior.diagonal import sum_all, sum_of_tensors
 
@@ -80,10 +81,11 @@ class BernoulliPosterior(Posterior):
         """
         scratch = noise.Scratch()
         # Noise is float32 whatever the weights are.
+        random = truths(self._random(name).any() for name in self.probability)
         quantile = {
             name: torch.special.ndtri(p.detach().double()).float()
-            for name, p in self.probability.items()
-            if self._random(name).any()
+            for (name, p), has in zip(self.probability.items(), random, strict=True)
+            if has
         }
         scale = {name: self.scale[name].detach() for name in quantile}
         eps = {

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from bayesadam import noise
+from bayesadam.checks import require
 from bayesadam.functional import gaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
-from bayesadam.posterior.gaussian import GaussianPosterior, check_mean
+from bayesadam.posterior.gaussian import GaussianPosterior, mean_rule
 
 MAX_WEIGHTS = 10_000
 """Largest number of weights. A float64 matrix then has 0.8 GB, several copies are needed, and its factor takes ten
@@ -258,7 +259,6 @@ def _checked(mean: Mapping[str, Tensor], matrix: Tensor, what: str) -> Tensor:
     for name, value in mean.items():
         if value.device != device:
             raise ValueError(f"mean of {name!r} must be on the device of the others, {device}, got {value.device}")
-        check_mean(name, value)
     size = sum(value.numel() for value in mean.values())
     if size > MAX_WEIGHTS:
         raise ValueError(f"mean must have at most {MAX_WEIGHTS:,} weights for a dense covariance, got {size:,}")
@@ -266,8 +266,9 @@ def _checked(mean: Mapping[str, Tensor], matrix: Tensor, what: str) -> Tensor:
         raise ValueError(f"{what} must be of shape {(size, size)}, got {tuple(matrix.shape)}")
     if not matrix.is_floating_point():
         raise ValueError(f"{what} must be a floating-point tensor, got dtype {matrix.dtype}")
-    if not matrix.isfinite().all():
-        raise ValueError(f"{what} must be finite, got inf or nan")
+    rules = [mean_rule(name, value) for name, value in mean.items()]
+    rules.append((matrix.isfinite().all(), lambda: ValueError(f"{what} must be finite, got inf or nan")))
+    require(rules)
     return matrix.detach().to(device=device, dtype=torch.float64)
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam import noise
+from bayesadam.checks import require
 from bayesadam.functional import gaussian
 from bayesadam.posterior.ahead import Ahead, fits
-from bayesadam.posterior.gaussian import GaussianPosterior, check_mean, moved
+from bayesadam.posterior.gaussian import GaussianPosterior, mean_rule, moved
 
 
 class DiagonalGaussian(GaussianPosterior):
@@ -46,11 +47,8 @@ class DiagonalGaussian(GaussianPosterior):
                 raise ValueError(
                     f"variance of {name!r} must be of shape {tuple(value.shape)}, got {tuple(variance[name].shape)}"
                 )
-            check_mean(name, value)
-            if not ((variance[name] >= 0) & variance[name].isfinite()).all():
-                raise ValueError(
-                    f"variance of {name!r} must be finite and not negative, got {_worst(variance[name])!r}"
-                )
+        both = [(mean_rule(name, value), _variance_rule(name, variance[name])) for name, value in mean.items()]
+        require([rule for rules in both for rule in rules])
         self.mean = dict(mean)
         self.variance = dict(variance)
         self.hyperparameters = dict(hyperparameters or {})
@@ -79,7 +77,7 @@ class DiagonalGaussian(GaussianPosterior):
 
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
         """Return a function that writes samples in place, as in the base class; see also :meth:`writer_around`."""
-        std = {name: self.variance[name].sqrt() for name in uncertain(self.variance)}
+        std = {name: self.variance[name].sqrt() for name in self.random_names()}
         return Ahead(self.mean, std, seed) if fits(self.mean, std) else self.writer_around(std, seed)
 
     def writer_around(self, std: Mapping[str, Tensor], seed: int) -> Callable[[Mapping[str, Tensor], int | None], None]:
@@ -148,7 +146,8 @@ class DiagonalGaussian(GaussianPosterior):
             return super().kl_divergence(prior)
         else:
             self._check_prior(prior)
-            priors = [(torch.zeros(()), torch.tensor(1.0 / float(prior), dtype=torch.float64))] * len(self.mean)
+            means = [mean.new_zeros(()) for mean in self.mean.values()]
+            priors = [(zero, torch.full_like(zero, 1.0 / float(prior), dtype=torch.float64)) for zero in means]
         return sum_all(
             gaussian.kl_divergence(mean, self.variance[name], p_mean.to(mean.device), p_variance.to(mean.device))
             for (name, mean), (p_mean, p_variance) in zip(self.mean.items(), priors, strict=True)
@@ -156,7 +155,8 @@ class DiagonalGaussian(GaussianPosterior):
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> DiagonalGaussian:
         """The scaled posterior, as in the base class; zero variances are not copied, since they may take no memory."""
-        variance = {name: value * factor**2 if value.any() else value for name, value in self.variance.items()}
+        random = self.random_names()
+        variance = {name: value * factor**2 if name in random else value for name, value in self.variance.items()}
         return DiagonalGaussian(self.mean, variance, hyperparameters=hyperparameters)
 
     def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> DiagonalGaussian:
@@ -198,13 +198,6 @@ def _room(target: Tensor, mean: Tensor) -> Tensor:
     return target if fits else torch.empty_like(mean, memory_format=torch.contiguous_format)
 
 
-def uncertain(variance: Mapping[str, Tensor]) -> list[str]:
-    """Names of the tensors with a variance that is not 0 everywhere; a device is waited for once, not for each."""
-    found = [value.any() for value in variance.values()]
-    known = torch.stack([each.to(found[0].device) for each in found]).tolist() if found else []
-    return [name for name, has in zip(variance, known, strict=True) if has]
-
-
 def sum_of_tensors(terms: Iterable[Tensor]) -> Tensor:
     """Sum of the log densities of several tensors of weights, which may be on several devices, in float64."""
     total = torch.zeros((), dtype=torch.float64)
@@ -215,9 +208,16 @@ def sum_of_tensors(terms: Iterable[Tensor]) -> Tensor:
 
 def sum_all(terms: Any) -> Tensor:
     """Sum over the elements of many tensors, 0-d float64 on the CPU."""
-    return torch.stack([term.sum().cpu() for term in terms]).sum()
+    sums = [term.sum() for term in terms]
+    return torch.stack([each.to(sums[0].device) for each in sums]).sum().cpu()
 
 
-def _worst(variance: Tensor) -> float:
-    bad = variance[~((variance >= 0) & variance.isfinite())]
-    return float(bad[0])
+def _variance_rule(name: str, variance: Tensor) -> tuple[Tensor, Callable[[], ValueError]]:
+    """The rule of variances for :func:`bayesadam.checks.require`."""
+    good = (variance >= 0) & variance.isfinite()
+
+    def error() -> ValueError:
+        worst = float(variance[~good][0])
+        return ValueError(f"variance of {name!r} must be finite and not negative, got {worst!r}")
+
+    return good.all(), error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -190,12 +190,11 @@ class GaussianPosterior(Posterior):
         self._check_weights(prior)
 
 
-def check_mean(name: str, value: Tensor) -> None:
-    """Check that a mean is floating-point and finite."""
+def mean_rule(name: str, value: Tensor) -> tuple[Tensor, Callable[[], ValueError]]:
+    """Check that a mean is floating-point; return the rule that it is finite for :func:`bayesadam.checks.require`."""
     if not value.is_floating_point():
         raise ValueError(f"mean of {name!r} must be a floating-point tensor, got dtype {value.dtype}")
-    if not value.isfinite().all():
-        raise ValueError(f"mean of {name!r} must be finite, got inf or nan")
+    return value.isfinite().all(), lambda: ValueError(f"mean of {name!r} must be finite, got inf or nan")
 
 
 def check_fraction(name: str, value: float) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayesadam import noise
+from bayesadam.checks import require
 from bayesadam.functional import gaussian
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.functional.kronecker import between, rotate
@@ -57,14 +59,16 @@ class KroneckerGaussian(GaussianPosterior):
         if list(mean) != list(eigenvalues):
             raise ValueError(f"eigenvalues must have the names of mean {list(mean)}, got {list(eigenvalues)}")
         checked = DiagonalGaussian(mean, eigenvalues)
+        rules = []
         for axis, (what, bases) in enumerate({"left": left, "right": right}.items()):
             for name, basis in bases.items():
                 if name not in mean:
                     raise ValueError(f"{what} must only have weights that mean has, got {name!r}")
-                _check_basis(f"{what} of {name!r}", basis, _sides(mean[name])[axis])
+                rules += _basis_rules(f"{what} of {name!r}", basis, _sides(mean[name])[axis])
                 zero = eigenvalues[name] == 0
-                if zero.any() and not zero.all():
-                    raise ValueError(f"eigenvalues of {name!r} must be positive, or all 0, got some that are 0")
+                message = f"eigenvalues of {name!r} must be positive, or all 0, got some that are 0"
+                rules.append((zero.all() | ~zero.any(), partial(ValueError, message)))
+        require(rules)
         self.mean = checked.mean
         self.eigenvalues = checked.variance
         self.left = _kept_once({name: left[name] for name in mean if name in left})
@@ -102,7 +106,7 @@ class KroneckerGaussian(GaussianPosterior):
         ``eps`` is the noise that :class:`DiagonalGaussian` draws, so the samples agree where there are no bases.
         """
         scratch = noise.Scratch()
-        std = {name: value.sqrt() for name, value in self.eigenvalues.items() if value.any()}
+        std = {name: self.eigenvalues[name].sqrt() for name in self.random_names()}
         draws = {
             index: torch.empty_like(mean, dtype=torch.float32, memory_format=torch.contiguous_format)
             for index, (name, mean) in enumerate(self.mean.items())
@@ -259,15 +263,21 @@ class KroneckerGaussian(GaussianPosterior):
 
 
 def _kept_once(bases: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The bases, contiguous; a basis that equals the previous one, as for a weight and its bias, shares its tensor."""
+    """The bases, contiguous; a basis that equals the previous one, as for a weight and its bias, shares its tensor.
+
+    Only on a CPU, to which files are loaded, are their numbers compared.
+    """
     found: dict[str, Tensor] = {}
-    last: Tensor | None = None
+    last: tuple[Tensor, Tensor] | None = None
     for name, basis in bases.items():
-        alike = last is not None and (last.dtype, last.device) == (basis.dtype, basis.device)
-        if last is None or not alike or not torch.equal(last, basis):
-            last = basis.contiguous()
-        found[name] = last
+        if last is None or not (basis is last[0] or _are_equal(basis, last[1])):
+            last = basis, basis.contiguous()
+        found[name] = last[1]
     return found
+
+
+def _are_equal(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.device.type == b.device.type == "cpu" and torch.equal(a, b)
 
 
 def _block_diagonal(blocks: list[Tensor]) -> Tensor:
@@ -285,19 +295,24 @@ def _matrix(value: Tensor, mean: Tensor) -> Tensor:
     return value.reshape(*value.shape[: value.ndim - mean.ndim], *_sides(mean))
 
 
-def _check_basis(what: str, basis: Tensor, size: int) -> None:
-    """Check that a basis is an orthogonal matrix, by its effect on one vector."""
+def _basis_rules(what: str, basis: Tensor, size: int) -> list[tuple[Tensor, Callable[[], ValueError]]]:
+    """Check the shape of a basis; return the rules that it is finite and orthogonal, by its effect on one vector."""
     if basis.shape != (size, size):
         raise ValueError(f"{what} must be of shape {(size, size)}, got {tuple(basis.shape)}")
     if not basis.is_floating_point():
         raise ValueError(f"{what} must be a floating-point tensor, got dtype {basis.dtype}")
-    if not basis.isfinite().all():
-        raise ValueError(f"{what} must be finite, got inf or nan")
     dtype = torch.promote_types(basis.dtype, torch.float32)
     probe = torch.arange(1, size + 1, device=basis.device).to(dtype).cos()
     with without_autocast([basis]):
-        error = torch.dist(basis.to(dtype).mT @ (basis.to(dtype) @ probe), probe).item()
-    if error > torch.finfo(basis.dtype).eps ** 0.5 * probe.norm().item():
-        raise ValueError(
-            f"{what} must be orthogonal, got a matrix that together with its transpose changes a vector by {error:.3g}"
+        error = torch.dist(basis.to(dtype).mT @ (basis.to(dtype) @ probe), probe)
+
+    def not_orthogonal() -> ValueError:
+        change = f"{error.item():.3g}"
+        return ValueError(
+            f"{what} must be orthogonal, got a matrix that together with its transpose changes a vector by {change}"
         )
+
+    return [
+        (basis.isfinite().all(), partial(ValueError, f"{what} must be finite, got inf or nan")),
+        (error <= torch.finfo(basis.dtype).eps ** 0.5 * probe.norm(), not_orthogonal),
+    ]

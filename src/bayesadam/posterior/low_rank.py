@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayesadam import noise
-from bayesadam.checks import check, is_whole
+from bayesadam.checks import check, is_whole, require
 from bayesadam.functional import gaussian
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.posterior.dense import MAX_WEIGHTS
-from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all, uncertain
+from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all
 from bayesadam.posterior.gaussian import GaussianPosterior, moved
 
 _STEP = 1
@@ -62,8 +63,12 @@ class LowRankGaussian(GaussianPosterior):
                 )
             if not factor.is_floating_point():
                 raise ValueError(f"factors of {name!r} must be a floating-point tensor, got dtype {factor.dtype}")
-            if not factor.isfinite().all():
-                raise ValueError(f"factors of {name!r} must be finite, got inf or nan")
+        require(
+            [
+                (factor.isfinite().all(), partial(ValueError, f"factors of {name!r} must be finite, got inf or nan"))
+                for name, factor in factors.items()
+            ]
+        )
         self.mean = independent.mean
         self.diagonal = independent.variance
         self.factors = dict(factors)
@@ -147,8 +152,9 @@ class LowRankGaussian(GaussianPosterior):
         """
         center = {name: mean.clone(memory_format=torch.contiguous_format) for name, mean in self.mean.items()}
         factors = {name: self._matrix(name) for name in self.factors}
-        std = {name: self.diagonal[name].sqrt() for name in uncertain(self.diagonal)}
-        write_around = DiagonalGaussian(center, self.diagonal).writer_around(std, seed)
+        independent = DiagonalGaussian(center, self.diagonal)
+        std = {name: self.diagonal[name].sqrt() for name in independent.random_names()}
+        write_around = independent.writer_around(std, seed)
         z = torch.empty(self.rank, device=next(iter(center.values())).device)
 
         @torch.no_grad()

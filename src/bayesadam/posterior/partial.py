@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesadam.checks import require
 from bayesadam.functional import gaussian
 from bayesadam.posterior.dense import MAX_WEIGHTS, DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
-from bayesadam.posterior.gaussian import GaussianPosterior, check_mean
+from bayesadam.posterior.gaussian import GaussianPosterior, mean_rule
 from bayesadam.posterior.kronecker import KroneckerGaussian
 
 KINDS: dict[str, type[DenseGaussian] | type[DiagonalGaussian] | type[KroneckerGaussian]] = {
@@ -55,10 +56,10 @@ class PartialGaussian(GaussianPosterior):
         if not isinstance(random, tuple(KINDS.values())):
             raise ValueError(f"random must be one of {list(KINDS)}, got {type(random).__name__}")
         both = {**random.mean, **fixed}
-        for name, value in fixed.items():
+        for name in fixed:
             if name in random.mean:
                 raise ValueError(f"fixed must only have weights that are not random, got {name!r}")
-            check_mean(name, value)
+        require([mean_rule(name, value) for name, value in fixed.items()])
         order = list(both if order is None else order)
         if sorted(order) != sorted(both):
             raise ValueError(f"order must have the names {sorted(both)}, got {sorted(order)}")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.calibration.safe import SAFE, Watched
-from bayesadam.checks import check, check_temperature, is_whole
+from bayesadam.checks import check, check_temperature, is_whole, truths
 from bayesadam.curvature.ranks import unwrapped
 from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood
@@ -30,7 +29,7 @@ from bayesadam.posthoc.kronecker import KroneckerCurvature, KroneckerSum, LastLa
 from bayesadam.posthoc.last_layer import LastLayer, LastLayerSum
 from bayesadam.posthoc.network import Network
 from bayesadam.posthoc.prior import Prior, check_prior, continued
-from bayesadam.predictive.batches import check_weights_are_used
+from bayesadam.predictive.batches import Rows, check_weights_are_used, placed
 from bayesadam.predictive.choice import warn_of_probabilities
 from bayesadam.predictive.pairs import Data, batches_of_rows, length
 from bayesadam.progress import progress_bar
@@ -151,15 +150,15 @@ class LaplaceApproximation:
             try:
                 with network.evaluated():
                     check_weights_are_used(network.model, () if isinstance(total, LastLayer) else self.mean)
-                    found = _go_through(network, total, data, batch_size, progress)
+                    log_likelihood, count = _go_through(network, total, data, batch_size, progress)
                     self.curvature = total.result()
                     _check_curved(network, self.curvature)
             finally:
                 total.close()
         self.random = tuple(total.names) if isinstance(total, LastLayer) else tuple(self.mean)
-        self.num_data = found.count if num_data is None else num_data
-        self._rescale(self.num_data / found.count)
-        self.log_likelihood = found.log_likelihood * self.num_data / found.count
+        self.num_data = count if num_data is None else num_data
+        self._rescale(self.num_data / count)
+        self.log_likelihood = log_likelihood * self.num_data / count
         self._told: dict[str, Any] = {"structure": structure, "curvature": curvature}
         if isinstance(total, LastLayer):
             self._told |= {"last_layer": total.name, "gives_outputs": total.gives_outputs}
@@ -265,7 +264,7 @@ class LaplaceApproximation:
 
     @property
     def _squared_norm(self) -> float:
-        return math.fsum(self.mean[name].double().square().sum().item() for name in self.random)
+        return math.fsum(torch.stack([self.mean[name].double().square().sum() for name in self.random]).tolist())
 
     def _copies(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in self.mean.items()}
@@ -273,8 +272,8 @@ class LaplaceApproximation:
     def _rescale(self, factor: float) -> None:
         for value in _tensors(self.curvature):
             value.mul_(factor)
-            if not value.isfinite().all():
-                raise ValueError("the curvature must be finite, got inf or nan")
+        if not all(truths(value.isfinite().all() for value in _tensors(self.curvature))):
+            raise ValueError("the curvature must be finite, got inf or nan")
 
 
 @torch.inference_mode(False)
@@ -367,49 +366,58 @@ def _tensors(curvature: Tensor | dict[str, Tensor] | KroneckerCurvature) -> list
     return [curvature] if isinstance(curvature, Tensor) else list(curvature.values())
 
 
-@dataclass
-class _Found:
-    """Number of data points, and the sum of their log-likelihoods."""
-
-    count: int = 0
-    log_likelihood: float = 0.0
-
-
 def _go_through(
     network: Network,
     total: Sum,
     data: Data,
     batch_size: int | None,
     progress: bool | None,
-) -> _Found:
-    found = _Found()
+) -> tuple[float, int]:
+    """Sum the curvature; return the log-likelihood and the number of data points, which are read at the end, since a
+    device would be waited for after every batch.
+    """
+    sums: list[Tensor] = []
     device = next(iter(network.trainable.values())).device
     shown = not isinstance(data, tuple)
     with progress_bar("fitting the curvature", length(data, batch_size), progress, shown=shown) as advance:
-        for rows, target in batches_of_rows(data, device, batch_size):
-            counted = network.likelihood.counted(target)
-            if counted is not None and target.ndim == 1:
-                rows, target = rows.select(counted.nonzero().flatten()), target[counted]
-                if not rows.count:
-                    continue
+        for rows, target in _rows_that_count(network.likelihood, data, batch_size):
+            rows, target = rows.on(device), placed(target, device)
             output = total.add(rows, target)
-            warn_of_probabilities(network.model, network.likelihood, output)
-            density = network.log_densities(output, target)
-            if not density.isfinite().all():
-                raise ValueError(f"the log-likelihood must be finite, got {density[~density.isfinite()][0].item()!r}")
-            found.count += density.numel()
-            found.log_likelihood += density.sum().item()
+            if not sums:
+                warn_of_probabilities(network.model, network.likelihood, output)
+            sums.append(network.log_likelihood(output, target))
             advance()
-    if not found.count:
+    log_likelihood, count = torch.stack(sums).sum(0).tolist() if sums else (0.0, 0)
+    if not math.isfinite(log_likelihood):
+        raise ValueError(f"the log-likelihood must be finite, got {log_likelihood!r}")
+    if not count:
         raise ValueError("data must have at least one example, got none")
-    return found
+    return log_likelihood, int(count)
+
+
+def _rows_that_count(likelihood: Likelihood, data: Data, batch_size: int | None) -> Iterator[tuple[Rows, Tensor]]:
+    """Batches where the data are, without rows whose only target is ignored.
+
+    If the targets are on a GPU, it is waited for: once for a pair, and for every batch of a loader, since the number
+    of rows depends on them.
+    """
+    all_count = False
+    for number, (rows, target) in enumerate(batches_of_rows(data, None, batch_size)):
+        if number == 0 and isinstance(data, tuple):
+            counted = likelihood.counted(data[1])
+            all_count = counted is None or bool(counted.all())
+        counted = likelihood.counted(target) if target.ndim == 1 and not all_count else None
+        if counted is not None and not counted.all():
+            rows, target = rows.select(counted.nonzero().flatten()), target[counted]
+        if rows.count:
+            yield rows, target
 
 
 def _check_curved(network: Network, curvature: Tensor | dict[str, Tensor] | KroneckerCurvature) -> None:
     """Raise if the likelihood's fallback found no curvature in any data, since the posterior would be the prior."""
     if network.curvature == "fisher" or network.likelihood.defines("fisher_factor"):
         return
-    if not any(value.any() for value in _tensors(curvature)):
+    if not any(truths(value.any() for value in _tensors(curvature))):
         raise network.likelihood.missing("fisher_factor, as its log density has no second derivative")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Adagrad, Adam, NAdam, Optimizer, RAdam, RMSprop
 
 from bayesadam.calibration.safe import SAFE, Watched, harmless_share
-from bayesadam.checks import check
+from bayesadam.checks import check, require
 from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim.base import PerturbedOptimizer
@@ -158,14 +159,15 @@ def badam_from_moments(
     Raises:
         ValueError: Second moments are not finite, or are 0 with ``prior_precision=0``.
     """
-    mean, variance = {}, {}
+    mean, variance, rules = {}, {}, []
     for name, value, moments in trained:
         root = _wide(moments).sqrt_()
-        _check_root(root, name, prior_precision)
+        rules += _root_rules(root, name, prior_precision)
         mean[name] = _wide(value)
         if weights == "mle":
             mean[name] *= root / (root + prior_precision / num_data)
         variance[name] = root.mul_(num_data).add_(prior_precision).reciprocal_()
+    require(rules)
     told = {"num_data": num_data, "prior_precision": prior_precision, "weights": weights}
     return DiagonalGaussian(mean, variance, hyperparameters={"method": "badam", "optimizer": optimizer, **told})
 
@@ -219,11 +221,16 @@ def _steps(state: State) -> float:
     return float(state.get("step", 0.0))
 
 
-def _check_root(root: Tensor, name: str, prior_precision: float) -> None:
-    if not root.isfinite().all():
-        raise ValueError(f"the second moments of {name!r} must be finite, got inf or nan")
-    if prior_precision == 0 and (zeros := int((root == 0).sum())):
-        raise ValueError(
+def _root_rules(root: Tensor, name: str, prior_precision: float) -> list[tuple[Tensor, Callable[[], ValueError]]]:
+    """The rules of second moments for :func:`bayesadam.checks.require`."""
+    count, zeros = root.numel(), (root == 0).sum()
+
+    def has_zeros() -> ValueError:
+        return ValueError(
             f"prior_precision must be positive where second moments are 0, got {prior_precision!r} and "
-            f"{zeros:,} zeros of {root.numel():,} in {name!r} (inputs that are always 0, or units that are dead)"
+            f"{int(zeros):,} zeros of {count:,} in {name!r} (inputs that are always 0, or units that are dead)"
         )
+
+    message = f"the second moments of {name!r} must be finite, got inf or nan"
+    finite = (root.isfinite().all(), partial(ValueError, message))
+    return [finite, (zeros == 0, has_zeros)] if prior_precision == 0 else [finite]

@@ -84,11 +84,12 @@ class Network:
         return factor if ignored is None else factor.masked_fill(ignored.reshape(len(output), -1, 1, 1), 0.0)
 
     @torch.no_grad()
-    def log_densities(self, output: Tensor, target: Tensor) -> Tensor:
-        """Log densities of all data points that are not ignored, in float64."""
+    def log_likelihood(self, output: Tensor, target: Tensor) -> Tensor:
+        """Sum of the log densities of all data points that are not ignored, and their number; ``(2,)`` in float64."""
         target, ignored = self._without_ignored(target)
         density = self.likelihood.log_density(output, target).double()
-        return density if ignored is None else density[~ignored]
+        counted = torch.ones_like(density) if ignored is None else (~ignored).double()
+        return torch.stack([density.where(counted > 0, 0.0).sum(), counted.sum()])
 
     def _without_ignored(self, target: Tensor) -> tuple[Tensor, Tensor | None]:
         """The target with class 0 in the place of ignored ones, and a mask of these if there are any."""
@@ -147,14 +148,13 @@ class Network:
     @torch.no_grad()
     def total(self, output: Tensor, target: Tensor) -> Tensor:
         """The sum of the Hessians of all blocks of all examples, see :meth:`factor`: ``(K, K)`` in float64."""
-        if self.curvature == "empirical_fisher":
+        filled, ignored = self._without_ignored(target)
+        adds_nothing = ignored is None or self.likelihood.defines("fisher_sum")
+        if self.curvature == "empirical_fisher" or not adds_nothing:
             columns = self.factor(output, target).movedim(2, 0).flatten(1).double()
             return columns @ columns.mT
-        output, counted = output.detach(), self.likelihood.counted(target)
-        if counted is not None:
-            output, target = output[counted], target[counted]
-        self.likelihood.check(output, target)
-        return self.likelihood.fisher_sum(output, target)
+        self.likelihood.check(output, filled)
+        return self.likelihood.fisher_sum(output.detach(), target)
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:

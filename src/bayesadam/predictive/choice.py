@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 
+import torch
 from torch import Tensor, nn
 
 from bayesadam.likelihoods import Bernoulli, Categorical, Likelihood
@@ -64,7 +65,7 @@ def warn_of_probabilities(model: nn.Module, likelihood: Likelihood, outputs: Ten
         likelihood = likelihood.base
     if not isinstance(likelihood, Categorical | Bernoulli) or outputs.numel() < ENOUGH or model in _WARNED:
         return
-    low, high = outputs.aminmax()
+    low, high = torch.stack(outputs.aminmax()).tolist()  # a device is waited for once
     if not 0 <= low < high <= 1:
         return
     if isinstance(likelihood, Categorical) and ((outputs.sum(-1) - 1).abs() > 0.01).any():

@@ -9,6 +9,7 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
+from bayesadam.checks import truths
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.functional.kronecker import rotate
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, KroneckerGaussian, NetworkDistribution
@@ -18,7 +19,7 @@ from bayesadam.posterior.partial import PartialGaussian
 
 @dataclass(frozen=True)
 class WeightCovariance:
-    """``Sigma = U diag(variance) U' + F F'`` over named weight tensors; tensors without variance are left out.
+    """``Sigma = U diag(variance) U' + F F'`` over named weight tensors.
 
     ``U`` is orthogonal, with a block ``left kron right`` for every tensor, treated as a matrix whose rows are its first
     axis. A block is the identity if there is no basis.
@@ -35,10 +36,13 @@ class WeightCovariance:
     left: Mapping[str, Tensor] = field(default_factory=dict)
     right: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        for name in ("variance", "factor"):
-            kept = {key: value for key, value in getattr(self, name).items() if value.any()}
-            object.__setattr__(self, name, kept)
+    def of_random(self) -> WeightCovariance:
+        """The same covariance without tensors that are 0 everywhere; a device is waited for once."""
+        has = iter(truths(value.any() for part in (self.variance, self.factor) for value in part.values()))
+        variance, factor = (
+            {name: value for name, value in part.items() if next(has)} for part in (self.variance, self.factor)
+        )
+        return WeightCovariance(variance, factor, self.left, self.right)
 
     @property
     def names(self) -> list[str]:
@@ -72,7 +76,8 @@ def as_dtype(basis: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 @singledispatch
 def weight_covariance(posterior: NetworkDistribution) -> WeightCovariance:
-    """The covariance of a Gaussian posterior.
+    """The covariance of a Gaussian posterior, also of tensors without variance; see
+    :meth:`WeightCovariance.of_random`.
 
     Raises:
         ValueError: It is no Gaussian over weights.

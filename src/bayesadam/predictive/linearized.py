@@ -60,7 +60,7 @@ def linearized_outputs(
         RuntimeError: The output does not depend on the random weights by differentiable operations.
     """
     device = next(model.parameters(), torch.empty(0)).device
-    weights = weight_covariance(posterior)
+    weights = weight_covariance(posterior).of_random()
     names = own_names(model, cast(Posterior, posterior).match(model))  # what has a covariance of weights is one
     weights = weights.placed(names, device)
     batches, single = as_batches(inputs)

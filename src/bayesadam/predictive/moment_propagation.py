@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from bayesadam.checks import truths
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood
@@ -86,6 +87,9 @@ def propagated_outputs(
     names = own_names(model, covered)
     covered = {names[name]: tensor for name, tensor in covered.items()}
     weights = {names[name]: value for name, value in weights.items()}
+    known = {name: value.variance for name, value in weights.items() if value.variance is not None}
+    has = truths(variance.any() for variance in known.values())
+    random = {name for name, random in zip(known, has, strict=True) if random}
     # Buffers are read where they are; parameters are not.
     buffers = any(name in covered for name, _ in model.named_buffers())
     device = next(model.parameters(), torch.empty(0)).device
@@ -99,7 +103,7 @@ def propagated_outputs(
         put(None)
         check_weights_are_used(model, weights)
         graph = Graph(model)  # which may depend on the mode
-        placed = {name: _placed(value, covered[name], device) for name, value in weights.items()}
+        placed = {name: _placed(value, name in random, covered[name], device) for name, value in weights.items()}
 
         def run(rows: Rows) -> tuple[Tensor, ...]:
             args, kwargs = arguments(map_tensors(rows.batch, _widened))
@@ -144,12 +148,11 @@ def from_moments(
     return from_gaussian(mean, epistemic, likelihood, link=link, mc_samples=mc_samples, seed=seed, common=common)
 
 
-def _placed(value: Moments, target: Tensor, device: torch.device) -> Moments:
+def _placed(value: Moments, random: bool, target: Tensor, device: torch.device) -> Moments:
     """The moments in the dtype that the model computes in, as for a sample; a posterior's variances may have another
     one.
     """
-    certain = value.variance is None or not value.variance.any()
-    known = Moments(value.mean) if certain else value
+    known = value if random else Moments(value.mean)
     return known.moved(lambda tensor: tensor.to(device, wide(target.dtype)))
 
 

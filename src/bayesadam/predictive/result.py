@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.likelihoods import Likelihood, gaussian_log_density
+from bayesadam.likelihoods.parameters import check_values
 from bayesadam.predictive.mixture import MixturePredictive, log_mean_exp, variance_of_strata
 
 
@@ -200,15 +201,15 @@ class ClassificationPredictive:
             raise ValueError(f"target must be of shape {tuple(shape)}, got {tuple(target.shape)}")
         if self.binary:
             labels = target.to(self.log_probs.dtype)
-            if not ((labels >= 0) & (labels <= 1)).all():
-                raise ValueError(f"target must be in [0, 1], got {labels.min().item()!r} to {labels.max().item()!r}")
+            check_values(labels, (labels >= 0) & (labels <= 1), "in [0, 1]")
             shares = torch.stack([1.0 - labels, labels], dim=-1)
             # The log probability of the other class may be minus infinity, and its target 0.
             terms = torch.where(shares > 0, shares * self.log_probs, 0.0).sum(-1)
             return terms.sum(-1) if target.ndim > 1 else terms
         if target.is_floating_point() or target.is_complex():
             raise ValueError(f"target must be integer class numbers, got dtype {target.dtype}")
-        if target.numel() and not (0 <= target.min() and target.max() < classes):
+        on_gpu = target.is_cuda  # where ``gather`` checks the range itself, and nobody has to wait
+        if target.numel() and not on_gpu and not (0 <= target.min() and target.max() < classes):
             raise ValueError(f"target must be in [0, {classes}), got {target.min().item()} to {target.max().item()}")
         index = target.long().expand(self.log_probs.shape[:-1]).unsqueeze(-1)
         return self.log_probs.gather(-1, index).squeeze(-1)

@@ -52,7 +52,6 @@ class Chart:
         y_range: Limits of the y-axis, which may be in decreasing order.
         height: Height in pixels.
         wide: Whether the chart has the full width of the page.
-        max_width: Largest width in pixels; by default there is none.
 
     Attributes:
         plot: The Bokeh figure.
@@ -74,7 +73,6 @@ class Chart:
         y_range: tuple[float, float],
         height: int = 300,
         wide: bool = False,
-        max_width: int | None = None,
     ) -> None:
         self.name, self.title, self.reading, self.wide = name, title, reading, wide
         self.legend: list[Key] = []
@@ -83,7 +81,6 @@ class Chart:
         self.thinned = False
         self.plot: Any = figure(
             height=height,
-            max_width=max_width,
             sizing_mode="stretch_width",
             toolbar_location=None,
             tools="",
@@ -224,19 +221,3 @@ def limits(*values: ArrayLike, margin: float = 0.06) -> tuple[float, float]:
     low, high = float(np.nanmin(together)), float(np.nanmax(together))
     room = margin * (high - low) or 0.5 * (abs(high) or 1.0)
     return low - room, high + room
-
-
-def horizontal_bars(chart: Chart, names: Sequence[str], values: Any, texts: Texts) -> None:
-    """Draw bars one below the other, with their names on the y-axis."""
-    place = np.arange(len(names), dtype=np.float64)
-    chart.ticks(chart.plot.yaxis[0], place.tolist(), names)
-    chart.plot.ygrid[0].visible = False
-    chart.boxes(np.minimum(values, 0.0), np.maximum(values, 0.0), place - 0.34, place + 0.34, "blue", texts)
-
-
-def histogram(chart: Chart, edges: Any, counts: Any, names: Sequence[str], key: str = "") -> None:
-    """Draw bars that count rows, with the texts of the edges."""
-    chart.plot.xgrid[0].visible = False
-    texts = {"from": names[:-1], "to": names[1:], "rows": [f"{int(number):,d}" for number in counts]}
-    chart.boxes(edges[:-1], edges[1:], 0.0, counts, "blue", texts, key=key)
-    chart.table(texts)

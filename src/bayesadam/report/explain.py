@@ -56,8 +56,8 @@ def effects(
         classes: Whether the targets are classes.
 
     Returns:
-        "importance" has, for each input, the increase of the error when the input is shuffled ("gain", with its
-        standard deviation over the shuffles, "error"), and the mean absolute change of the uncertainty ("spread").
+        "importance" has, for each input, the increase of the error when the input is shuffled ("gain"), and its
+        standard deviation over the shuffles ("error").
         "dependence" has, for the most important inputs, the mean predictions if all rows had the same value.
     """
     rows = np.random.default_rng(seed).permutation(len(inputs))[:ROWS]
@@ -125,19 +125,20 @@ def _importance(
     seed: int,
 ) -> list[dict[str, Any]]:
     rows = order[: max(FEWEST, PREDICTIONS // (SHUFFLES * len(names)))]
-    whole = _donors(rows, len(names))
-    before = _uncertainty(predictive(whole.astype(np.int64)))
 
-    def scores(model: _Outputs, donors: Any, own: NDArray[Any]) -> dict[str, float]:
-        found = model.predict(donors)
-        change = np.abs(_uncertainty(found) - before).mean()
-        return {"loss": -_loss(found, own), "spread": -float(change)}
+    def score(model: _Outputs, donors: Any, own: NDArray[Any]) -> float:
+        return -_loss(model.predict(donors), own)
 
-    model = _Outputs(predictive)
-    found = permutation_importance(model, whole, targets[rows], scoring=scores, n_repeats=SHUFFLES, random_state=seed)
-    loss, spread = found["loss"], found["spread"]["importances_mean"]
-    columns = zip(names, loss["importances_mean"], loss["importances_std"], spread, strict=False)  # not of the last
-    return [{"name": n, "gain": float(g), "error": float(e), "spread": float(s)} for n, g, e, s in columns]
+    found = permutation_importance(
+        _Outputs(predictive),
+        _donors(rows, len(names)),
+        targets[rows],
+        scoring=score,
+        n_repeats=SHUFFLES,
+        random_state=seed,
+    )
+    columns = zip(names, found["importances_mean"], found["importances_std"], strict=False)  # not of the last
+    return [{"name": name, "gain": float(gain), "error": float(error)} for name, gain, error in columns]
 
 
 def _loss(found: Any, targets: NDArray[Any]) -> float:
@@ -145,11 +146,6 @@ def _loss(found: Any, targets: NDArray[Any]) -> float:
     if not hasattr(found, "probs"):
         return float(np.sqrt(np.mean((_array(found.mean) - targets) ** 2)))
     return -float(found.log_prob(torch.as_tensor(targets, device=found.device)).clamp_min(-LARGEST_NLL).mean())
-
-
-def _uncertainty(found: Any) -> NDArray[np.float64]:
-    """Return the logarithm of the standard deviation, or the entropy."""
-    return _array(found.entropy if hasattr(found, "probs") else 0.5 * found.variance.log())
 
 
 def _array(values: torch.Tensor) -> NDArray[np.float64]:
@@ -170,7 +166,7 @@ def _dependence(
     def outputs(rows: Donors) -> NDArray[np.float64]:
         found = predictive(rows)
         if not hasattr(found, "probs"):
-            return np.stack([_array(found.mean), _array(found.epistemic), _array(found.variance)], axis=1)
+            return np.stack([_array(found.mean), _array(found.variance), _array(found.epistemic)], axis=1)
         classes.add(found.probs.shape[1])
         return _array(found.log_probs.exp().movedim(0, 1).flatten(1))  # (n, samples times classes)
 
@@ -183,16 +179,15 @@ def _dependence(
         "order": None if numbers is None else numbers[donors].tolist(),
     }
     if not classes:
-        mean, epistemic, total = average["average"]
-        return entry | {"mean": mean.tolist(), "epistemic": np.sqrt(epistemic).tolist(), "std": np.sqrt(total).tolist()}
+        mean, *variances = average["average"]
+        bands = [[(mean + sign * np.sqrt(variance)).tolist() for sign in (-2, 2)] for variance in variances]
+        return entry | {"curves": [{"label": None, "mean": mean.tolist(), "bands": bands}]}
     draws = average["average"].reshape(-1, classes.pop(), len(values))  # (samples, classes, values)
     mean = draws.mean(0)
-    low, high = np.quantile(draws, [0.5 - 0.5 * LEVEL, 0.5 + 0.5 * LEVEL], axis=0)
+    ends = np.quantile(draws, [0.5 - 0.5 * LEVEL, 0.5 + 0.5 * LEVEL], axis=0)
     frequent = np.argsort(-mean.mean(1), kind="stable")[:CLASSES].tolist() if len(mean) > 2 else [1]
-    curves = [
-        {"label": c, "mean": mean[c].tolist(), "low": low[c].tolist(), "high": high[c].tolist()} for c in frequent
-    ]
-    return entry | {"classes": curves}
+    curves = [{"label": c, "mean": mean[c].tolist(), "bands": [ends[:, c].tolist()]} for c in frequent]
+    return entry | {"curves": curves}
 
 
 def _kind(column: pd.Series) -> str:
@@ -250,18 +245,14 @@ def groups(inputs: pd.DataFrame, names: Sequence[str], predictions: Columns) -> 
 
 def _parts(column: pd.Series) -> dict[str, NDArray[np.bool_]]:
     """Return masks of the rows by values of a column: quarters, or the most frequent levels, and missing values."""
-    numbers, parts = _numbers(column), {"missing": column.isna().to_numpy()}
-    if numbers is None:
+    parts = {"missing": column.isna().to_numpy()}
+    if _kind(column) == "category":
         levels = [column.iloc[row] for row in _representative(column)]
         return parts | {text_of(level): (column == level).to_numpy(dtype=bool, na_value=False) for level in levels}
-    known = numbers[~np.isnan(numbers)]
-    edges = np.unique(np.quantile(known, np.linspace(0, 1, PARTS + 1))) if len(known) else np.zeros(0)
-    for i in range(len(edges) - 1):
-        last = i + 2 == len(edges)
-        inside = (numbers >= edges[i]) & ((numbers <= edges[i + 1]) if last else (numbers < edges[i + 1]))
-        if inside.any():
-            ends = column[inside].min(), column[inside].max()
-            parts[" to ".join(text_of(end) for end in ends)] = inside
+    if column.notna().any():
+        quarter = pd.qcut(column, PARTS, labels=False, duplicates="drop")
+        for number, own in column.groupby(quarter):
+            parts[f"{text_of(own.min())} to {text_of(own.max())}"] = (quarter == number).to_numpy()
     return parts
 
 

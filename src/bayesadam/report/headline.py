@@ -37,9 +37,10 @@ def _error(rows: Predicted) -> Markup:
     if isinstance(rows, PredictedNumbers):
         text = (
             "On {} the typical error (root mean square) is <strong>{}</strong>, and the {} intervals are typically "
-            "<strong>{}</strong> wide."
+            "<strong>{}</strong> wide ({} without the inputs)."
         )
-        return _fill(text, where, number(rows.error), percent(LEVEL), number(rows.width))
+        sizes = (number(size) for size in (rows.width, rows.width_without_inputs))
+        return _fill(text, where, number(rows.error), percent(LEVEL), *sizes)
     return _fill("On {} it is right in <strong>{}</strong>.", where, percent(float(rows.right.mean()), 1))
 
 
@@ -90,21 +91,3 @@ def _comparison(margins: Mapping[str, Any]) -> Markup:
 
 def _fill(text: str, *values: Any) -> Markup:
     return Markup(text).format(*values)
-
-
-def figures(held_out: Any, unseen: Any) -> list[tuple[str, str]]:
-    """Return names and values of the numbers that are shown in large type."""
-    if held_out is None:
-        return []
-    if isinstance(held_out, PredictedNumbers):
-        shown = [
-            ("typical error", number(held_out.error)),
-            (f"width of a {LEVEL:.0%} interval", number(held_out.width)),
-            ("of the intervals hold", percent(float(unseen.inside.mean()), 1)),
-        ]
-    else:
-        shown = [
-            ("are right", percent(float(held_out.right.mean()), 1)),
-            ("sure on average", percent(float(held_out.confidence.mean()), 1)),
-        ]
-    return [*shown, ("held-out rows", count(len(held_out)))]

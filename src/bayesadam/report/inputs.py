@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from bayesadam.report.chart import Chart, horizontal_bars, limits, percent_ticks, short_ticks
+from bayesadam.report.chart import Chart, limits, percent_ticks, short_ticks
 from bayesadam.report.numbers import canvas_text, column, number, percent
 from bayesadam.report.palette import DASHES, LIGHT, SERIES
 
@@ -18,8 +17,7 @@ _SHOWN = 15
 def importance(entries: Sequence[Mapping[str, Any]], task: str, target: str) -> Chart:
     """Return a bar chart of the increase of the error if the values of an input are shuffled."""
     shown = sorted(entries, key=lambda entry: -entry["gain"])[:_SHOWN]
-    numbers = [[entry[name] for entry in shown] for name in ("gain", "error", "spread")]
-    gain, error, spread = np.array(numbers, dtype=np.float64)
+    gain, error = np.array([[entry[name] for entry in shown] for name in ("gain", "error")], dtype=np.float64)
     unit = f"error added ({target})" if task == "regression" else "log loss added (nats per row)"
     chart = Chart(
         "importance",
@@ -39,13 +37,12 @@ def importance(entries: Sequence[Mapping[str, Any]], task: str, target: str) -> 
         "input": [str(entry["name"]) for entry in shown],
         unit: [number(value) for value in gain],
         "two deviations": [number(2 * value) for value in error],
-        "change of the uncertainty": [
-            percent(math.expm1(change)) if task == "regression" else f"{number(change)} nats" for change in spread
-        ],
     }
-    pointed = {"input": texts["input"], "error added": texts[unit], "uncertainty": texts["change of the uncertainty"]}
-    horizontal_bars(chart, texts["input"], gain, pointed)
+    pointed = dict(zip(("input", "error added", "two deviations"), texts.values(), strict=True))
     place = np.arange(len(shown))
+    chart.ticks(chart.plot.yaxis[0], place.tolist(), texts["input"])
+    chart.plot.ygrid[0].visible = False
+    chart.boxes(np.minimum(gain, 0.0), np.maximum(gain, 0.0), place - 0.34, place + 0.34, "blue", pointed)
     chart.plot.segment(gain - 2 * error, place, gain + 2 * error, place, line_color=LIGHT["ink"], line_width=1.5)
     chart.table(texts)
     return chart
@@ -53,64 +50,46 @@ def importance(entries: Sequence[Mapping[str, Any]], task: str, target: str) -> 
 
 def dependence(entries: Sequence[Mapping[str, Any]], task: str, target: str, classes: Sequence[str]) -> list[Chart]:
     """Return a chart for some inputs: the mean prediction, with bands, if all rows had the same value of the input."""
-    draw = _numbers if task == "regression" else _probabilities
-    return [draw(entry, f"dependence-{i}", target, classes) for i, entry in enumerate(entries)]
+    return [_effect(entry, f"dependence-{i}", task, target, classes) for i, entry in enumerate(entries)]
 
 
-def _numbers(entry: Mapping[str, Any], name: str, target: str, classes: Sequence[str]) -> Chart:
-    mean, epistemic, std = (np.array(entry[key], dtype=np.float64) for key in ("mean", "epistemic", "std"))
+def _effect(entry: Mapping[str, Any], name: str, task: str, target: str, classes: Sequence[str]) -> Chart:
+    regression = task == "regression"
+    curves = [np.array([[curve["mean"]] * 2, *curve["bands"]], dtype=np.float64) for curve in entry["curves"]]
     chart = Chart(
         name,
         f"Effect of {entry['name']}",
-        "The mean prediction if all of these rows had one value of this input and kept their others. Bands are two "
-        "standard deviations.",
+        f"The mean {'prediction' if regression else 'probability'} if all of these rows had one value of this input "
+        "and kept their others. "
+        + (
+            "Bands are two standard deviations."
+            if regression
+            else "Bands hold 90% of the networks that the posterior allows."
+        ),
         str(entry["name"]),
-        f"predicted {target}",
+        f"predicted {target}" if regression else "probability",
         x_range=limits(entry["order"] or [0.0]),
-        y_range=limits(mean, mean - 2 * std, mean + 2 * std),
+        y_range=limits(*curves) if regression else (-0.03, 1.03),
     )
     x, width = _with_axis(chart, entry)
-    short_ticks(chart.plot.yaxis[0], mean)
-    for deviation, alpha, key in ((std, 0.14, "of the whole prediction"), (epistemic, 0.3, "of the networks alone")):
-        chart.band(x, mean - 2 * deviation, mean + 2 * deviation, "blue", alpha=alpha, width=width, key=key)
-    shown = column(np.concatenate([mean, mean - 2 * std, mean + 2 * std]))
-    count = len(mean)
-    texts = {
-        "value": entry["at"],
-        "predicted": shown[:count],
-        "two deviations": [f"{a} to {b}" for a, b in zip(shown[count : 2 * count], shown[2 * count :], strict=True)],
-    }
-    if width is None:
-        chart.line(x, mean, "blue")
-    chart.points(x, mean, "blue", texts, size=6, key="mean prediction")
-    chart.table(texts)
-    return chart
-
-
-def _probabilities(entry: Mapping[str, Any], name: str, target: str, classes: Sequence[str]) -> Chart:
-    chart = Chart(
-        name,
-        f"Effect of {entry['name']}",
-        "The mean probability if all of these rows had one value of this input and kept their others; bands hold "
-        "90% of the networks that the posterior allows.",
-        str(entry["name"]),
-        "probability",
-        x_range=limits(entry["order"] or [0.0]),
-        y_range=(-0.03, 1.03),
-    )
-    x, width = _with_axis(chart, entry)
-    percent_ticks(chart.plot.yaxis[0])
+    if regression:
+        short_ticks(chart.plot.yaxis[0], entry["curves"][0]["mean"])
+    else:
+        percent_ticks(chart.plot.yaxis[0])
     table = {"value": entry["at"]}
-    for i, curve in enumerate(entry["classes"]):
-        mean, low, high = (np.array(curve[key], dtype=np.float64) for key in ("mean", "low", "high"))
-        label, colour = str(classes[curve["label"]]), SERIES[i % len(SERIES)]
-        chart.band(x, low, high, colour, width=width)
+    keys = [("of the whole prediction", 0.14), ("of the networks alone", 0.3)] if regression else [("", 0.15)]
+    for i, curve in enumerate(entry["curves"]):
+        label = "mean prediction" if regression else str(classes[curve["label"]])
+        colour, ((mean, _), *bands) = SERIES[i % len(SERIES)], curves[i]
+        for (low, high), (key, alpha) in zip(bands, keys, strict=True):
+            chart.band(x, low, high, colour, width=width, alpha=alpha, key=key)
         if width is None:
             chart.line(x, mean, colour, dash=DASHES[i % len(DASHES)])
-        shown = [f"{percent(m)} ({percent(a)} to {percent(b)})" for m, a, b in zip(mean, low, high, strict=True)]
-        texts = {"value": entry["at"], "class": [label] * len(x), "probability": shown}
-        chart.points(x, mean, colour, texts, size=6, key=label)
-        table[label] = shown
+        ends = np.array([mean, *bands[0]])
+        texts = np.reshape(column(ends.ravel()) if regression else [percent(end) for end in ends.ravel()], ends.shape)
+        table[label] = [f"{middle} ({low} to {high})" for middle, low, high in texts.T]
+        pointed = {"value": entry["at"], "curve": [label] * len(x), "mean": table[label]}
+        chart.points(x, mean, colour, pointed, size=6, key=label)
     chart.table(table)
     return chart
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -18,183 +17,125 @@ from markupsafe import Markup
 
 from bayesadam.report import classification, inputs, regression, uncertainty
 from bayesadam.report.chart import Chart
-from bayesadam.report.headline import OURS, figures, headline
+from bayesadam.report.headline import OURS, headline
 from bayesadam.report.numbers import count, data_value, percent
 from bayesadam.report.palette import PALETTE, custom_properties
-from bayesadam.report.predicted import FEW, Predicted, PredictedNumbers, predicted
+from bayesadam.report.predicted import FEW, Predicted, PredictedClasses, PredictedNumbers, predicted
 from bayesadam.report.scores import scores
-from bayesadam.report.target import distribution
-from bayesadam.report.training import validation
 from bayesadam.report.verdict import failures
 
-_COLUMNS = 200
-"""Maximum number of columns of the data that are listed."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A section of the page.
-
-    Attributes:
-        name: Name, unique on the page.
-        title: Heading.
-        about: One sentence, or an empty text.
-        charts: The charts in order.
-        block: Name of the template's block with tables, if there is one.
-        values: Values for that block.
-    """
-
-    name: str
-    title: str
-    about: str = ""
-    charts: list[Chart] = field(default_factory=list)
-    block: str = ""
-    values: Mapping[str, Any] = field(default_factory=dict)
+TITLES = {
+    "scores": "Scores on held-out data",
+    "predictions": "Predictions",
+    "calibration": "Can its uncertainty be believed?",
+    "knows": "Does it know when it is wrong?",
+    "inputs": "What it depends on",
+    "failures": "Where it fails",
+    "surprises": "Most surprising rows",
+    "data": "The data",
+    "reproduce": "How to make it again",
+}
+"""Headings of the sections, in order. The template has a table for some of them."""
 
 
 def render(data: Mapping[str, Any]) -> str:
     """Return the whole page as text."""
     held_out = predicted(data.get("held_out"), data["task"])
     unseen = predicted(data.get("unseen"), data["task"]) or held_out
-    sections = [section for section in _sections(data, held_out, unseen) if section.charts or section.block]
-    for section in sections:
-        narrow = [chart for chart in section.charts if not chart.wide]
+    charts = _charts(data, held_out, unseen)
+    for group in charts.values():
+        narrow = [chart for chart in group if not chart.wide]
         if len(narrow) % 2:  # two charts are side by side, and none is beside a hole
             narrow[-1].wide = True
+    tables = _tables(data, held_out)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"percent": percent, "count": count, "data_value": data_value}
-    charts = [json_item(chart.plot, f"chart-{chart.name}") for section in sections for chart in section.charts]  # type: ignore[arg-type]
+    items = [json_item(chart.plot, f"chart-{chart.name}") for group in charts.values() for chart in group]  # type: ignore[arg-type]
     scripts = [*Resources(mode="inline", components=["bokeh"], log_level="warn").js_raw, _file("charts.js")]
     return environment.from_string(_file("template.html")).render(
-        data=data,
+        regression=data["task"] == "regression",
         title=str(data.get("title") or data.get("target") or "Report"),
         subtitle=_subtitle(data),
         created=_created(data),
         headline=headline(held_out, unseen, data.get("margins") or {}),
-        figures=figures(held_out, unseen),
-        sections=sections,
+        titles={name: title for name, title in TITLES.items() if charts.get(name) or tables.get(name)},
+        about=_about(data, unseen),
+        charts=charts,
+        tables=tables,
         style=Markup(_style()),
         policy=_policy(scripts),
         scripts=[Markup(script) for script in scripts],
-        charts=Markup(_harmless(serialize_json(charts))),
+        items=Markup(_harmless(serialize_json(items))),
         palette=Markup(_harmless(json.dumps(dict(PALETTE.values())))),
     )
 
 
-def _sections(data: Mapping[str, Any], held_out: Predicted | None, unseen: Predicted | None) -> list[Section]:
-    target = str(data.get("target") or "target")
+def _charts(data: Mapping[str, Any], held_out: Any, unseen: Any) -> dict[str, list[Chart]]:
+    """Return the charts of the sections."""
+    target, explained = str(data.get("target") or "target"), data.get("explained") or {}
     classes = [str(label) for label in data.get("classes") or ()]
-    explained = data.get("explained") or {}
-    return [
-        *_predictions(held_out, unseen, target, classes, data),
-        *_inputs(explained, data["task"], target, classes),
-        _surprises(data.get("surprises") or [], target),
-        _data(data.get("data") or {}, target),
-        Section("training", "The training", charts=_drawn(validation(data.get("training") or {}))),
-        _reproduce(data.get("reproduce") or {}),
-    ]
-
-
-def _drawn(*charts: Chart | None) -> list[Chart]:
-    return [chart for chart in charts if chart is not None]
-
-
-def _predictions(
-    held_out: Any, unseen: Any, target: str, classes: Sequence[str], data: Mapping[str, Any]
-) -> list[Section]:
-    """Return the sections on scores, predictions, calibration, and the relation of error and uncertainty."""
-    metrics = {model: values for model, values in (data.get("metrics") or {}).items() if values}
-    found = [
-        Section(
-            "scores",
-            "Scores on held-out data",
-            "All models were trained on the same rows and scored on the same held-out rows.",
-            block="scores" if metrics else "",
-            values={"columns": scores(metrics), "models": list(metrics), "ours": OURS},
-        )
-    ]
+    importance, dependence = (explained.get(name) or [] for name in ("importance", "dependence"))
+    found = {
+        "inputs": [
+            *([inputs.importance(importance, data["task"], target)] if importance else []),
+            *inputs.dependence(dependence, data["task"], target, classes),
+        ]
+    }
     if held_out is None or unseen is None:
         return found
     if isinstance(held_out, PredictedNumbers):
-        results = regression.predictions(held_out, target)
-        calibration = [regression.coverage(unseen), regression.widths(held_out, target)]
-    else:
-        results = classification.confusion(held_out, classes)
-        calibration = [classification.reliability(unseen), classification.confidences(held_out)]
-    known = _drawn(
+        found["predictions"] = [regression.predictions(held_out, target)]
+    if len(unseen) >= FEW:
+        coverage = regression.coverage if isinstance(held_out, PredictedNumbers) else classification.reliability
+        found["calibration"] = [coverage(unseen)]
+    known = (
         uncertainty.error_by_uncertainty(unseen, target),
         uncertainty.epistemic_share(unseen, data.get("epistemic_error")),
     )
-    about = (
-        f"Judged by {count(len(unseen))} rows that the networks had not seen: the held-out rows, and each training row "
-        "by the networks that left it out, which also determine the scale of the uncertainty."
-        if data.get("unseen")
-        else ""
-    )
-    return [
-        *found,
-        Section("predictions", "Predictions", charts=[results]),
-        Section("calibration", "Can its uncertainty be believed?", about, calibration if len(unseen) >= FEW else []),
-        Section("knows", "Does it know when it is wrong?", charts=known),
-    ]
+    return found | {"knows": [chart for chart in known if chart is not None]}
 
 
-def _inputs(explained: Mapping[str, Any], task: str, target: str, classes: Sequence[str]) -> list[Section]:
-    """Return the sections on the effects of the inputs and on groups of rows with wrong uncertainty."""
-    importance, dependence = (explained.get(name) or [] for name in ("importance", "dependence"))
-    charts = [inputs.importance(importance, task, target)] if importance else []
-    charts += inputs.dependence(dependence, task, target, classes)
-    groups = explained.get("groups") or []
-    return [
-        Section("inputs", "What it depends on", explained.get("about", ""), charts),
-        Section(
-            "failures",
-            "Where it fails",
-            block="failures" if groups else "",
-            values=failures(groups, task) | {"what": "inside" if task == "regression" else "right"},
-        ),
-    ]
-
-
-def _surprises(rows: list[Mapping[str, Any]], target: str) -> Section:
-    return Section(
-        "surprises",
-        "Most surprising rows",
-        "The held-out rows to which the model gave the least probability: look for errors in the data, and for cases "
-        "that it has not seen.",
-        block="surprises" if rows else "",
-        values={"rows": rows, "names": list(rows[0]["values"]) if rows else [], "target": target},
-    )
-
-
-def _data(data: Mapping[str, Any], target: str) -> Section:
-    counts = {"rows": "rows", "trained on": "train_rows", "held out": "held_out_rows"}
-    facts = {"file": str(data["file"])} if data.get("file") else {}
-    facts |= {name: count(data[key]) for name, key in counts.items() if data.get(key) is not None}
-    if data.get("held_out_how"):
-        facts["held out"] = f"{facts.get('held out', 'rows')}, {data['held_out_how']}"
-    columns = data.get("columns") or []
-    return Section(
-        "data",
-        "The data",
-        charts=_drawn(distribution(data.get("target_histogram") or {}, target)),
-        block="data" if data else "",
-        values={
-            "facts": facts,
-            "columns": columns[:_COLUMNS],
-            "more": max(0, len(columns) - _COLUMNS),
-            "left_out": data.get("left_out") or {},
-            "notes": data.get("notes") or [],
+def _tables(data: Mapping[str, Any], held_out: Predicted | None) -> dict[str, Any]:
+    """Return the contents of the tables of the sections; a section without them has none, or an empty one."""
+    metrics = {model: values for model, values in (data.get("metrics") or {}).items() if values}
+    groups = (data.get("explained") or {}).get("groups")
+    given = data.get("reproduce") or {}
+    settings = {name: value for name, value in (given.get("config") or {}).items() if value not in (None, [], False)}
+    found = {
+        "scores": metrics and {"columns": scores(metrics), "models": list(metrics), "ours": OURS},
+        "failures": groups and failures(groups, data["task"]),
+        "surprises": data.get("surprises") and {"rows": data["surprises"], "target": data["target"]},
+        "data": data.get("data"),
+        "reproduce": given
+        and {
+            "config": json.dumps(settings, indent=2, ensure_ascii=False, default=str),
+            "versions": given["versions"],
+            "seconds": {name: f"{value:.1f}" for name, value in given["seconds"].items()},
         },
-    )
+    }
+    if isinstance(held_out, PredictedClasses):
+        found["predictions"] = classification.confusion(held_out, data["classes"])
+    return found
 
 
-def _reproduce(given: Mapping[str, Any]) -> Section:
-    config = json.dumps(given["config"], indent=2, ensure_ascii=False, default=str) if given.get("config") else ""
-    seconds = {name: f"{value:.1f}" for name, value in (given.get("seconds") or {}).items()}
-    values = {name: given.get(name) or "" for name in ("command", "versions")} | {"config": config, "seconds": seconds}
-    block = "reproduce" if any(values.values()) else ""
-    return Section("reproduce", "How to make it again", block=block, values=values)
+def _about(data: Mapping[str, Any], unseen: Predicted | None) -> dict[str, str]:
+    """Return sentences below the headings of sections."""
+    about = {
+        "scores": "All models were trained on the same rows and scored on the same held-out rows.",
+        "inputs": (data.get("explained") or {}).get("about", ""),
+        "surprises": "The held-out rows to which the model gave the least probability: look for errors in the data, "
+        "and for cases that it has not seen.",
+        "reproduce": "The file config.json of the run repeats the fit; it has these settings, and the defaults of the "
+        "others.",
+    }
+    if unseen is not None and data.get("unseen"):
+        about["calibration"] = (
+            f"Judged by {count(len(unseen))} rows that the networks had not seen: the held-out rows, and each training "
+            "row by the networks that left it out, which also determine the scale of the uncertainty."
+        )
+    if data["task"] == "classification":
+        about["predictions"] = classification.CONFUSION
+    return about
 
 
 def _subtitle(data: Mapping[str, Any]) -> list[str]:

@@ -21,9 +21,8 @@ PALETTE = {
     "vermilion": (VERMILION, "#f08a3c"),
     "green": ("#00875f", "#2bc497"),
     "purple": ("#b5578d", "#d98fb7"),
-    "cell": ("#0173b3", "#0171b1"),
 }
-"""``{name: (light, dark)}``. ``cell`` shades table cells behind text, in nearly the same blue."""
+"""``{name: (light, dark)}``."""
 
 LIGHT = {name: light for name, (light, _) in PALETTE.items()}
 SERIES = ("blue", "vermilion", "green", "purple")

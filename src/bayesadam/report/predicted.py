@@ -64,6 +64,12 @@ class PredictedNumbers:
         """Median width of the intervals."""
         return float(np.median(self.upper - self.lower))
 
+    @property
+    def width_without_inputs(self) -> float:
+        """Width of the interval that holds the same share of the actual values, whatever the inputs are."""
+        low, high = np.quantile(self.y, [0.5 - 0.5 * LEVEL, 0.5 + 0.5 * LEVEL])
+        return float(high - low)
+
 
 @dataclass(frozen=True)
 class PredictedClasses:

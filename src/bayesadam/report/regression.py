@@ -1,12 +1,12 @@
-"""Charts of a regression: predictions with intervals, and the coverage and the width of the intervals."""
+"""Charts of a regression: predictions with intervals, and the coverage of the intervals."""
 
 from __future__ import annotations
 
 import numpy as np
 from scipy import stats
 
-from bayesadam.report.chart import Chart, histogram, limits, percent_ticks, short_ticks
-from bayesadam.report.numbers import column, number, percent
+from bayesadam.report.chart import Chart, limits, percent_ticks, short_ticks
+from bayesadam.report.numbers import column, percent
 from bayesadam.report.predicted import LEVEL, PredictedNumbers
 
 
@@ -74,30 +74,4 @@ def coverage(rows: PredictedNumbers) -> Chart:
     }
     chart.points(levels, reached, "blue", texts, size=6)
     chart.table(texts)
-    return chart
-
-
-def widths(rows: PredictedNumbers, target: str) -> Chart:
-    """Return a histogram of the widths of the intervals, with the width of an interval that ignores the inputs."""
-    width = rows.upper - rows.lower
-    tail = (1.0 - LEVEL) / 2.0
-    ignorant = float(np.diff(np.quantile(rows.y, [tail, 1.0 - tail]))[0])
-    # A few very wide intervals would compress all others into one bar.
-    widest = float(np.quantile(width, 0.99)) if len(width) >= 100 else float(width.max())
-    counts, edges = np.histogram(np.minimum(width, widest), min(30, max(5, len(width) // 8)), (0.0, widest or 1.0))
-    top = 1.15 * float(counts.max())
-    chart = Chart(
-        "widths",
-        "Interval width",
-        "Of two models whose intervals keep their promise, the one with the narrower intervals is more useful.",
-        f"width of the {LEVEL:.0%} interval ({target})",
-        "rows",
-        x_range=(0.0, limits(edges, [ignorant])[1]),
-        y_range=(0, top),
-    )
-    short_ticks(chart.plot.xaxis[0], edges)
-    rest = "" if widest >= width.max() else ", the widest 1% in the last bar"
-    histogram(chart, edges, counts, column(edges, 3), f"held-out rows{rest}")
-    chart.line([rows.width] * 2, [0, top], "ink", key=f"median, {number(rows.width)}")
-    chart.line([ignorant] * 2, [0, top], "vermilion", dash="dashed", key=f"without inputs, {number(ignorant)}")
     return chart

@@ -20,7 +20,6 @@ from bayesadam.report.write import VERSION
 
 MAX_POINTS = 2_000
 SURPRISES = 10
-_BINS = 40
 _LEVELS = 3
 _PACKAGES = ("bayesadam", "torch", "numpy", "scikit-learn", "pyarrow")
 
@@ -57,7 +56,6 @@ def report_data(
     notes: Sequence[str],
     metrics: Mapping[str, Any],
     margins: Mapping[str, Any],
-    training: Mapping[str, Any],
     reproduce: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the data of the report for :func:`bayesadam.report.write_report`.
@@ -72,8 +70,7 @@ def report_data(
         notes: Notes on the data and on the fit.
         metrics: Scores by name of the model.
         margins: NLL of each other model minus that of the estimator, and the standard error of the difference.
-        training: See :func:`validation`.
-        reproduce: "command", "config" and "seconds". They must not contain folders, because reports are shared.
+        reproduce: "config" and "seconds". They must not contain folders, because reports are shared.
     """
     notes, explained = list(notes), {}
     unseen, unseen_rows = predictions, rows.held_out
@@ -112,7 +109,6 @@ def report_data(
             "columns": [_described(rows.inputs[name]) for name in rows.inputs],
             "left_out": dict(about["left_out"]),
             "notes": notes,
-            "target_histogram": _histogram(rows),
         },
         "metrics": {name: dict(values) for name, values in metrics.items()},
         "margins": dict(margins),
@@ -121,24 +117,11 @@ def report_data(
         "explained": _plain(explained),
         "epistemic_error": about.get("epistemic_error"),
         "surprises": _surprises(rows, predictions),
-        "training": dict(training),
         "reproduce": {
             **_plain(reproduce),
             "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         },
     }
-
-
-def validation(history: NDArray[np.float64], kept_epoch: int) -> dict[str, Any]:
-    """Return the validation loss of a training for the report, at the epochs at which it was recorded.
-
-    Args:
-        history: ``(members, epochs)``, with NaN where it was not recorded.
-        kept_epoch: The epoch whose networks are used, counted from 1.
-    """
-    recorded = np.flatnonzero(np.isfinite(history).any(0))
-    nll: list[list[float | None]] = _plain(history[:, recorded].tolist())
-    return {"epochs": (recorded + 1).tolist(), "validation_nll": nll, "kept_epoch": kept_epoch}
 
 
 def _thinned(predictions: dict[str, Any], lines: NDArray[np.int64], seed: int) -> dict[str, Any]:
@@ -187,14 +170,6 @@ def _surprises(rows: Rows, predictions: Columns) -> list[dict[str, Any]]:
         values = {str(name): text_of(value) for name, value in rows.inputs.iloc[int(row)].items()}
         found.append({"row": int(rows.lines[row]), "values": values, "y": actual[place], "predicted": predicted[place]})
     return found
-
-
-def _histogram(rows: Rows) -> dict[str, Any]:
-    if len(rows.classes):
-        counts = np.bincount(rows.targets, minlength=len(rows.classes))
-        return {"labels": [str(label) for label in rows.classes], "counts": counts.tolist()}
-    counts, edges = np.histogram(rows.targets, bins=min(_BINS, max(5, round(len(rows.targets) ** 0.5))))
-    return {"edges": edges.tolist(), "counts": counts.tolist()}
 
 
 def _plain(value: Any) -> Any:

@@ -16,7 +16,7 @@ def write_report(path: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
 
     The page has sections on the result in words, the scores with those of other models, predictions, calibration, the
     relation of error and uncertainty, the importance of inputs, groups of rows with wrong uncertainty, the most
-    surprising rows, the data, the training, and how to reproduce it. Sections without data, or with too few data for a
+    surprising rows, the data, and how to reproduce it. Sections without data, or with too few data for a
     chart, are omitted.
 
     Args:

@@ -219,7 +219,7 @@ def _stack(method: str, network: nn.Module, posterior: Mixture, mc_samples: int)
         else:
             draws = [q.sample(mc_samples, seed=number) for number, q in enumerate(components)]
         return Stack(layers, _stacked(draws, device), {}, {}, {}, {})
-    covariances = [weight_covariance(q) for q in components]
+    covariances = [weight_covariance(q).of_random() for q in components]
     shapes = {name: mean.shape for name, mean in components[0].mean.items()}
     parts: list[list[dict[str, Tensor]]] = [
         [dict(q.mean) for q in components],

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import norm
 from threadpoolctl import threadpool_limits
 
 from bayesadam import metrics
-from bayesadam.predictive import GaussianPredictive
+from bayesadam.predictive import ClassificationPredictive, GaussianPredictive
 
 COVERAGE = 0.95
 MAX_ROWS = 100_000
@@ -142,36 +141,25 @@ def baselines(
             if classes:
                 probs = np.zeros((len(x_test), classes))
                 probs[:, model.classes_] = model.predict_proba(x_test)
-                predictions = categorical(y_test, probs)
+                pred: Any = categorical(probs)
             else:
                 calibration, rest = np.split(order, [max(round(_CALIBRATION * len(order)), 1)])
                 residuals = y[calibration] - trained(name, rest).predict(x[calibration])
                 std = max(float(np.sqrt(np.mean(residuals**2))), 1e-6 * float(y.std()))
-                predictions = gaussian(y_test, model.predict(x_test).astype(np.float64), std)
-        results[name] = predictions, seconds
+                pred = gaussian(model.predict(x_test).astype(np.float64), std)
+        results[name] = predict_held_out(pred, y_test), seconds
     return results
 
 
-def gaussian(y: NDArray[np.float64], mean: NDArray[np.float64], std: float) -> Arrays:
-    """Return the predictions of a model with one standard deviation for all rows."""
+def gaussian(mean: NDArray[np.float64], std: float) -> GaussianPredictive:
+    """Return the predictive distribution of a model with one standard deviation for all rows."""
     center = torch.from_numpy(mean)
-    pred = GaussianPredictive(center, torch.zeros_like(center), torch.full_like(center, std**2))
-    half = norm.ppf(0.5 + 0.5 * COVERAGE) * std
-    return {
-        "y": y,
-        "mean": mean,
-        "std": np.full_like(mean, std),
-        "lower": mean - half,
-        "upper": mean + half,
-        "nll": -norm.logpdf(y, mean, std),
-        "crps": metrics.predictive_crps(pred, torch.from_numpy(y)).numpy(),
-    }
+    return GaussianPredictive(center, torch.zeros_like(center), torch.full_like(center, std**2))
 
 
-def categorical(label: NDArray[np.int64], probs: NDArray[np.float64]) -> Arrays:
-    """Return the predictions of a model that predicts probabilities."""
-    chosen = np.maximum(probs[np.arange(len(label)), label], np.finfo(np.float64).tiny)
-    return {"label": label.astype(np.float64), "probs": probs, "nll": -np.log(chosen)}
+def categorical(probs: NDArray[np.float64]) -> ClassificationPredictive:
+    """Return the predictive distribution of a model that predicts probabilities, none of which counts as zero."""
+    return ClassificationPredictive(torch.from_numpy(probs).clamp_min(np.finfo(np.float64).tiny).log()[None])
 
 
 def _models(classes: int, seed: int) -> Mapping[str, Callable[[], Any]]:

@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from bayesadam.files import write_json, write_text
 from bayesadam.report import write_report
-from bayesadam.report.report_data import Rows, report_data, validation
+from bayesadam.report.report_data import Rows, report_data
 from bayesadam.sklearn.choice import described
 from bayesadam.sklearn.classifier import BayesianMLPClassifier
 from bayesadam.sklearn.members import ROWS
@@ -43,10 +43,6 @@ class Watcher:
 
     def stage(self, what: str) -> None:
         """Called when a stage after the training begins."""
-
-    def command(self, settings: Settings) -> str:
-        """Return the command that the report shows for repeating the fit."""
-        return f"fit_table({settings!r})"
 
 
 @dataclass(frozen=True)
@@ -167,7 +163,7 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
             )
         watcher.stage("report")
         done = _as_done(prepared.settings, estimator)
-        report = _report(prepared, done, estimator, held_out, metrics, margins, seconds, watcher)
+        report = _report(prepared, done, estimator, held_out, metrics, margins, seconds)
     return TableFit(estimator, done, metrics, report, estimator.interrupted_, epochs, notes[announced:], seconds)
 
 
@@ -179,7 +175,6 @@ def _report(
     metrics: dict[str, Scores],
     margins: dict[str, list[float] | None],
     seconds: dict[str, float],
-    watcher: Watcher,
 ) -> dict[str, Any]:
     """Return the data of the report."""
     columns, matrix, target = prepared.encoder.columns_, prepared.matrix, prepared.target
@@ -212,8 +207,7 @@ def _report(
         notes=prepared.notes,
         metrics=metrics,
         margins=margins,
-        training=validation(estimator.history_["held_out_nll"], estimator.epochs_),
-        reproduce={"command": watcher.command(shared), "config": vars(shared), "seconds": seconds},
+        reproduce={"config": vars(shared), "seconds": seconds},
     )
 
 

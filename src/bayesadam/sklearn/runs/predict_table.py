@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyarrow import compute, csv, parquet
+from pyarrow import csv, parquet
 
 from bayesadam.files import whole_file
 from bayesadam.sklearn.members import ROWS
 from bayesadam.sklearn.runs.settings import RunError
-from bayesadam.sklearn.tables.csv_numbers import NUMBER, is_text
+from bayesadam.sklearn.tables.csv_numbers import is_text
 from bayesadam.sklearn.tables.encoder import Encoded
 from bayesadam.sklearn.tables.findings import Findings, TableError, quoted
 from bayesadam.sklearn.tables.read_table import TableFile, is_parquet
 
 STDOUT = Path("-")
-_DIGITS = 7
 
 
 def predict_table(
@@ -90,13 +89,12 @@ def predict_table(
     return pa.table(columns), notes + findings.notes
 
 
-def write_predictions(table: pa.Table, out: Path, *, spreadsheet: bool = False) -> None:
+def write_predictions(table: pa.Table, out: Path) -> None:
     """Write predictions completely or not at all; a link is replaced, and the file that it points to is not changed.
 
     Args:
         table: The predictions.
         out: File to write: Parquet if its name ends in ``.parquet``, otherwise CSV; "-" is standard output.
-        spreadsheet: Whether to put an apostrophe before text that a spreadsheet would interpret as a formula.
 
     Raises:
         RunError: A CSV file cannot hold a copied column.
@@ -109,7 +107,7 @@ def write_predictions(table: pa.Table, out: Path, *, spreadsheet: bool = False) 
         for field in table.schema:
             if pa.types.is_nested(field.type) or (not pa.types.is_primitive(field.type) and not is_text(field.type)):
                 raise RunError(f"a CSV file holds numbers, text or dates, got {field.name!r} ({field.type})")
-        csv.write_csv(_without_formulas(table) if spreadsheet else table, content)
+        csv.write_csv(table, content)
     if out == STDOUT:
         sys.stdout.buffer.write(content.getvalue())
         sys.stdout.buffer.flush()
@@ -154,29 +152,13 @@ def _require_finite(part: dict[str, NDArray[Any]], file: TableFile, first: int) 
             )
 
 
-def _without_formulas(table: pa.Table) -> pa.Table:
-    """Put an apostrophe before texts and names of columns that begin like a formula, unless they are numbers."""
-    columns = [_guarded(column) if is_text(column.type) else column for column in table.columns]
-    return pa.table(columns, names=_guarded(pa.chunked_array([table.column_names])).to_pylist())
-
-
-def _guarded(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    text = column.cast(pa.string())
-    number = compute.match_substring_regex(text, rf"^\s*({NUMBER})\s*$")
-    formula = compute.and_not(compute.match_substring_regex(text, r"^[=+\-@\t\r]"), number)
-    return compute.if_else(formula, compute.binary_join_element_wise("'", text, ""), text)
-
-
 def _numbers(values: Any) -> NDArray[np.float64]:
     return _rounded(values.detach().cpu().double().numpy())
 
 
 def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Round to seven digits: more are not known, and nobody wants to read them."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        places = _DIGITS - 1 - np.floor(np.log10(np.abs(values)))
-        up, down = 10.0 ** np.maximum(places, 0), 10.0 ** np.maximum(-places, 0)
-        return np.where(np.isfinite(values) & (values != 0), np.round(values * up / down) * down / up, values)
+    return np.array([float(f"{value:.7g}") for value in values.ravel().tolist()]).reshape(values.shape)
 
 
 def _name(label: bool | int | str) -> str:

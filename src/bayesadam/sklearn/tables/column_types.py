@@ -82,11 +82,8 @@ class Number:
         room = _FAR * (self.largest - self.least)
         far = (values < self.least - room) | (values > self.largest + room)
         findings.outside(self.name, values, far, (self.least, self.largest))
-        known = np.where(absent, self.median, values)
-        if self.missing:
-            return np.stack([known, absent], axis=1)
-        findings.missing(self.name, absent)
-        return known[:, None]
+        known = np.where(absent, self.median, values)[:, None]
+        return findings.with_missing(self.name, known, absent, expected=self.missing)
 
 
 @dataclass(frozen=True)
@@ -113,11 +110,8 @@ class Truth:
         codes = _codes(compute.utf8_lower(as_text(column)), ("false", "true", "0", "1"))
         absent = codes < 0
         findings.unreadable(self.name, column, absent & are_cells(column), "true or false")
-        known = np.where(absent, 0.5, codes % 2)
-        if self.missing:
-            return np.stack([known, absent], axis=1)
-        findings.missing(self.name, absent)
-        return known[:, None]
+        known = np.where(absent, 0.5, codes % 2)[:, None]
+        return findings.with_missing(self.name, known, absent, expected=self.missing)
 
 
 @dataclass(frozen=True)

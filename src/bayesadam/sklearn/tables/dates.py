@@ -112,11 +112,7 @@ class Date:
         codes = [np.where(absent, self.median, days)]
         for part in self.parts:
             codes += [np.where(absent, 0.0, values) for values in _part(part, known)]
-        if self.missing:
-            codes.append(absent.astype(np.float64))
-        else:
-            findings.missing(self.name, absent)
-        return np.stack(codes, axis=1)
+        return findings.with_missing(self.name, np.stack(codes, axis=1), absent, expected=self.missing)
 
 
 def are_cells(column: pa.ChunkedArray) -> NDArray[np.bool_]:

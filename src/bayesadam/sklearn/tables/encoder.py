@@ -273,15 +273,13 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if not len(known):
             return "all its values are missing"
         if known.min() == known.max() and len(known) == len(values):
-            if (count := count_different(column, values)) > 1:
-                return f"its {count:,} different values cannot be told apart in double precision"
             return f"it is the same in all training rows ({column[0].as_py()!r})"
         if are_whole(known) and self.keep is not None and name not in self.keep:
             if numbers_rows(pa.chunked_array([values])):
-                start = "" if values[0] <= 1 else f", from {values[0]:.0f} on"
+                start = "" if values[0] <= FEW else f", from {values[0]:.0f} on"
                 return f"it numbers the rows{start}{_KEEP}"
             if _IDENTIFIER.search(name):
-                distinct = count_different(column, values)
+                distinct = len(np.unique(known))
                 if distinct > MAX_LEVELS or distinct * MIN_ROWS > len(known):
                     return f"it is an identifier by its name, with {distinct:,} different values{_KEEP}"
                 if pa.types.is_integer(column.type):
@@ -334,10 +332,3 @@ def numbers_rows(column: pa.ChunkedArray) -> bool:
 def are_whole(values: NDArray[Any]) -> bool:
     """Whether all values that are not nan are whole numbers."""
     return bool((values[~np.isnan(values)] % 1 == 0).all())
-
-
-def count_different(column: pa.ChunkedArray, numbers: NDArray[np.float64]) -> int:
-    """Return how many different values a column has; ``numbers`` are its values, which may be equal above 2**53."""
-    if pa.types.is_integer(column.type) or pa.types.is_decimal(column.type):
-        return len(column.drop_null().unique())
-    return len(np.unique(numbers[~np.isnan(numbers)]))

@@ -64,6 +64,20 @@ class Findings:
             name, where, f"cells that are not {rule} ({self._examples(column, where)}): they count as missing"
         )
 
+    def with_missing(self, name: str, codes: NDArray[np.float64], absent: Mask, *, expected: bool) -> NDArray[Any]:
+        """Append a column that marks missing values if they are expected; otherwise note them.
+
+        Args:
+            name: Name of the column of the table.
+            codes: Its columns of the matrix, ``(N, K)``, in which missing values are replaced.
+            absent: Mask of the missing values, ``(N,)``.
+            expected: Whether training rows had missing values.
+        """
+        if expected:
+            return np.column_stack([codes, absent])
+        self.missing(name, absent)
+        return codes
+
     def missing(self, name: str, where: Mask) -> None:
         """Note missing values."""
         self.others += _line(

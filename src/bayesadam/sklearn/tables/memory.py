@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
-_LIMITS = {
-    "/sys/fs/cgroup/memory.max": "/sys/fs/cgroup/memory.current",
-    "/sys/fs/cgroup/memory/memory.limit_in_bytes": "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-}
+_GROUP = Path("/sys/fs/cgroup")
 
 
 class NotEnoughMemory(MemoryError):
@@ -17,14 +15,14 @@ class NotEnoughMemory(MemoryError):
 
 def available_memory() -> int | None:
     """Return the bytes that are available in the machine or the container; ``None`` if unknown."""
-    found = [_room(Path(limit), Path(used)) for limit, used in _LIMITS.items()]
-    try:
+    found = []
+    with suppress(OSError, ValueError):  # a container without a limit has the text "max"
+        limit, used = (int((_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        found.append(max(limit - used, 0))
+    with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    except (OSError, ValueError, IndexError):
-        pass
-    known = [room for room in found if room is not None]
-    return min(known) if known else None
+    return min(found, default=None)
 
 
 def require_memory(needed: float, what: str, advice: str = "use fewer rows or columns") -> None:
@@ -42,14 +40,6 @@ def require_memory(needed: float, what: str, advice: str = "use fewer rows or co
     if needed > (sys.maxsize if available is None else available):
         have = "more than there can be" if available is None else f"{_gigabytes(available)} are available"
         raise NotEnoughMemory(f"{what} would take {_gigabytes(needed)} of memory, {have}: {advice}")
-
-
-def _room(limit: Path, used: Path) -> int | None:
-    """Return the free memory of a control group; ``None`` without a limit."""
-    try:
-        return max(int(limit.read_text()) - int(used.read_text()), 0)
-    except (OSError, ValueError):
-        return None
 
 
 def _gigabytes(number: float) -> str:

@@ -1,0 +1,149 @@
+"""Running a pass over the members of a flat by PyTorch's operations: in blocks on a CPU, whose numbers stay in the
+cache, and on whole flats elsewhere, where every operation is a launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bayesadam import noise
+from bayesadam.core import interpret
+from bayesadam.core.draws import Draw
+from bayesadam.core.flat import Flat, Piece
+from bayesadam.core.passes import Pass
+from bayesadam.core.record import Program
+from bayesadam.native import device as devices
+from bayesadam.sharding import place
+
+Lists: TypeAlias = Mapping[str, Sequence[Tensor]]
+"""Tensors of single members that are not in a flat, by name: ``weights``, ``grad`` and ``kept``."""
+Draws: TypeAlias = Mapping[str, Draw]
+SCRATCH = noise.Scratch()
+
+
+def run(
+    program: Program,
+    work: Pass,
+    flat: Flat,
+    chosen: NDArray[np.int64],
+    numbers: Mapping[str, Any],
+    lists: Lists,
+    draws: Draws,
+) -> None:
+    """Run a pass over some members of a flat.
+
+    Args:
+        program: Recording of the pass.
+        work: The pass.
+        flat: The flat.
+        chosen: Numbers of the members, in order.
+        numbers: Numbers of the pass by name.
+        lists: Tensors of the chosen members.
+        draws: Noise by name.
+    """
+    scalars = interpret.numbers_of_body(program, numbers)
+    position = dict(zip(chosen.tolist(), range(len(chosen)), strict=True))
+    for pieces in flat.blocks(chosen):
+        first, last = pieces[0], pieces[-1]
+        part = slice(int(flat.starts[first.number]) + first.start, int(flat.starts[last.number]) + last.stop)
+        values, into, views = {}, {}, {}
+        for name in program.touched:
+            if name in flat.tensors:
+                values[name] = flat.tensors[name][part]
+                into[name] = values[name]
+            elif name in lists:
+                dtype = program.tensors[name]
+                values[name] = SCRATCH.get(f"run {name}", part.stop - part.start, dtype, flat.kind.device)
+                views[name] = _split(values[name], pieces, flat)
+                if name in program.read:
+                    sources = [_cut(lists[name][position[piece.number]], piece, flat) for piece in pieces]
+                    torch._foreach_copy_(views[name], sources)
+        drawn = {name: draws[name] for name in work.draws if name in program.read}
+        values.update(_normals(flat, pieces, part, drawn))
+        into = {name: target for name, target in into.items() if name in program.results}
+        results = interpret.run(program, values, scalars, operand=_Spread(flat, pieces), into=into)
+        for name, result in results.items():
+            if name in views:
+                targets = [_cut(lists[name][position[piece.number]], piece, flat) for piece in pieces]
+                torch._foreach_copy_(targets, _split(result, pieces, flat))
+
+
+class _Spread:
+    """Makes a tensor with one value per element of an array with one value per member."""
+
+    def __init__(self, flat: Flat, pieces: Sequence[Piece]) -> None:
+        self.flat, self.pieces = flat, pieces
+
+    def __call__(self, values: NDArray[np.float64]) -> Tensor:
+        each = np.repeat(values[[piece.number for piece in self.pieces]], [p.stop - p.start for p in self.pieces])
+        dtype = np.float64 if self.flat.kind.dtype == torch.float64 else np.float32
+        return devices.upload(each.astype(dtype), self.flat.kind.device)
+
+
+def _split(vector: Tensor, pieces: Sequence[Piece], flat: Flat) -> list[Tensor]:
+    """Parts of the vector of a block. A piece that is a whole member has the member's shape."""
+    parts = vector.split_with_sizes([piece.stop - piece.start for piece in pieces])
+    return [
+        part
+        if piece.stop - piece.start != flat.sizes[piece.number] or part.shape == flat.shapes[piece.number]
+        else part.view(flat.shapes[piece.number])
+        for part, piece in zip(parts, pieces, strict=True)
+    ]
+
+
+def _cut(tensor: Tensor, piece: Piece, flat: Flat) -> Tensor:
+    """The part of a member's tensor that belongs to a piece."""
+    if piece.stop - piece.start == flat.sizes[piece.number]:
+        return tensor
+    return tensor.reshape(-1)[piece.start : piece.stop]  # weights that are written to are contiguous here
+
+
+def _normals(flat: Flat, pieces: Sequence[Piece], part: slice, draws: Draws) -> dict[str, Tensor]:
+    """The noise of a block by name, flat and in the dtype of the state.
+
+    It is in buffers that the next call overwrites. Where PyTorch's operations work on whole flats, the latest noise is
+    kept until there is another, since the passes of a step have it in common and drawing it takes most operations.
+    """
+    found: dict[str, Tensor] = {}
+    for name, draw in draws.items():
+        if draw in flat.noise:
+            found[name] = flat.noise[draw][part]
+            continue
+        numel = part.stop - part.start
+        if flat.is_whole:
+            eps = torch.empty(numel, dtype=torch.float32, device=flat.kind.device)
+        else:
+            eps = SCRATCH.get(name, numel, torch.float32, flat.kind.device)
+        _fill(eps, flat, pieces, draw)
+        found[name] = (eps.neg_() if draw.negative else eps).to(flat.kind.dtype)
+    if flat.is_whole and flat.kind.is_run and found and part == slice(0, flat.numel):
+        flat.noise = {draw: found[name] for name, draw in list(draws.items())[-1:]}
+    return found
+
+
+def _fill(eps: Tensor, flat: Flat, pieces: Sequence[Piece], draw: Draw) -> None:
+    """Draw the noise of a block, without its sign."""
+    if not flat.kind.is_run:
+        _fill_shards(eps, flat, pieces, draw)
+        return
+    places = []
+    for number, start, stop in pieces:
+        first, whole = flat.whole[number]
+        places.append((flat.members[number].noise_index, first + start, stop - start, whole))
+    noise.fill_runs(eps, places, seed=draw.seed, step=draw.step, sample=draw.pair, scratch=SCRATCH)
+
+
+def _fill_shards(eps: Tensor, flat: Flat, pieces: Sequence[Piece], draw: Draw) -> None:
+    """Noise of parameters whose local parts are not one run of elements."""
+    for part, (number, _, _) in zip(_split(eps, pieces, flat), pieces, strict=True):
+        full_shape, offset = place(flat.parameters[number])
+        index, shape = flat.members[number].noise_index, flat.shapes[number]
+        stream = (draw.seed, draw.step, draw.pair, index)
+        out = part.view(shape)
+        noise.normal(*stream, shape, offset=offset, full_shape=full_shape, out=out, scratch=SCRATCH)
