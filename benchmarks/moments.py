@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import bayesadam as ba
-from record import arguments, conditions, save
+from record import arguments, clock, conditions, save
 
 BATCH, NUM_DATA, ROUNDS, REPEATS = 128, 60_000, 15, 10
 X = torch.randn(BATCH, 784, generator=torch.Generator().manual_seed(1))
@@ -112,6 +111,33 @@ def training() -> dict[str, Callable[[], Any]]:
     }
 
 
+def convolutions(batch: int) -> dict[str, Callable[[], Any]]:
+    """Training iterations of a network with two convolutions and max pooling."""
+
+    def make() -> nn.Sequential:
+        layers = [nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1)]
+        return nn.Sequential(*layers, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1568, 10))
+
+    plain, moments = make(), ba.fawn(make())
+    x, y = torch.randn(batch, 1, 28, 28), torch.arange(batch) % 10
+    losses: dict[nn.Module, Callable[[], Tensor]] = {
+        plain: lambda: functional.cross_entropy(plain(x), y),
+        moments: lambda: moments.loss(x, y, likelihood=ba.Categorical(), num_data=NUM_DATA),
+    }
+
+    def iteration(net: nn.Module) -> Callable[[], None]:
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, fused=True)
+
+        def run() -> None:
+            optimizer.zero_grad()
+            losses[net]().backward()
+            optimizer.step()
+
+        return run
+
+    return {"deterministic": iteration(plain), "fawn": iteration(moments)}
+
+
 def prediction() -> dict[str, Callable[[], Any]]:
     net = network()
     posterior = ba.fawn(net).posterior()
@@ -159,11 +185,11 @@ def measured(functions: dict[str, Callable[[], Any]]) -> dict[str, dict[str, flo
         for name, function in functions.items():
             function()
             repeats = 1 if "monte carlo" in name else REPEATS
-            begin = time.perf_counter()
+            begin = clock()
             for _ in range(repeats):
                 function()
             if round_:
-                seconds[name].append((time.perf_counter() - begin) / repeats)
+                seconds[name].append((clock() - begin) / repeats)
     first = next(iter(functions))
     found = {}
     for name, values in seconds.items():
@@ -176,7 +202,12 @@ def measured(functions: dict[str, Callable[[], Any]]) -> dict[str, dict[str, flo
 def main() -> None:
     options = arguments(__doc__).parse_args()
     report: dict[str, Any] = conditions("torch", "bayesadam")
-    for title, functions in (("training iteration", training()), ("prediction of 1,024 rows", prediction())):
+    for title, functions in (
+        ("training iteration", training()),
+        ("prediction of 1,024 rows", prediction()),
+        ("training iteration, convolutions and max pooling, batch 32", convolutions(32)),
+        ("training iteration, convolutions and max pooling, batch 128", convolutions(128)),
+    ):
         print(title)
         report[title] = measured(functions)
     save(options.output / "moments.json", report)

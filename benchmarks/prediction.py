@@ -1,43 +1,61 @@
-"""What a posterior predictive costs: 64 samples x 1,024 inputs beside 64 plain forward passes, in one process.
+"""What a posterior predictive costs beside plain forward passes, in one process.
 
-    python benchmarks/prediction.py       # prints the table, writes runs/benchmarks/prediction.json
+    python benchmarks/prediction.py       # prints the tables, writes runs/benchmarks/prediction.json
 
-The network is 784-400-400-10. "ivon-opt" is the peer's own loop over ``sampled_params``; "vmap" stacks the samples and
-maps the network over them. "sampling" is ours without the forward passes. Medians of rounds in which all take turns.
+The ordinary network is 784-400-400-10: 64 samples x 1,024 inputs beside as many forward passes. "ivon-opt" is the
+peer's own loop over ``sampled_params``; "vmap" stacks the samples and maps the network over them; "sampling" is ours
+without the forward passes. The small network is 64-64-10 with 4,000 inputs beside one forward pass, by default and in
+passes of 250 rows, and the tiny one is 5-20-3 with 64 samples. "last layer" is a Laplace posterior over the last layer
+of the ordinary network, beside laplace-torch's 64 samples (left out if it is not installed; see ``laplace.py``).
+Medians of rounds in which all take turns, of processor time on one thread.
 """
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import statistics
-import time
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import ivon
 import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
-from record import arguments, conditions, save
+from record import arguments, clock, conditions, save
 
-SAMPLES, INPUTS, ROUNDS = 64, 1024, 5
+SAMPLES = 64
+Contenders = dict[str, Callable[[], Any]]
+LIKELIHOOD = ba.Categorical()
 
 
-def contenders() -> dict[str, Callable[[], Any]]:
-    torch.manual_seed(0)
-    layers = [(784, 400), (400, 400), (400, 10)]
-    net = torch.nn.Sequential(*[m for i, o in layers for m in (torch.nn.Linear(i, o), torch.nn.ReLU())][:-1])
-    x = torch.randn(INPUTS, 784)
-    posterior = ba.Vadam(net.named_parameters(), num_data=60_000).posterior()
-    parameters, likelihood = dict(net.named_parameters()), ba.Categorical()
-    peer = ivon.IVON(net.parameters(), lr=0.1, ess=60_000)
+def network(*widths: int) -> nn.Sequential:
+    pairs = itertools.pairwise(widths)
+    return nn.Sequential(*[m for i, o in pairs for m in (nn.Linear(i, o), nn.ReLU())][:-1])
+
+
+def passes(net: nn.Module, x: Tensor, count: int = 1) -> Callable[[], None]:
+    """Plain forward passes."""
 
     @torch.no_grad()
-    def forward() -> None:
-        for _ in range(SAMPLES):
+    def run() -> None:
+        for _ in range(count):
             net(x)
 
-    def ours() -> None:
-        ba.predict(net, posterior, x, likelihood=likelihood, mc_samples=SAMPLES)
+    return run
+
+
+def predicting(net: nn.Module, posterior: Any, x: Tensor, **options: Any) -> Callable[[], Any]:
+    return lambda: ba.predict(net, posterior, x, likelihood=LIKELIHOOD, mc_samples=SAMPLES, **options)
+
+
+def ordinary() -> Contenders:
+    net, x = network(784, 400, 400, 10), torch.randn(1024, 784)
+    posterior = ba.Vadam(net.named_parameters(), num_data=60_000).posterior()
+    parameters, peer = dict(net.named_parameters()), ivon.IVON(net.parameters(), lr=0.1, ess=60_000)
 
     def sampling() -> None:
         write = posterior.writer(0)
@@ -57,29 +75,77 @@ def contenders() -> dict[str, Callable[[], Any]]:
         call = torch.func.vmap(lambda p: torch.func.functional_call(net, p, (x,)))
         call(posterior.sample(SAMPLES)).softmax(-1).mean(0)
 
-    return {"plain forward passes": forward, "predict": ours, "sampling": sampling, "ivon-opt": ivon_opt, "vmap": vmap}
+    plain, ours = passes(net, x, SAMPLES), predicting(net, posterior, x)
+    return {"plain forward passes": plain, "predict": ours, "sampling": sampling, "ivon-opt": ivon_opt, "vmap": vmap}
+
+
+def small() -> Contenders:
+    nets, x = [network(64, 64, 10) for _ in range(3)], torch.randn(4000, 64)
+    found: Contenders = {"one forward pass": passes(nets[0], x)}
+    for name, posterior in (("point mass", ba.DiagonalGaussian.point_mass(nets[0])), ("three", ba.ensemble(nets))):
+        for batch_size in (None, 250):
+            label = name if batch_size is None else f"{name}, passes of {batch_size}"
+            found[label] = predicting(nets[0], posterior, x, batch_size=batch_size)
+    return found
+
+
+def tiny(rows: int) -> Contenders:
+    net, x = network(5, 20, 3), torch.randn(rows, 5)
+    posterior = ba.Vadam(net.named_parameters(), num_data=1000).posterior()
+    return {"plain forward passes": passes(net, x, SAMPLES), "predict": predicting(net, posterior, x)}
+
+
+def last_layer(rows: int) -> Contenders:
+    net, x = network(784, 400, 400, 10), torch.randn(2000, 784)
+    y = torch.randint(10, (2000,))
+    fitted = ba.laplace(net, (x, y), likelihood=LIKELIHOOD, structure="last_layer")
+    found = {"one forward pass": passes(net, x[:rows]), "predict": predicting(net, fitted, x[:rows])}
+    here = sys.path.pop(0)  # which has a script of the peer's name
+    try:
+        peer = importlib.import_module("laplace").Laplace(net, "classification", hessian_structure="full")
+    except ImportError as error:
+        print(f"laplace-torch: left out, {error}")
+        return found
+    finally:
+        sys.path.insert(0, here)
+    peer.fit(DataLoader(TensorDataset(x, y), batch_size=500))
+    options = {"pred_type": "nn", "link_approx": "mc", "n_samples": SAMPLES}
+    return {**found, "laplace-torch": lambda: peer(x[:rows], **options)}
+
+
+CASES: dict[str, tuple[Callable[[], Contenders], int]] = {
+    "784-400-400-10, 64 samples x 1,024 inputs": (ordinary, 5),
+    "64-64-10, 4,000 inputs": (small, 41),
+    "5-20-3, 64 samples x 1,000 inputs": (lambda: tiny(1000), 41),
+    "5-20-3, 64 samples x 1 input": (lambda: tiny(1), 41),
+    "last layer, 1,000 inputs": (lambda: last_layer(1000), 11),
+    "last layer, 1 input": (lambda: last_layer(1), 11),
+}
+
+
+def measured(functions: Contenders, rounds: int) -> dict[str, dict[str, float]]:
+    """Milliseconds, and times of the first."""
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for round_ in range(rounds + 1):
+        for name, function in functions.items():
+            begin = clock()
+            function()
+            if round_:
+                seconds[name].append(clock() - begin)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    first = next(iter(medians.values()))
+    return {name: {"milliseconds": round(m * 1e3, 3), "ratio": round(m / first, 2)} for name, m in medians.items()}
 
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
-    started = conditions("torch", "bayesadam", "ivon-opt")
-    functions = contenders()
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for round_ in range(ROUNDS + 1):
-        for name, function in functions.items():
-            begin = time.perf_counter()
-            function()
-            if round_:
-                seconds[name].append(time.perf_counter() - begin)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    reference = medians["plain forward passes"]
-    report = {
-        **started,
-        "milliseconds": {name: round(value * 1e3, 1) for name, value in medians.items()},
-        "ratio": {name: round(value / reference, 2) for name, value in medians.items()},
-    }
-    for name in functions:
-        print(f"{name:22}{report['milliseconds'][name]:10.1f} ms{report['ratio'][name]:8.2f}")
+    report: dict[str, Any] = {**conditions("torch", "bayesadam", "ivon-opt", "laplace-torch"), "cases": {}}
+    torch.manual_seed(0)
+    for title, (make, rounds) in CASES.items():
+        report["cases"][title] = found = measured(make(), rounds)
+        print(title)
+        for name, row in found.items():
+            print(f"  {name:28}{row['milliseconds']:10.2f} ms{row['ratio']:8.2f}")
     save(options.output / "prediction.json", report)
 
 

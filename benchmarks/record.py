@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -40,6 +41,11 @@ def conditions(*packages: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "load_averages": [os.getloadavg()],
     }
+
+
+def clock() -> float:
+    """Seconds: on one thread those of the processor, which other programs disturb less than those of the clock."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 def save(path: Path, report: Mapping[str, Any]) -> None:

@@ -2,17 +2,18 @@
 
     python benchmarks/variational.py       # prints the table, writes runs/benchmarks/variational.json
 
-The network is 784-400-400-10 at batch 128; all contenders, peers too, are trained by ``torch.optim.Adam(fused=True)``,
-live in one process and take turns, round by round. The table has medians of the rounds, and the ratio to the plain
-network. Peers that are not installed are left out; they pin old versions of others:
+The network is 784-400-400-10 at batch 128, and "tiny" is 20-50-50-3 at batch 32. All contenders, peers too, are trained
+by ``torch.optim.Adam(fused=True)``, live in one process and take turns, round by round. The table has medians of the
+rounds, of processor time on one thread, and the ratio to the plain network. Peers that are not installed are left out;
+they pin old versions of others:
 ``pip install --no-deps bayesian-torch==0.5.0 torchbnn==1.2``.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,37 +22,39 @@ from torch import Tensor, nn
 import bayesadam as ba
 from bayesadam import priors
 from bayesadam.bayes_by_backprop import variational
-from record import arguments, conditions, save
+from record import arguments, clock, conditions, save
 
-BATCH, NUM_DATA = 128, 60_000
-LAYERS = [(784, 400), (400, 400), (400, 10)]
+NUM_DATA = 60_000
+WIDTHS, BATCH = (784, 400, 400, 10), 128
+TINY, TINY_BATCH = (20, 50, 50, 3), 32
 REFERENCE = "plain"
 Loss = Callable[[Tensor, Tensor], Tensor]
+Make = Callable[[Sequence[int]], tuple[nn.Module, Loss]]
 
 
-def network(layer: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Sequential:
+def network(widths: Sequence[int], layer: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(*[m for i, o in LAYERS for m in (layer(i, o), nn.ReLU())][:-1])
+    return nn.Sequential(*[m for i, o in pairwise(widths) for m in (layer(i, o), nn.ReLU())][:-1])
 
 
-def plain() -> tuple[nn.Module, Loss]:
-    net = network()
+def plain(widths: Sequence[int]) -> tuple[nn.Module, Loss]:
+    net = network(widths)
     return net, lambda x, y: nn.functional.cross_entropy(net(x), y)
 
 
-def ours(prior: Any = 1.0, **options: Any) -> Callable[[], tuple[nn.Module, Loss]]:
-    def make() -> tuple[nn.Module, Loss]:
-        net, likelihood = variational(network(), prior=prior, **options), ba.Categorical()
+def ours(prior: Any = 1.0, **options: Any) -> Make:
+    def make(widths: Sequence[int]) -> tuple[nn.Module, Loss]:
+        net, likelihood = variational(network(widths), prior=prior, **options), ba.Categorical()
         return net, lambda x, y: net.loss(x, y, likelihood=likelihood, num_data=NUM_DATA)
 
     return make
 
 
-def bayesian_torch(kind: str) -> Callable[[], tuple[nn.Module, Loss]]:
-    def make() -> tuple[nn.Module, Loss]:
+def bayesian_torch(kind: str) -> Make:
+    def make(widths: Sequence[int]) -> tuple[nn.Module, Loss]:
         from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn, get_kl_loss
 
-        net = network()
+        net = network(widths)
         moments = {"prior_mu": 0.0, "prior_sigma": 1.0, "posterior_mu_init": 0.0, "posterior_rho_init": -3.0}
         dnn_to_bnn(net, {**moments, "type": kind, "moped_enable": False})
         return net, lambda x, y: nn.functional.cross_entropy(net(x), y) + get_kl_loss(net) / NUM_DATA
@@ -59,15 +62,15 @@ def bayesian_torch(kind: str) -> Callable[[], tuple[nn.Module, Loss]]:
     return make
 
 
-def torchbnn() -> tuple[nn.Module, Loss]:
+def torchbnn(widths: Sequence[int]) -> tuple[nn.Module, Loss]:
     import torchbnn as bnn
 
-    net = network(lambda i, o: bnn.BayesLinear(prior_mu=0, prior_sigma=1.0, in_features=i, out_features=o))
+    net = network(widths, lambda i, o: bnn.BayesLinear(prior_mu=0, prior_sigma=1.0, in_features=i, out_features=o))
     divergence = bnn.BKLLoss(reduction="sum", last_layer_only=False)
     return net, lambda x, y: nn.functional.cross_entropy(net(x), y) + divergence(net).sum() / NUM_DATA
 
 
-CONTENDERS: dict[str, Callable[[], tuple[nn.Module, Loss]]] = {
+CONTENDERS: dict[str, Make] = {
     REFERENCE: plain,
     "shared": ours(),
     "shared, scale mixture": ours(priors.ScaleMixturePrior(pi=0.75, sigma1=1.0, sigma2=0.0025)),
@@ -79,11 +82,11 @@ CONTENDERS: dict[str, Callable[[], tuple[nn.Module, Loss]]] = {
 }
 
 
-def iterations() -> dict[str, Callable[[], None]]:
-    x, y = torch.randn(BATCH, 784), torch.randint(10, (BATCH,))
+def iterations(widths: Sequence[int], batch: int) -> dict[str, Callable[[], None]]:
+    x, y = torch.randn(batch, widths[0]), torch.randint(widths[-1], (batch,))
 
-    def iteration(make: Callable[[], tuple[nn.Module, Loss]]) -> Callable[[], None]:
-        net, loss = make()
+    def iteration(make: Make) -> Callable[[], None]:
+        net, loss = make(widths)
         optimizer = torch.optim.Adam(net.parameters(), fused=True)
 
         def run() -> None:
@@ -102,29 +105,34 @@ def iterations() -> dict[str, Callable[[], None]]:
     return result
 
 
+def measured(functions: dict[str, Callable[[], None]], rounds: int) -> dict[str, dict[str, float]]:
+    """Milliseconds and ratios of the medians of rounds in which all take turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for round_ in range(rounds + 2):
+        for name, function in functions.items():
+            begin = clock()
+            function()
+            if round_ > 1:
+                seconds[name].append(clock() - begin)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    for name, value in medians.items():
+        print(f"{name:34}{value * 1e3:8.2f} ms{value / medians[REFERENCE]:8.2f}")
+    return {
+        "milliseconds": {name: round(value * 1e3, 2) for name, value in medians.items()},
+        "ratio": {name: round(value / medians[REFERENCE], 2) for name, value in medians.items()},
+    }
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=41)
     options = parser.parse_args()
-    rounds = options.rounds
-    started = conditions("torch", "bayesadam", "bayesian-torch", "torchbnn")
-    functions = iterations()
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for round_ in range(rounds + 2):
-        for name, function in functions.items():
-            begin = time.perf_counter()
-            function()
-            if round_ > 1:
-                seconds[name].append(time.perf_counter() - begin)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
     report = {
-        **started,
-        "rounds": rounds,
-        "milliseconds": {name: round(value * 1e3, 2) for name, value in medians.items()},
-        "ratio": {name: round(value / medians[REFERENCE], 2) for name, value in medians.items()},
+        **conditions("torch", "bayesadam", "bayesian-torch", "torchbnn"),
+        "rounds": options.rounds,
+        **measured(iterations(WIDTHS, BATCH), options.rounds),
+        "tiny": measured(iterations(TINY, TINY_BATCH), options.rounds),
     }
-    for name in functions:
-        print(f"{name:34}{report['milliseconds'][name]:8.2f} ms{report['ratio'][name]:8.2f}")
     save(options.output / "variational.json", report)
 
 

@@ -260,6 +260,21 @@ class TestTensors:
         }
         assert len(digests) == 6
 
+    def test_many_tensors_and_long_headers(self, tmp_path, monkeypatch):
+        """Small files that would take many times their size in memory."""
+        path, tensors = tmp_path / "q", {str(number): torch.empty(0) for number in range(20)}
+        write_tensors(path, "kind", tensors, {})
+        read_tensors(path, "the file")
+        monkeypatch.setattr(files, "MOST_TENSORS", 19)
+        with pytest.raises(DamagedFile, match="it must have at most 19 tensors, got 20"):
+            read_tensors(path, "the file")
+        with pytest.raises(ValueError, match="^tensors must be at most 19, got 20$"):
+            write_tensors(tmp_path / "other", "kind", tensors, {})
+        assert not (tmp_path / "other").exists()
+        monkeypatch.setattr(files, "MOST_HEADER", 100)
+        with pytest.raises(DamagedFile, match="its header must have at most 100 bytes, got "):
+            read_tensors(path, "the file")
+
     def test_another_version(self, tmp_path, monkeypatch):
         monkeypatch.setattr(files, "VERSION", 2)
         write_tensors(tmp_path / "q", "kind", TENSORS, {})

@@ -28,6 +28,10 @@ if sys.platform != "win32":
 
 VERSION = 1
 """Version of the format of files with tensors."""
+MOST_TENSORS, MOST_HEADER = 2**16, 2**26
+"""Largest number of tensors in a file, and of bytes in its header. However small it is, a tensor takes more than a
+kilobyte of memory, so that a damaged or malicious file could otherwise take many times its size.
+"""
 _TEMPORARY = re.compile(r"\.bayesadam-\w{8}\.tmp")
 _LOST = 86_400.0
 """Seconds without a change after which a temporary folder is that of a process that was killed."""
@@ -175,8 +179,11 @@ def write_tensors(
 
     Raises:
         TypeError: A hyper-parameter has no JSON form.
+        ValueError: There are more than ``MOST_TENSORS`` tensors.
         OSError: The folder does not exist or cannot be written to. An existing file is left unchanged.
     """
+    if len(tensors) > MOST_TENSORS:
+        raise ValueError(f"tensors must be at most {MOST_TENSORS:,}, got {len(tensors):,}")
     # Safetensors sorts its tensors; samples are numbered by their order here, so the header keeps it.
     fields = {"version": VERSION, "kind": kind, "tensors": list(tensors), "hyperparameters": dict(hyperparameters)}
     # It also wants contiguous tensors that share no memory.
@@ -198,9 +205,18 @@ def read_tensors(path: str | os.PathLike[str], what: str) -> Stored:
         OSError: There is no such file, or it cannot be read.
         DamagedFile: The file is truncated, damaged, of another format, or written by another version of the library.
     """
-    with Path(path).open("rb"):  # safetensors' own error does not name the file
-        pass
-    with reading(f"{what} must be what this version of bayesadam wrote", path), safe_open(path, framework="pt") as file:
+    with Path(path).open("rb") as opened:  # safetensors' own error does not name the file
+        header = int.from_bytes(opened.read(8), "little")
+    with reading(f"{what} must be what this version of bayesadam wrote", path):
+        if header > MOST_HEADER:
+            raise ValueError(f"its header must have at most {MOST_HEADER:,} bytes, got {header:,}")
+        return _read(path)
+
+
+def _read(path: str | os.PathLike[str]) -> Stored:
+    with safe_open(path, framework="pt") as file:
+        if (count := len(file.keys())) > MOST_TENSORS:
+            raise ValueError(f"it must have at most {MOST_TENSORS:,} tensors, got {count:,}")
         fields = json.loads(file.metadata()["bayesadam"])
         digest = fields.pop("digest")
         if fields["version"] != VERSION:

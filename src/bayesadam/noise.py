@@ -441,6 +441,7 @@ def _compiled() -> Fill | None:
     differs.
     """
     if not native.has_compiler():
+        native.warn_without_compiler()
         return None
     try:
         function = native.load(native.read("normal.cpp")).normals

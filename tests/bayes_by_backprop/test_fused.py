@@ -88,14 +88,17 @@ def test_number_of_threads_does_not_matter():
         (priors.ScaleMixturePrior(), {}),
     ],
 )
-def test_training_is_the_same_up_to_rounding(monkeypatch, prior, options):
+@pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
+def test_training_is_the_same_up_to_rounding(monkeypatch, prior, options, estimator):
     x, y = torch.randn(8, 120), torch.randint(3, (8,))
     losses, gradients = [], []
     for fits in (True, False):
         if not fits:
             monkeypatch.setattr(fused, "fits", lambda *_: False)
         torch.manual_seed(0)
-        net = variational(nn.Sequential(nn.Linear(120, 80), nn.Tanh(), nn.Linear(80, 3)), prior=prior, seed=4)
+        net = variational(
+            nn.Sequential(nn.Linear(120, 80), nn.Tanh(), nn.Linear(80, 3)), prior=prior, seed=4, estimator=estimator
+        )
         loss = net.loss(x, y, likelihood=ba.Categorical(), num_data=100, **options)
         loss.backward()
         losses.append(loss.item())
@@ -118,7 +121,8 @@ def test_what_fits():
     ("options", "used"),
     [
         ({}, True),
-        ({"estimator": "local"}, False),
+        ({"estimator": "local"}, True),
+        ({"estimator": "flipout", "prior": priors.LaplacePrior()}, True),
         ({"prior": priors.LaplacePrior()}, False),
         ({"kl": "sampled"}, True),
         ({"prior": priors.ScaleMixturePrior()}, True),
@@ -127,7 +131,7 @@ def test_what_fits():
 )
 def test_where_it_is_used(monkeypatch, options, used):
     calls, original = [], fused.sample
-    monkeypatch.setattr(fused, "sample", lambda *args: (calls.append(args), original(*args))[1])
+    monkeypatch.setattr(fused, "sample", lambda *args, **options: (calls.append(args), original(*args, **options))[1])
     net = variational(nn.Linear(3, 2), **options)
     for _ in range(2):
         loss = net.loss(torch.randn(4, 3), torch.randn(4, 2), likelihood=ba.Gaussian(), num_data=10)

@@ -149,6 +149,22 @@ class Twice(nn.Module):
         return self.module(self.module(x))
 
 
+class Stated(nn.Module):
+    """A recurrent layer that starts in a state from the inputs, and whose last state is used."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        count = self.module.num_layers * (1 + self.module.bidirectional)
+        sizes = (self.module.proj_size or 4, 4)
+        state = tuple(x[:, 0, :1].expand(count, len(x), size).tanh() for size in sizes)
+        output, last = self.module(x, state if isinstance(self.module, nn.LSTM) else state[0])
+        last = torch.cat(last, -1) if isinstance(last, tuple) else last
+        return torch.cat([output.mean(1), last.movedim(1, 0).flatten(1)], 1)
+
+
 DEEP = {"num_layers": 2, "bidirectional": True, "bias": False}
 MODULES = [
     (nn.PReLU(3), inputs(6, 3, 2)),
@@ -161,6 +177,9 @@ MODULES = [
     (nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), inputs(6, 4, 3)),
     (Unrolled(nn.LSTMCell(3, 4)), inputs(6, 3, 3)),
     *((First(cls(3, 4, batch_first=True, **DEEP)), inputs(6, 5, 3)) for cls in (nn.RNN, nn.GRU, nn.LSTM)),
+    *((Stated(cls(3, 4, batch_first=True)), inputs(6, 5, 3)) for cls in (nn.RNN, nn.GRU, nn.LSTM)),
+    (Stated(nn.RNN(3, 4, 2, nonlinearity="relu", batch_first=True)), inputs(6, 5, 3)),
+    (Stated(nn.LSTM(3, 4, 2, batch_first=True, proj_size=2, bidirectional=True)), inputs(6, 5, 3)),
     # also when a sequence is as long as the minibatch
     *((SequenceFirst(cls(3, 4)), inputs(5, 5, 3)) for cls in (nn.RNN, nn.GRU, nn.LSTM)),
     *((SequenceFirst(nn.MultiheadAttention(6, 2)), inputs(examples, 4, 6)) for examples in (6, 4)),

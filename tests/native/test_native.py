@@ -3,10 +3,11 @@
 import ctypes
 import os
 import stat
+import warnings
 
 import pytest
 
-from bayesadam import native
+from bayesadam import native, noise
 from processes import PROCESSES
 
 pytestmark = pytest.mark.skipif(not native.has_compiler(), reason="needs a C++ compiler")
@@ -129,6 +130,27 @@ def test_without_a_compiler(monkeypatch, tmp_path):
     assert not native.has_compiler()
     with pytest.raises(native.CompilationError, match=r"^there is no C\+\+ compiler \(or BAYESADAM_NATIVE=0 is set\)$"):
         native.load(SOURCE)
+
+
+def test_the_first_draw_without_a_compiler_warns_once(monkeypatch, tmp_path):
+    """Training and predictions alike draw noise; who switched native code off knows it."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    native.warn_without_compiler.cache_clear()
+    try:
+        for switched, expected in (("0", 0), ("1", 1), ("1", 0)):
+            monkeypatch.setenv("BAYESADAM_NATIVE", switched)
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                for _ in range(2):
+                    noise._compiled.cache_clear()
+                    noise.normal(0, 0, 0, 0, (3,))
+                if switched == "0":
+                    native.warn_without_compiler.cache_clear()
+            assert [str(each.message).partition(":")[0] for each in found] == ["there is no C++ compiler"] * expected
+    finally:
+        noise._compiled.cache_clear()
+        native.warn_without_compiler.cache_clear()
 
 
 def test_switched_off(monkeypatch):

@@ -63,6 +63,13 @@ class Noise:
             out = torch.empty_like(like, memory_format=torch.contiguous_format)
             return noise.normal(seed, number, ACTIVATIONS, index, out.shape, out=out, scratch=self._scratch)
 
+    def signs(self, seed: int, number: int, index: int, shape: tuple[int, int], like: Tensor) -> Tensor:
+        """Random signs of this shape for the inputs and outputs of a layer: those of standard normals."""
+        with recording():
+            out = torch.empty(shape, dtype=like.dtype, device=like.device)
+            normals = noise.normal(seed, number, SIGNS, index, shape, out=out, scratch=self._scratch)
+            return torch.copysign(torch.ones_like(normals), normals)
+
 
 class Draw:
     """One sample of the random weights and its components, differentiable in means and ``rho``.
@@ -109,13 +116,39 @@ class Draw:
     def sample(self) -> dict[str, Tensor]:
         """The sample of all parameters."""
         self._draw([name for name in self.means if name not in self._eps])
-        means, rhos = list(self.means.values()), [self._rho[name] for name in self.means]
-        if self.center is not None and not self._theta and fused.fits(means, rhos):
+        if self.center is not None and not self._theta and self._fits():
+            means, rhos = list(self.means.values()), [self._rho[name] for name in self.means]
             with recording():
                 eps = [self._eps[name] for name in self.means]
                 thetas, self._sums = fused.sample(means, rhos, eps, self.center)
             self._theta = dict(zip(self.means, thetas, strict=True))
         return {name: self.theta(name) for name in self.means}
+
+    def scale(self) -> None:
+        """Compute the standard deviations of all parameters together, if they can be."""
+        if self._fits():
+            means = self.means.values()
+            with recording():
+                ones = torch.ones(max(mean.numel() for mean in means))
+                self._std = self._around_zero([ones[: mean.numel()].view(mean.shape) for mean in means])
+
+    def deviate(self) -> None:
+        """Draw the noise of all parameters together, and compute their deviations together, if they can be."""
+        self._draw([name for name in self.means if name not in self._eps])
+        if self._fits():
+            self._deviation = self._around_zero([self._eps[name] for name in self.means])
+
+    def _fits(self) -> bool:
+        return fused.fits(list(self.means.values()), [self._rho[name] for name in self.means])
+
+    def _around_zero(self, eps: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The standard deviations times ``eps`` by name, and the sums, by the compiled function."""
+        means, rhos = list(self.means.values()), [self._rho[name] for name in self.means]
+        with recording():
+            found, sums = fused.sample(means, rhos, eps, self.center or 0.0, around_mean=False)
+        if self.center is not None:
+            self._sums = sums
+        return dict(zip(self.means, found, strict=True))
 
     def again(self) -> Draw:
         """The same draw with gradient graphs of its own, since backward passes free those of this one."""
@@ -131,7 +164,7 @@ class Draw:
         """Sums of ``(mean - center)^2``, ``std^2`` and ``log(std)`` over all weights, if they are computed with the
         sample.
         """
-        if self.center is not None:
+        if self.center is not None and self._sums is None:
             self.sample()
         return self._sums
 

@@ -16,10 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from bayesadam.bayes_by_backprop.draws import SIGNS, Draw, uncompiled
-from bayesadam.functional.philox import constants, philox
+from bayesadam.bayes_by_backprop.draws import Draw, uncompiled
 from bayesadam.functional.reparameterized import root
-from bayesadam.native.device import upload
 
 _CHANNELS = {
     functional.linear: -1,
@@ -164,6 +162,10 @@ class Local(Reparameterized):
 
     estimator = "local"
 
+    def __init__(self, draw: Draw) -> None:
+        super().__init__(draw)
+        draw.scale()
+
     def linear(self, call: Callable[..., Tensor], x: Tensor, weight: str, bias: Tensor | None, channels: int) -> Tensor:
         """The sampled output, as in the base class."""
         use = f"the outputs of linear function {len(self._uses)} drawn"
@@ -185,6 +187,10 @@ class Flipout(Reparameterized):
 
     estimator = "flipout"
 
+    def __init__(self, draw: Draw) -> None:
+        super().__init__(draw)
+        draw.deviate()
+
     def linear(self, call: Callable[..., Tensor], x: Tensor, weight: str, bias: Tensor | None, channels: int) -> Tensor:
         """The output with random signs, as in the base class."""
         draw = self.draw
@@ -194,7 +200,9 @@ class Flipout(Reparameterized):
         name, fixed = self._bias(bias, use)
         mean = call(x, draw.means[weight], fixed if name is None else draw.means[name])
         width = x.shape[channels]
-        both = signs(draw.seed, draw.number, draw.indices[weight], rows, width + mean.shape[channels], mean)
+        both = draw.source.signs(
+            draw.seed, draw.number, draw.indices[weight], (rows, width + mean.shape[channels]), mean
+        )
         shape = (rows, *[1] * (x.ndim - 1 + channels), -1, *[1] * (-1 - channels))
         before, after = both[:, :width].reshape(shape), both[:, width:].reshape(shape)
         if x.ndim == -channels:
@@ -202,21 +210,6 @@ class Flipout(Reparameterized):
         deviation, of_bias = (None if key is None else draw.deviation(key).to(x.dtype) for key in (weight, name))
         change = call(x * before, deviation, of_bias)
         return mean.addcmul(change, after)
-
-
-def signs(seed: int, step: int, index: int, rows: int, width: int, like: Tensor) -> Tensor:
-    """Random signs ``(rows, width)``, which are the bits of the words from which :func:`bayesadam.noise.normal` is
-    made.
-    """
-    counters = -(-rows * width // 128)
-    memory = torch.empty(3, 2, 1, counters, dtype=torch.int64, device=like.device)
-    torch.arange(counters, out=memory[0, 0, 0])
-    for word, value in ((memory[0, 1], step), (memory[1, 0], index), (memory[1, 1], SIGNS)):
-        word.fill_(value)
-    rounds = upload(constants([seed & (2**32 - 1)], [seed >> 32]), like.device)
-    words = torch.stack(philox((memory[0], memory[1], memory[2]), rounds))
-    bits = (words.unsqueeze(-1) >> torch.arange(32, device=like.device)).bitwise_and_(1).flatten()
-    return bits[: rows * width].view(rows, width).to(like.dtype).mul_(2.0).sub_(1.0)
 
 
 def _run(kind: type[Reparameterized], draw: Draw, run: Run) -> Any:

@@ -28,26 +28,33 @@ def fits(means: Sequence[Tensor], rhos: Sequence[Tensor]) -> bool:
 
 
 def sample(
-    means: Sequence[Tensor], rhos: Sequence[Tensor], eps: Sequence[Tensor], center: float
+    means: Sequence[Tensor], rhos: Sequence[Tensor], eps: Sequence[Tensor], center: float, *, around_mean: bool = True
 ) -> tuple[list[Tensor], Tensor]:
     """Compute ``mean + softplus(rho) * eps`` of several tensors, and sums over all of them.
+
+    Args:
+        means: Means.
+        rhos: Tensors whose softplus is the standard deviation.
+        eps: Standard normals.
+        center: Number that the means are compared with.
+        around_mean: Whether samples include the mean; without it they are ``softplus(rho) * eps``.
 
     Returns:
         The samples, and the sums of ``(mean - center)^2``, ``std^2`` and ``log(std)``, ``(3,)`` in float64;
         differentiable in means and ``rho``.
     """
-    *thetas, sums = _Sample.apply(center, len(means), *means, *rhos, *eps)  # type: ignore[no-untyped-call]
+    *thetas, sums = _Sample.apply((center, float(around_mean)), len(means), *means, *rhos, *eps)  # type: ignore[no-untyped-call]
     return thetas, sums
 
 
 class _Sample(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, center: float, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, numbers: tuple[float, float], count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         means = tensors[:count]
         stds, thetas = ([torch.empty_like(mean) for mean in means] for _ in range(2))
         sums = torch.empty(3, dtype=torch.float64)
-        _call("sample", [means, tensors[count : 2 * count], tensors[2 * count :], stds, thetas], center, sums)
-        ctx.center, ctx.count = center, count
+        _call("sample", [means, tensors[count : 2 * count], tensors[2 * count :], stds, thetas], numbers, sums)
+        ctx.numbers, ctx.count = numbers, count
         ctx.save_for_backward(*tensors, *stds)
         return *thetas, sums
 
@@ -58,19 +65,19 @@ class _Sample(torch.autograd.Function):
         tensors = [ctx.saved_tensors[i : i + count] for i in range(0, 4 * count, count)]
         of_means, of_rhos = ([torch.empty_like(mean) for mean in tensors[0]] for _ in range(2))
         given = [grad.to_dense().contiguous() for grad in grads[:-1]]
-        _call("sample_backward", [*tensors, given, of_means, of_rhos], ctx.center, grads[-1].contiguous())
+        _call("sample_backward", [*tensors, given, of_means, of_rhos], ctx.numbers, grads[-1].contiguous())
         return None, None, *of_means, *of_rhos, *[None] * count
 
 
-def _call(name: str, columns: Sequence[Sequence[Tensor]], center: float, numbers: Tensor) -> None:
+def _call(name: str, columns: Sequence[Sequence[Tensor]], numbers: tuple[float, float], sums: Tensor) -> None:
     sizes = [tensor.numel() for tensor in columns[0]]
     rows = np.array([sizes, *([t.data_ptr() for t in column] for column in columns)], dtype=np.int64).T.copy()
     threads = 1 if sum(sizes) <= noise.ALONE else torch.get_num_threads()
     getattr(_library(), name)(
         ctypes.c_int64(len(sizes)),
         ctypes.c_void_p(rows.ctypes.data),
-        ctypes.c_float(center),
-        ctypes.c_void_p(numbers.data_ptr()),
+        *map(ctypes.c_float, numbers),
+        ctypes.c_void_p(sums.data_ptr()),
         ctypes.c_int(threads),
     )
 

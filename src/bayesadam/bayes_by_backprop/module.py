@@ -293,11 +293,11 @@ class VariationalModule(nn.Module):
         if not mirrored:
             self._number += 1
         center: float | None = None  # where the divergence makes use of the sums that come with a sample
-        if self.estimator == "shared" and not self.sticking_the_landing:
-            if type(self.prior) is GaussianPrior:
-                center = self.prior.mean
-            elif not self.closed_form:
-                center = 0.0
+        sampled = self.estimator == "shared" and not self.sticking_the_landing
+        if type(self.prior) is GaussianPrior and (self.closed_form or sampled):
+            center = self.prior.mean
+        elif sampled and not self.closed_form:
+            center = 0.0
         return Draw(
             self._means(),
             self._rhos(),

@@ -212,12 +212,13 @@ class Updates:
         kept_scale: Any = 1.0
         if curvature == "kept":
             parameters = [flat.parameters[i] for i in chosen]
-            lists["kept"] = [collection.kept[parameter] for parameter in parameters]
+            kept = [collection.kept[parameter] for parameter in parameters]
             if self._found is None:
                 kept_scale = collection.kept_scales(flat)
             else:
                 scales = collection.ratios(parameters).to(flat.kind.dtype).pow(rule.power)
-                lists["kept"] = torch._foreach_mul(lists["kept"], list(scales))
+                kept = list(torch._foreach_mul(kept, list(scales)))
+            lists["kept"] = kept
         groups: list[Mapping[str, Any]] = list(flat.groups)
         if self._largest_rate < math.inf:
             groups = [rule.slowed(group, self._largest_rate) for group in groups]  # type: ignore[attr-defined]

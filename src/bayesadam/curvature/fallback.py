@@ -178,21 +178,9 @@ class Replay:
             fixed.update((k, p.detach()) for k, p in bare.named_parameters() if k not in parameters)
         fixed = {k: convert(t) for k, t in fixed.items()}
 
-        def outputs(values: dict[str, Tensor], *tensors: Tensor) -> list[Tensor]:
-            """The forward pass of one example; no argument has the axis of the examples."""
-            given = list(context.leaves)
-            for leaf, tensor in zip(context.inputs, tensors, strict=True):
-                given[leaf.position] = (
-                    tensor.unsqueeze(leaf.axis) if leaf.axis is not None and not leaf.several else tensor
-                )
-            args, kwargs = tree_unflatten(given, context.spec)
-            found, _ = tree_flatten(functional_call(bare, {**fixed, **values}, args, kwargs))
-            return [found[leaf.position].squeeze(leaf.axis) for leaf in context.outputs]
-
         used = [number for number, grad in enumerate(call.grads) if grad is not None]
-        axes = [None if leaf.axis is None else 0 for leaf in context.inputs]
         with _attributes_kept(module):
-            results, found = _map(module, outputs, parameters, inputs, axes, grads, used)
+            results, found = self.replayed(module, context, parameters, fixed, inputs, grads, used)
         for (mark, norm), result in zip(context.marks, results, strict=True):
             replayed, _ = _mark(result)
             tolerance = TOLERANCE[mark.dtype] if not context.low else 5e-2
@@ -204,6 +192,43 @@ class Replay:
                 )
         # For an unused parameter vmap returns a single zero gradient instead of one per example.
         return {name: found[f"module.{name}"].contiguous() for name in names}
+
+    def replayed(
+        self,
+        module: nn.Module,
+        context: Context,
+        parameters: dict[str, Tensor],
+        fixed: dict[str, Tensor],
+        inputs: list[Tensor],
+        grads: list[Tensor],
+        used: list[int],
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Outputs ``(m, ...)`` and gradients of some examples, by calling the module for each of them alone.
+
+        Args:
+            module: The module.
+            context: Record of the call.
+            parameters: Trainable parameters by ``module.<name>``.
+            fixed: Other tensors of the module by such names.
+            inputs: Tensors among the inputs, with the examples along axis 0.
+            grads: Gradients of all outputs, likewise.
+            used: Numbers of the outputs that have a gradient.
+        """
+        bare = _Bare(module, hooks=context.derived)
+
+        def outputs(values: dict[str, Tensor], *tensors: Tensor) -> list[Tensor]:
+            """The forward pass of one example; no argument has the axis of the examples."""
+            given = list(context.leaves)
+            for leaf, tensor in zip(context.inputs, tensors, strict=True):
+                given[leaf.position] = (
+                    tensor.unsqueeze(leaf.axis) if leaf.axis is not None and not leaf.several else tensor
+                )
+            args, kwargs = tree_unflatten(given, context.spec)
+            found, _ = tree_flatten(functional_call(bare, {**fixed, **values}, args, kwargs))
+            return [found[leaf.position].squeeze(leaf.axis) for leaf in context.outputs]
+
+        axes = [None if leaf.axis is None else 0 for leaf in context.inputs]
+        return _map(module, outputs, parameters, inputs, axes, grads, used)
 
 
 def _map(

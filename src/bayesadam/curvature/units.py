@@ -11,6 +11,7 @@ from bayesadam.curvature.closed import ClosedForm
 from bayesadam.curvature.fallback import Replay
 from bayesadam.curvature.layers import Form
 from bayesadam.curvature.passes import Method, Slot, Unit
+from bayesadam.curvature.recurrent import Recurrent, is_recurrent
 from bayesadam.curvature.registry import form_of
 from bayesadam.curvature.totals import Total
 
@@ -54,8 +55,12 @@ def units_of(
             slot.uses += 1
         several_names = len(owned) < sum(p is not None for p in module._parameters.values())
         form = None if opaque or several_names else form_of(module)
-        units.append(Unit(name, module, Replay() if form is None else closed(form, module), found))
+        units.append(Unit(name, module, _replay(module) if form is None else closed(form, module), found))
     return units, list(slots.values())
+
+
+def _replay(module: nn.Module) -> Method:
+    return Recurrent() if is_recurrent(module) else Replay()
 
 
 def _parameters(module: nn.Module, *, deep: bool) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:

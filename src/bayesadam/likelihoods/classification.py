@@ -12,7 +12,7 @@ from torch.distributions import Distribution
 from torch.nn import functional
 
 from bayesadam.functional import moments as maps
-from bayesadam.functional.outputs import logistic_scale, softmax_factor
+from bayesadam.functional.outputs import log_softmax, logistic_scale, softmax_factor
 from bayesadam.likelihoods.adaptive import log_expectation
 from bayesadam.likelihoods.base import Likelihood, check_shape
 from bayesadam.likelihoods.parameters import check_values, diagonal_factor, set_log
@@ -164,7 +164,7 @@ class Categorical(ClassificationLikelihood):
 
     def log_probs(self, output: Tensor) -> Tensor:
         """Log softmax of the logits."""
-        return output.log_softmax(-1)
+        return log_softmax(output)
 
     def distribution(self, output: Tensor) -> Distribution:
         """``torch.distributions.Categorical`` of the logits."""

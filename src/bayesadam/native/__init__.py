@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import warnings
 from functools import cache
 from pathlib import Path
 
@@ -35,6 +36,18 @@ class CompilationError(RuntimeError):
 def has_compiler() -> bool:
     """Whether there is a C++ compiler, and native code is not switched off."""
     return os.environ.get("BAYESADAM_NATIVE", "1") != "0" and _compiler() is not None
+
+
+@cache
+def warn_without_compiler() -> None:
+    """Warn, once, that there is no compiler, unless native code is switched off."""
+    if os.environ.get("BAYESADAM_NATIVE", "1") != "0" and _compiler() is None:
+        warnings.warn(
+            "there is no C++ compiler: steps of optimisers and samples of posteriors take several times as long; "
+            "install one (g++ or clang++), or set BAYESADAM_NATIVE=0 in the environment to go on without it",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def read(name: str) -> str:

@@ -1,5 +1,6 @@
-// Weights theta = mean + softplus(rho) * eps with the sums that divergences need, in one pass over memory, and all
-// gradients, in another. A row of a table is one tensor: its number of elements, and the addresses of float32 numbers.
+// Weights theta = around * mean + softplus(rho) * eps with the sums that divergences need, in one pass over memory, and
+// all gradients, in another. `around` is 1, or 0 for the deviations from the means. A row of a table is one tensor: its
+// number of elements, and the addresses of float32 numbers.
 #include <vector>
 
 #include "normal.h"
@@ -35,7 +36,7 @@ inline float softplus(float rho) {
 }  // namespace
 
 // Columns: mean, rho, eps, and where std and theta go. Sums of (mean - center)^2, std^2 and log(std) over all tensors.
-extern "C" void sample(int64_t count, const int64_t* rows, float center, double* sums, int threads) {
+extern "C" void sample(int64_t count, const int64_t* rows, float center, float around, double* sums, int threads) {
     constexpr int64_t COLUMNS = 6;
     int64_t chunks = 0;
     for (int64_t i = 0; i < count; i++) chunks += (rows[i * COLUMNS] + CHUNK - 1) / CHUNK;
@@ -57,7 +58,7 @@ extern "C" void sample(int64_t count, const int64_t* rows, float center, double*
                 for (int64_t j = start; j < stop; j++) {
                     const float s = softplus(rho[j]), shift = mean[j] - center;
                     std[j] = s;
-                    theta[j] = fused(s, eps[j], mean[j]);
+                    theta[j] = fused(s, eps[j], around * mean[j]);
                     squares = fused(shift, shift, squares);
                     variances = fused(s, s, variances);
                     logs += rho[j] < SMALL ? rho[j] : natural_log(s);
@@ -75,7 +76,8 @@ extern "C" void sample(int64_t count, const int64_t* rows, float center, double*
 
 // Columns: mean, rho, eps, std, the gradient of theta, and where those of mean and rho go. `slopes` are the
 // derivatives with respect to the three sums.
-extern "C" void sample_backward(int64_t count, const int64_t* rows, float center, const double* slopes, int threads) {
+extern "C" void sample_backward(int64_t count, const int64_t* rows, float center, float around, const double* slopes,
+                                int threads) {
     constexpr int64_t COLUMNS = 8;
     const float of_square = 2.0 * slopes[0], of_variance = 2.0 * slopes[1], of_log = slopes[2];
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -94,7 +96,7 @@ extern "C" void sample_backward(int64_t count, const int64_t* rows, float center
                 const float e = exponential(rho[j] > 0.0f ? -rho[j] : rho[j]);
                 const float slope = (rho[j] > 0.0f ? 1.0f : e) / (1.0f + e);
                 const float of_std = fused(grad[j], eps[j], of_variance * std[j]);
-                of_mean[j] = fused(of_square, mean[j] - center, grad[j]);
+                of_mean[j] = fused(of_square, mean[j] - center, around * grad[j]);
                 of_rho[j] = fused(slope, of_std, of_log * (rho[j] < SMALL ? 1.0f : slope / std[j]));
             }
         }

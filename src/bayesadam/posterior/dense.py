@@ -21,8 +21,10 @@ seconds or more.
 """
 
 
-TOGETHER = 16
+TOGETHER = 64
 """Number of samples that are multiplied by the factor together, which has to be read from memory each time."""
+ROWS = 256
+"""Number of rows of the factor in one product, of which the zeros to the right are left out."""
 
 
 class DenseGaussian(GaussianPosterior):
@@ -130,6 +132,7 @@ class DenseGaussian(GaussianPosterior):
         # Copied, since strides and alignment decide the order of sums, and so the bits of samples.
         self.scale_tril = scale_tril.clone(memory_format=torch.contiguous_format)
         self.variance = self._split(self.scale_tril.square().sum(1))
+        self._latest: tuple[Any, Tensor] = None, torch.empty(0)
         self.hyperparameters = dict(hyperparameters or {})
 
     @cached_property
@@ -161,30 +164,38 @@ class DenseGaussian(GaussianPosterior):
         ``eps`` is the noise that :class:`DiagonalGaussian` draws, so the samples agree where the covariance is
         diagonal.
         """
-        scratch = noise.Scratch()
         center = self._flat(self.mean)
-        eps = torch.empty(TOGETHER, len(center), device=center.device)
-        draws, first = torch.empty(0), -1
 
         @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
-            nonlocal draws, first
             draw = self.mean
             if number is not None:
-                row = number % TOGETHER
-                if number - row != first:
-                    noise.normal(seed, 0, number, 0, (0,), stream=noise.POSTERIOR)  # refuses a number out of range
-                    first = -1  # until the draws are complete
-                    for each in range(TOGETHER):
-                        parts = dict(enumerate(self._split(eps[each]).values()))
-                        noise.fill_many(parts, seed, 0, number - row + each, stream=noise.POSTERIOR, scratch=scratch)
-                    draws, first = center + eps.double() @ self.scale_tril.T, number - row
-                draw = self._split(draws[row])
+                noise.normal(seed, 0, number, 0, (0,), stream=noise.POSTERIOR)  # refuses a number out of range
+                draw = self._split(center + self._deviations(seed, number // TOGETHER)[number % TOGETHER])
             for name, mean in self.mean.items():
                 targets[name].detach().copy_(draw[name].to(mean.dtype))
             torch.clear_autocast_cache()
 
         return write
+
+    def _deviations(self, seed: int, block: int) -> Tensor:
+        """``L eps`` of block number ``block`` of ``TOGETHER`` samples, in rows; the latest ones are kept."""
+        factor = self.scale_tril
+        key = seed, block, None if factor.is_inference() else factor._version
+        known, found = self._latest  # together, since another thread may replace them
+        if known != key:
+            sizes = {index: mean.numel() for index, mean in enumerate(self.mean.values()) if mean.numel()}
+            numbers = range(block * TOGETHER, (block + 1) * TOGETHER)
+            drawn = noise.normal_many(
+                [seed], [0], numbers, sizes, stream=noise.POSTERIOR, device=factor.device, scratch=noise.Scratch()
+            )
+            eps = drawn[0].double()
+            found = torch.empty_like(eps)
+            for start in range(0, len(factor), ROWS):
+                stop = min(start + ROWS, len(factor))
+                torch.mm(eps[:, :stop], factor[start:stop, :stop].T, out=found[:, start:stop])
+            self._latest = key, found
+        return found
 
     def _log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
         """The density of the joint Gaussian."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bayesadam import noise
 from bayesadam.checks import require
 from bayesadam.functional import gaussian
+from bayesadam.posterior.ahead import Ahead, fits
 from bayesadam.posterior.gaussian import GaussianPosterior, mean_rule, moved
 
 
@@ -75,13 +76,21 @@ class DiagonalGaussian(GaussianPosterior):
         return torch.cat([self.variance[name].double().flatten() for name in names]).sqrt()
 
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
-        """Return a function that writes samples in place, as in the base class.
+        """Return a function that writes samples in place, as in the base class; see also :meth:`writer_around`."""
+        std = {name: self.variance[name].sqrt() for name in self.random_names()}
+        return Ahead(self.mean, std, seed) if fits(self.mean, std) else self.writer_around(std, seed)
+
+    def writer_around(self, std: Mapping[str, Tensor], seed: int) -> Callable[[Mapping[str, Tensor], int | None], None]:
+        """Return a function as :meth:`writer` does, around means that may change from sample to sample.
 
         The noise is drawn into the memory of the sample, so no further memory of its size is needed unless the targets
         have another dtype or device or are not contiguous.
+
+        Args:
+            std: Standard deviations of the tensors that are not fixed, by name.
+            seed: Seed of the samples.
         """
         scratch = noise.Scratch()
-        std = {name: self.variance[name].sqrt() for name in self.random_names()}
         random = {index: name for index, name in enumerate(self.mean) if name in std}
 
         @torch.no_grad()

@@ -152,7 +152,9 @@ class LowRankGaussian(GaussianPosterior):
         """
         center = {name: mean.clone(memory_format=torch.contiguous_format) for name, mean in self.mean.items()}
         factors = {name: self._matrix(name) for name in self.factors}
-        write_around = DiagonalGaussian(center, self.diagonal).writer(seed)
+        independent = DiagonalGaussian(center, self.diagonal)
+        std = {name: self.diagonal[name].sqrt() for name in independent.random_names()}
+        write_around = independent.writer_around(std, seed)
         z = torch.empty(self.rank, device=next(iter(center.values())).device)
 
         @torch.no_grad()

@@ -90,7 +90,8 @@ class LaplaceApproximation:
             likelihood does. The default is a ratio of 1.
         output: Function that takes the output tensor, with examples along its first axis, out of what the model
             returns.
-        batch_size: Rows of a pair in one pass; default 512.
+        batch_size: Rows of a pair in one pass; default 512 for inputs ``(N, D)`` of floating-point numbers, and 128 for
+            images and sequences.
         progress: Whether to show a progress bar; by default it is shown for loaders in a terminal.
 
     Attributes:

@@ -113,6 +113,7 @@ class Rows:
     Attributes:
         batch: The batch, as the model takes it.
         count: Number of rows; 1 if the batch has no tensor with an axis.
+        parts: The parts of the latest :meth:`divide`; none before.
     """
 
     def __init__(self, batch: Any) -> None:
@@ -122,10 +123,15 @@ class Rows:
         self.count = 1 if known is None else known
         self._known = known is not None
         self._shared = [length != known for length in lengths]
+        self.parts: list[Rows] = []
 
     def part(self, start: int, stop: int) -> Rows:
         """The rows from ``start`` to ``stop``."""
         return self if start <= 0 and stop >= self.count else self._taken(slice(start, stop))
+
+    def divide(self, size: int) -> None:
+        """Set ``parts`` to all rows in parts of so many."""
+        self.parts = [self.part(start, start + size) for start in range(0, max(self.count, 1), max(size, 1))]
 
     def select(self, numbers: Tensor) -> Rows:
         """The rows with these numbers."""
@@ -151,9 +157,7 @@ class Rows:
 
     def on(self, device: torch.device | None) -> Rows:
         """The same rows on a device, see :func:`placed`."""
-        moved = copy(self)
-        moved.batch = placed(self.batch, device)
-        return moved
+        return self._copied(placed(self.batch, device), self.count)
 
     def check(self, output: Tensor, *, known: bool = False) -> None:
         """Raise ``ValueError`` if an output does not have as many rows.
@@ -186,10 +190,14 @@ class Rows:
                 return pack_sequence([sequences[n] for n in torch.arange(self.count)[rows]], enforce_sorted=False)
             return value[rows.to(value.device) if isinstance(rows, Tensor) else rows]
 
-        part = copy(self)
-        part.batch = self._map(take)
-        part.count = len(torch.arange(self.count)[rows])
-        return part
+        count = len(range(self.count)[rows]) if isinstance(rows, slice) else len(rows)
+        return self._copied(self._map(take), count)
+
+    def _copied(self, batch: Any, count: int) -> Rows:
+        """The same kind of batch with other values."""
+        rows = copy(self)
+        rows.batch, rows.count, rows.parts = batch, count, []
+        return rows
 
     def _map(self, function: Callable[[Any], Any]) -> Any:
         shared = iter(self._shared)
@@ -210,22 +218,20 @@ class Chunked:
         self.rows = rows
         self._apart: bool | None = None
 
-    def __call__(self, batch: Any) -> tuple[Tensor, ...]:
-        """Apply the function to the whole batch."""
-        rows = Rows(batch)
-        size = self.rows or self._size(rows)
-        parts: list[tuple[Tensor, ...]] = []
-        start = 0
-        while start < rows.count or not parts:
-            stop = min(start + size, rows.count)
+    def __call__(self, rows: Rows) -> tuple[Tensor, ...]:
+        """Apply the function to all rows of a batch."""
+        if not rows.parts:
+            rows.divide(self.rows or self._size(rows))
+        while True:
             try:
-                parts.append(self.function(rows.part(start, stop)))
-                start = stop
+                found = [self.function(part) for part in rows.parts]
+                return found[0] if len(found) == 1 else tuple(map(torch.cat, zip(*found, strict=True)))
             except RuntimeError as error:
+                size = rows.parts[0].count
                 if not is_out_of_memory(error) or size <= 1:
                     raise
-                self.rows = size = size // 2
-        return parts[0] if len(parts) == 1 else tuple(map(torch.cat, zip(*parts, strict=True)))
+                self.rows = size // 2
+                rows.divide(self.rows)
 
     def _size(self, rows: Rows) -> int:
         size = rows.per_pass()

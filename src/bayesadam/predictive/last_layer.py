@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bayesadam.curvature.totals import chunks
 from bayesadam.moments.observer import version_of
-from bayesadam.posterior import NetworkDistribution
+from bayesadam.posterior import NetworkDistribution, PartialGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.predictive.batches import Chunked, Rows, as_batches, call, draws_in_eval_mode, groups
 
 if TYPE_CHECKING:
     from bayesadam.predictive.predict import How
+
+WEIGHTS_BYTES = 2**26
+"""Memory for the layer's weights at several samples."""
 
 
 @torch.no_grad()
@@ -41,7 +45,7 @@ def last_layer_outputs(
         put(None)
         handle = layer.register_forward_hook(lambda _, args, found: calls.append((args[0], found)), prepend=True)
         try:
-            parts = [(forward(batch)[0], batch) for (batch,) in groups(batches, layer.weight.device, single, 0)]
+            parts = [(forward(Rows(batch))[0], batch) for (batch,) in groups(batches, layer.weight.device, single, 0)]
             if not parts or any(part.shape[-1] != layer.in_features for part, _ in parts):
                 return None
             first, batch = parts[0]
@@ -51,11 +55,29 @@ def last_layer_outputs(
                 return None
         finally:
             handle.remove()
-        features, outputs = torch.cat([part for part, _ in parts]), []
-        for number in (None, *range(how.mc_samples)):
-            put(number)
-            outputs.append(functional.linear(features, layer.weight, layer.bias))
-    return outputs[0], torch.stack(outputs[1:])
+        put(None)  # the posterior may be made of the model's own tensors
+        features = torch.cat([part for part, _ in parts])
+        samples = _outputs(features, layer, cast(GaussianPosterior, posterior), model, how)
+        return functional.linear(features, layer.weight, layer.bias), samples
+
+
+def _outputs(features: Tensor, layer: nn.Linear, posterior: GaussianPosterior, model: nn.Module, how: How) -> Tensor:
+    """Outputs of the layer at all samples, ``(S, N, ...)``, by one product of the features with many samples."""
+    random = posterior.random if isinstance(posterior, PartialGaussian) else posterior
+    tensors, write = posterior.match(model), random.writer(how.seed)
+    targets = {name: torch.empty_like(tensors[name]) for name in random.mean}
+    sampled = {id(tensors[name]): target for name, target in targets.items()}
+    parts = []
+    for numbers in chunks(how.mc_samples, layer.weight.nbytes, WEIGHTS_BYTES):
+        weights, biases = [], []
+        for number in range(numbers.start, numbers.stop):
+            write(targets, number)
+            weights.append(sampled.get(id(layer.weight), layer.weight).clone())
+            if layer.bias is not None:
+                biases.append(sampled.get(id(layer.bias), layer.bias).clone())
+        found = functional.linear(features, torch.cat(weights), torch.cat(biases) if biases else None)
+        parts.append(found.reshape(*found.shape[:-1], len(weights), -1).movedim(-2, 0))
+    return torch.cat(parts)
 
 
 def random_layer(model: nn.Module, posterior: NetworkDistribution) -> nn.Linear | None:

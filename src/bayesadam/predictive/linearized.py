@@ -74,7 +74,7 @@ def linearized_outputs(
         network = MeanNetwork(model, weights.names, output, part)
         linearize = Chunked(_Linearized(network, weights, most), batch_size)
         for group in groups(batches, device, single, 0):
-            found += map(linearize, group)
+            found += [linearize(Rows(batch)) for batch in group]
             advance()
     if not found:
         raise no_batches()

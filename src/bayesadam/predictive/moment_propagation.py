@@ -117,7 +117,7 @@ def propagated_outputs(
 
         propagate = Chunked(run, batch_size)
         for group in groups(batches, device, single, 0):
-            found += map(propagate, group)
+            found += [propagate(Rows(batch)) for batch in group]
             advance()
     if not found:
         raise no_batches()

@@ -67,14 +67,14 @@ def outputs_at_samples(
         progress_bar("predicting", total, progress, shown=not single) as advance,
     ):
         for group in groups(batches, device, single, GROUP_BYTES):
-            outputs = torch.empty(0)
+            rows, outputs = [Rows(batch) for batch in group], torch.empty(0)
             for row, number in enumerate(samples):
                 if number is not None and number < row:
                     outputs[row] = outputs[number]
                     continue
                 put(number)
                 chunks: list[Tensor] = []
-                for batch in group:
+                for batch in rows:
                     chunks += forward(batch)
                     advance()
                 sample = chunks[0] if len(chunks) == 1 else torch.cat(chunks)

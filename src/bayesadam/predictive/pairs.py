@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesadam.predictive.batches import Rows, placed
+from bayesadam.predictive.batches import Rows, placed, tensors_of
 
 Data = tuple[Any, Tensor] | Iterable[Any]
-ROWS = 512
-"""Number of rows of a pair in one batch."""
+ROWS, ROWS_WITH_POSITIONS = 512, 128
+"""Number of rows of a pair in one batch: where a row is one vector of numbers, and where it has positions, as images
+and sequences have, so that intermediate values of many rows leave the processor's caches.
+"""
 
 
 def batches(data: Data, device: torch.device | None, batch_size: int | None = None) -> Iterator[tuple[Any, Tensor]]:
@@ -30,7 +32,7 @@ def batches_of_rows(
     Args:
         data: A tuple ``(inputs, targets)``, or an iterable of such pairs.
         device: Device to move them to; ``None`` leaves them where they are.
-        batch_size: Rows of a tuple in one batch; a loader keeps its own batches.
+        batch_size: Rows of a tuple in one batch, default see ``ROWS``; a loader keeps its own batches.
 
     Raises:
         ValueError: A batch is not a pair, or its inputs and targets have different numbers of rows.
@@ -47,7 +49,7 @@ def batches_of_rows(
             raise ValueError(
                 f"targets must have as many rows as the inputs, {rows.count}, got shape {tuple(target.shape)}"
             )
-        step = (batch_size or ROWS) if single else max(1, rows.count)
+        step = (batch_size or _rows(inputs)) if single else max(1, rows.count)
         for start in range(0, rows.count, step):
             part = rows.part(start, start + step)
             yield part.on(device), placed(target[start : start + step], device)
@@ -98,8 +100,14 @@ def evenly(data: tuple[Any, Tensor], count: int) -> tuple[Any, Tensor]:
 def length(data: Data, batch_size: int | None = None) -> int | None:
     """Number of batches, if it is known."""
     if isinstance(data, tuple):
-        return -(-Rows(data[0]).count // (batch_size or ROWS))
+        return -(-Rows(data[0]).count // (batch_size or _rows(data[0])))
     return operator.length_hint(data) or None
+
+
+def _rows(inputs: Any) -> int:
+    """Number of rows in one batch by default."""
+    plain = all(value.data.ndim <= 2 and value.data.is_floating_point() for value in tensors_of(inputs))
+    return ROWS if plain else ROWS_WITH_POSITIONS
 
 
 def _described(value: Any) -> str:

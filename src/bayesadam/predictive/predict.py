@@ -260,7 +260,13 @@ def network_outputs(
             return from_gaussian(outputs, spread, likelihood, **drawing)
 
         return Run("linearized", linearized, takes_scale=True)
-    layer = random_layer(model, posterior) if how.method == "monte_carlo" else None
+    strata, numbers = 1, None
+    if how.method == "monte_carlo":
+        strata = posterior.strata
+        numbers = posterior.repeats(-(-how.mc_samples // strata) * strata)
+        if max(numbers) < strata:  # then the first sample of each stratum is all of it
+            numbers = numbers[:strata]
+    layer = random_layer(model, posterior) if numbers is not None and len(numbers) > strata else None
     inputs = inputs if layer is None else repeatable(inputs)
     at_layer = None if layer is None else last_layer_outputs(model, layer, posterior, inputs, how)
     if at_layer is not None:
@@ -271,12 +277,6 @@ def network_outputs(
             return from_outputs(samples if scale == 1.0 else center + scale * (samples - center), likelihood)
 
         return Run("monte_carlo", sampled, takes_scale=True)
-    strata, numbers = 1, None
-    if how.method == "monte_carlo":
-        strata = posterior.strata
-        numbers = posterior.repeats(-(-how.mc_samples // strata) * strata)
-        if max(numbers) < strata:  # then the first sample of each stratum is all of it
-            numbers = numbers[:strata]
     outputs = outputs_at_samples(model, posterior, inputs, numbers, seed=how.seed, output=how.output, **running)
     warn_of_probabilities(model, how.likelihood, outputs)
     return Run(how.method, partial(from_outputs, outputs, strata=strata))

@@ -1,24 +1,29 @@
 """Mean and variance of the larger of two Gaussians (Clark 1961), and of the largest value in windows of units.
 
-For independent ``a ~ N(m_a, v_a)`` and ``b ~ N(m_b, v_b)`` with ``m_a >= m_b``::
+For independent ``a ~ N(m_a, v_a)`` and ``b ~ N(m_b, v_b)``, with ``theta^2 = v_a + v_b``, ``P_a = Phi((m_a - m_b) /
+theta)`` the probability that ``a`` is larger, ``P_b = 1 - P_a``, and ``phi`` the standard normal density at the same
+place, Clark's equations (2) to (4) are::
 
-    max(a, b) = a + relu(b - a)
-    E = m_a + E_relu        V = V_relu + v_a (1 - 2 Phi(al)),   al = (m_b - m_a) / sqrt(v_a + v_b) <= 0
+    E = max(m_a, m_b) + g              g = theta phi - |m_a - m_b| min(P_a, P_b)
+    V = v_a P_a + v_b P_b - g (g + |m_a - m_b|)
 
-where ``E_relu`` and ``V_relu`` are the moments of the rectified ``N(m_b - m_a, v_a + v_b)``. These are Clark's
-equations (2) to (4) without their difference of second moments: both terms of ``V`` are positive.
+without a difference of second moments: ``g`` is the smaller of ``g_a = E - m_a`` and ``g_b = E - m_b``, and the last
+term is their product.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from bayesadam.functional.moments.rectifier import elementwise, relu
+from bayesadam.functional.batching import batch_first
+from bayesadam.functional.moments.rectifier import density, elementwise, upper_tail, without_nan
 
 _FAR = 40.0
 """Distance, in standard deviations, of padding below all other values, so that it is never the maximum."""
@@ -38,15 +43,64 @@ def maximum(mean_a: Tensor, variance_a: Tensor, mean_b: Tensor, variance_b: Tens
     Raises:
         ValueError: The shapes differ.
     """
-    swapped = mean_a < mean_b
-    high, low = torch.where(swapped, mean_b, mean_a), torch.where(swapped, mean_a, mean_b)
-    spread = torch.where(swapped, variance_b, variance_a)
-    total = variance_a + variance_b
-    gain, found = relu(low - high, total)
-    # Where the means are far apart, the ratio and its gradient would be out of the dtype's range, or 0 / 0.
-    far = (high - low).square() >= 400.0 * total
-    ratio = torch.where(far, 20.0, high - low) / torch.where(far, 1.0, 2.0 * total).sqrt()
-    return high + gain, found + spread * torch.erf(ratio)
+    shapes = [tuple(value.shape) for value in (mean_a, variance_a, mean_b, variance_b)]
+    if len(set(shapes)) > 1:
+        raise ValueError(f"all arguments must be of one shape, got {shapes}")
+    found: tuple[Tensor, ...] = _Maximum.apply(mean_a, variance_a, mean_b, variance_b)  # type: ignore[no-untyped-call]
+    return found[0], found[1]
+
+
+class _Maximum(torch.autograd.Function):
+    """Every operation is one that PyTorch runs in vectors on contiguous tensors, which ``where`` is not."""
+
+    @staticmethod
+    def forward(mean_a: Tensor, variance_a: Tensor, mean_b: Tensor, variance_b: Tensor) -> tuple[Tensor, ...]:
+        mean_a, variance_a, mean_b, variance_b = (
+            value.contiguous() for value in (mean_a, variance_a, mean_b, variance_b)
+        )
+        gap, theta = mean_a - mean_b, (variance_a + variance_b).sqrt_()
+        ratio = without_nan(gap.abs().div_(theta).mul_(math.sqrt(0.5)), 30.0)
+        bell = density(ratio)
+        tail = upper_tail(ratio, bell)
+        ahead = (gap < 0).to(gap.dtype)  # 1 where the mean of b is larger, else 0
+        sign = 1.0 - 2.0 * ahead
+        share_b = torch.addcmul(ahead, sign, tail)
+        share_a = torch.addcmul(1.0 - ahead, sign, tail, value=-1.0)
+        least = (bell * theta).addcmul_(gap.abs(), tail, value=-1.0).clamp_min_(0.0)
+        gain_a, gain_b = least - gap.clamp_max(0.0), least + gap.clamp_min(0.0)
+        mean = torch.maximum(mean_a, mean_b).add_(least)
+        variance = (variance_a * share_a).addcmul_(variance_b, share_b).addcmul_(gain_a, gain_b, value=-1.0)
+        slope = without_nan(bell.div_(theta), 0.0)
+        bend = without_nan((slope * gap).div_(theta).div_(theta), 0.0)
+        return mean, variance.clamp_min_(0.0), share_a, share_b, gain_a, gain_b, slope, bend
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        _, _, *factors = output
+        ctx.mark_non_differentiable(*factors)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(inputs[1], inputs[3], *factors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_mean: Tensor | None, d_variance: Tensor | None, *_: None) -> tuple[Tensor, ...]:
+        # dE / dm = P, dE / dv = slope / 2; dV / dm_a = 2 (v_a slope - P_a g_a) = -dV / dm_b,
+        # dV / dv_a = P_a - slope g_a - bend v_a, dV / dv_b = P_b - slope g_b + bend v_b
+        variance_a, variance_b, share_a, share_b, gain_a, gain_b, slope, bend = ctx.saved_tensors
+        d_mean = torch.zeros_like(slope) if d_mean is None else d_mean.contiguous()
+        to_mean_a, to_mean_b, half = d_mean * share_a, d_mean * share_b, (d_mean * slope).mul_(0.5)
+        if d_variance is None:
+            return to_mean_a, half, to_mean_b, half
+        d_variance = d_variance.contiguous()
+        pull = (variance_a * slope).addcmul_(share_a, gain_a, value=-1.0).mul_(d_variance)
+        by_a = torch.addcmul(share_a, slope, gain_a, value=-1.0).addcmul_(bend, variance_a, value=-1.0)
+        by_b = torch.addcmul(share_b, slope, gain_b, value=-1.0).addcmul_(bend, variance_b)
+        to_mean_a, to_mean_b = to_mean_a.add_(pull, alpha=2.0), to_mean_b.sub_(pull, alpha=2.0)
+        return to_mean_a, torch.addcmul(half, d_variance, by_a), to_mean_b, torch.addcmul(half, d_variance, by_b)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
+        return _Maximum.apply(*batch_first(info.batch_size, in_dims, inputs)), (0,) * 8  # type: ignore[no-untyped-call]
 
 
 def max_pool(
@@ -104,13 +158,14 @@ def _along(
     if any(ends):
         floor = (mean.amin() - _FAR * (variance.amax() + 1.0).sqrt()).detach().item()
         mean, variance = functional.pad(mean, ends, value=floor), functional.pad(variance, ends)
-    parts = [
-        tuple(
-            values[..., offset : offset + (count - 1) * stride + 1 : stride].movedim(-1, axis)
-            for values in (mean, variance)
-        )
-        for offset in range(0, reach, dilation)
-    ]
+    if stride == kernel and dilation == 1:
+        shape = (*mean.shape[:-1], count, kernel)
+        windows = (values[..., : count * kernel].reshape(shape) for values in (mean, variance))
+        parts = list(zip(*(values.unbind(-1) for values in windows), strict=True))
+    else:
+        starts = [slice(offset, offset + (count - 1) * stride + 1, stride) for offset in range(0, reach, dilation)]
+        parts = [(mean[..., start], variance[..., start]) for start in starts]
+    parts = [(first.movedim(-1, axis), second.movedim(-1, axis)) for first, second in parts]
     while len(parts) > 1:
         pairs = [maximum(*a, *b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
         parts = pairs + ([parts[-1]] if len(parts) % 2 else [])

@@ -105,13 +105,13 @@ class _Relu(torch.autograd.Function):
     def forward(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         std = variance.sqrt()
         # -al / sqrt(2); where it is 0 / 0 it counts as far below zero, which is what relu's derivative does at 0
-        ratio = _without_nan(torch.addcdiv(mean.new_zeros(()), mean, std, value=-math.sqrt(0.5)), 30.0)
-        bell = _density(ratio)
-        below = _upper_tail(ratio, bell)
+        ratio = without_nan((mean / std).mul_(-math.sqrt(0.5)), 30.0)
+        bell = density(ratio)
+        below = upper_tail(ratio, bell)
         del ratio  # its memory is what the next line takes
         # of the density itself: the slope is subnormal first where deviations are large, and has few digits there
         first = (bell * std).addcmul_(mean, below).clamp_min_(0.0)
-        slope = _without_nan(bell.div_(std), 0.0)
+        slope = without_nan(bell.div_(std), 0.0)
         del std
         second = (mean - first).mul_(first).addcmul_(variance, below).clamp_min_(0.0)
         return first, second, below, slope
@@ -131,17 +131,18 @@ class _Relu(torch.autograd.Function):
         d_first = torch.zeros_like(first) if d_first is None else d_first
         if d_second is None:
             return d_first * below, (d_first * slope).mul_(0.5)
-        pull = torch.addcmul(first.new_zeros(()), first, d_second, value=2.0)
+        pull = (first * d_second).mul_(2.0)
         rest = d_first - pull
-        return pull.lerp(d_first, below), torch.addcmul(d_second * below, slope, rest, value=0.5)
+        to_mean = (d_first * below).addcmul_(pull, 1.0 - below)
+        return to_mean, (d_second * below).addcmul_(slope, rest, value=0.5)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
         return _Relu.apply(*batch_first(info.batch_size, in_dims, inputs)), (0, 0, 0, 0)  # type: ignore[no-untyped-call]
 
 
-def _density(x: Tensor) -> Tensor:
-    """``exp(-x^2) / sqrt(2 pi)``, with an exponent in double precision unless :func:`_upper_tail` is computed from it.
+def density(x: Tensor) -> Tensor:
+    """``exp(-x^2) / sqrt(2 pi)``, with an exponent in double precision unless :func:`upper_tail` is computed from it.
 
     In the tail the moments are small differences of this density and ``erfc(x)``. A rounding error of the exponent,
     which differs between processors with and without fused multiply-add, is then magnified 20,000 times.
@@ -152,7 +153,7 @@ def _density(x: Tensor) -> Tensor:
     return torch.addcmul(wide.new_full((), _LOG2_DENSITY), wide, wide, value=-_LOG2_E).exp2_().to(x.dtype)
 
 
-def _upper_tail(x: Tensor, bell: Tensor) -> Tensor:
+def upper_tail(x: Tensor, bell: Tensor) -> Tensor:
     """``erfc(x) / 2``, by a polynomial in compiled code, where erfc would be called for one number at a time.
 
     The polynomial's ``exp(-x^2)`` is taken from the normal density ``bell``, so that the two have the same rounding
@@ -168,6 +169,6 @@ def _upper_tail(x: Tensor, bell: Tensor) -> Tensor:
     return torch.where(x < 0, 1.0 - tail, tail)
 
 
-def _without_nan(x: Tensor, value: float) -> Tensor:
+def without_nan(x: Tensor, value: float) -> Tensor:
     """Replace NaN by a value, without ``nan_to_num``, which compiled code would call for one number at a time."""
     return x.where(x == x, value) if torch.compiler.is_compiling() else x.nan_to_num_(nan=value)
