@@ -47,8 +47,8 @@ FAULTS = [
     Fault(
         "radius and angle of the noise from one word",
         "functional/philox.py",
-        "angle.copy_(words[2 * pair + 1].view(-1))",
-        "angle.copy_(words[2 * pair].view(-1))",
+        "angle.copy_(second.bitwise_and_(_MASK))",
+        "angle.copy_(first.bitwise_and_(_MASK))",
         "test_noise.py",
     ),
     Fault(

@@ -123,7 +123,8 @@ def test_the_posterior_starts_at_the_initial_precision(method):
 
 
 def test_the_suite_covers_every_exported_optimiser():
-    exported = {v for v in vars(ba).values() if isinstance(v, type) and issubclass(v, torch.optim.Optimizer)}
+    found = (getattr(ba, name) for name in ba.__all__)
+    exported = {one for one in found if isinstance(one, type) and issubclass(one, torch.optim.Optimizer)}
     assert exported | {ba.population.BayesByBackprop} == set(OPTIMIZERS.values())
     assert OPTIMIZERS.keys() == RATES.keys()
 

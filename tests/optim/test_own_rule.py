@@ -33,7 +33,7 @@ def own(tmp_path_factory):
 
 def make(cls, dtype=torch.float32, **options):
     net = make_net(dtype)
-    return net, cls(net.named_parameters(), 0.01, num_data=50, seed=3, **options)
+    return net, cls(net.named_parameters(), 0.01, num_data=50, seed=3, **{"batch_size": 2, **options})
 
 
 @pytest.mark.parametrize("samples", [1, 3])
@@ -55,7 +55,7 @@ def test_a_step_is_what_the_rule_says(own, samples):
         opt.step()
         opt.zero_grad()
         grad = sum(grads) / samples
-        h = sum(g.square() for g in grads) / samples
+        h = 2 * sum(g.square() for g in grads) / samples  # the size of the minibatch times it
         m = 0.9 * m + 0.1 * (grad + mu / 50)
         s = 0.999 * s + 0.001 * h
         mu = mu - 0.01 * torch.tanh(4.0 * m)
@@ -106,7 +106,7 @@ def test_a_population_trains_each_as_alone(own):
         lr=rates,
         mc_samples=2,
         seed=4,
-        options={"sharpness": sharpness},
+        options={"sharpness": sharpness, "batch_size": 8},
     )
     for member, model in enumerate(models):
         alone = copy.deepcopy(model)
@@ -114,6 +114,7 @@ def test_a_population_trains_each_as_alone(own):
             alone.named_parameters(),
             rates[member],
             num_data=24,
+            batch_size=8,
             sharpness=sharpness[member],
             mc_samples=2,
             seed=4 + member,
@@ -133,19 +134,19 @@ def test_a_population_trains_each_as_alone(own):
 def test_options_are_checked(own):
     net = make_net()
     with pytest.raises(TypeError, match="unexpected keyword argument 'softness'"):
-        own.SoftSign(net.parameters(), num_data=50, softness=2.0)
+        own.SoftSign(net.parameters(), num_data=50, batch_size=2, softness=2.0)
 
     class Bare(ba.optim.PerturbedOptimizer):
         rule = own.SoftSignRule()
 
     with pytest.raises(
-        TypeError, match=r"softness must be an option of Bare, which declares \['sharpness'\], got 2\.0"
+        TypeError, match=r"softness must be an option of Bare, which declares \['sharpness', 'batch_size'\], got 2\.0"
     ):
         Bare(net.parameters(), num_data=50, options={"softness": 2.0})
     with pytest.raises(ValueError, match=r"sharpness must be positive, got 0\.0"):
-        own.SoftSign(net.parameters(), num_data=50, sharpness=0.0)
+        own.SoftSign(net.parameters(), num_data=50, batch_size=2, sharpness=0.0)
     with pytest.raises(ValueError, match="sharpness must be positive, got 'hard'"):
-        own.SoftSign([{"params": list(net.parameters()), "sharpness": "hard"}], num_data=50)
+        own.SoftSign([{"params": list(net.parameters()), "sharpness": "hard"}], num_data=50, batch_size=2)
 
 
 NOT_ELEMENTWISE = {
