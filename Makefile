@@ -49,7 +49,7 @@ benchmark: $(READY)
 	$(BIN)/python benchmarks/curvature.py
 	$(BIN)/python benchmarks/variational.py
 	$(BIN)/python benchmarks/laplace.py
-	$(BIN)/python benchmarks/kronecker.py
+	$(BIN)/python benchmarks/prediction.py
 	$(BIN)/python benchmarks/moments.py
 	$(BIN)/python benchmarks/estimators.py
 	$(BIN)/python benchmarks/large_table.py

@@ -165,6 +165,14 @@ class TestTrees:
         _, additive, trees = (unseen[np.arange(400), labels].mean() for _, unseen in found)
         assert trees > additive + 0.3
 
+    def test_a_changed_file_cannot_send_a_row_in_circles(self, additive):
+        x, y = additive
+        ((part, _),) = regression_trees(x, y[:, None], np.ones(240), plan(240, 4, np.arange(240), 0))
+        changed = record(part)
+        changed["left"][changed["left"][0]] = 0
+        with pytest.raises(ValueError, match="must come after their node"):
+            read(changed)
+
     def test_where_there_are_none(self, additive):
         few = plan(90, 4, np.arange(90), 0)
         assert regression_trees(additive[0][:90], additive[1][:90, None], np.ones(90), few) == []

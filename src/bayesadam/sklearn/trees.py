@@ -37,7 +37,7 @@ AT_ONCE = 2**22
 
 @dataclass(frozen=True)
 class TreesPart:
-    """A sum of regression trees. A leaf is its own child.
+    """A sum of regression trees. A leaf is its own child; all other children come after their node.
 
     Attributes:
         column: Input that a node compares, ``(V,)``.
@@ -58,6 +58,13 @@ class TreesPart:
     root: Whole
     output: Whole
     baseline: Floats
+
+    def __post_init__(self) -> None:
+        """Refuse nodes of a changed file through which a walk would not end."""
+        own = np.arange(len(self.value))
+        for child in (self.left, self.right):
+            if np.any(child < own) or np.any(child >= len(own)):
+                raise ValueError("the children of a tree must come after their node")
 
     def outputs(self, inputs: Floats) -> Floats:
         """Return the outputs, ``(N, K)``, for standardised inputs ``(N, D)``."""
