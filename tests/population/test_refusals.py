@@ -10,7 +10,7 @@ from torch import nn
 import bayesadam as ba
 from bayesadam.optim import vadam
 from population.conftest import exactly, train
-from population.problems import F64, mlp, models_of, noise_of, regression, some_frozen
+from population.problems import F64, RAGGED, mlp, models_of, noise_of, regression, some_frozen
 from population.test_objectives import Lasso
 
 
@@ -42,6 +42,11 @@ class Means(Lasso):
 class Vector(Lasso):
     def penalty(self, model):
         return torch.ones(2)
+
+
+def weights(value):
+    """Of the data points of every member, all equal."""
+    return [torch.full((size,), value) for size in RAGGED]
 
 
 def pairs(*shapes):
@@ -77,9 +82,9 @@ VALUES = [
     ({"data": (torch.zeros(5, 3, dtype=F64), torch.tensor([1, 1, 1, 2, 1])), "likelihood": ba.Categorical()},
      "data of member 0: target must be in [0, 2), got 1 to 2"),
     ({"sample_weight": [torch.ones(4)] * 4}, "sample_weight of member 0 must be of shape (13,), got (4,)"),
-    ({"sample_weight": [-torch.ones(13)] * 4}, NONFINITE),
-    ({"sample_weight": [torch.zeros(13)] * 4}, NONFINITE),
-    ({"sample_weight": [torch.full((13,), math.nan)] * 4}, NONFINITE),
+    ({"sample_weight": weights(-1.0)}, NONFINITE),
+    ({"sample_weight": weights(0.0)}, NONFINITE),
+    ({"sample_weight": weights(math.nan)}, NONFINITE),
     ({"sample_weight": [torch.ones(13)] * 3}, "sample_weight must be one or one for each of 4 members, got 3"),
     ({"sample_weight": torch.ones(13), "data": regression((13,))[0], "method": "vogn"},
      "sample_weight must be None for a method of squared gradients"),
