@@ -398,11 +398,6 @@ def lanes_of(numel: int) -> int:
     return LANES if numel >= TILE else -(-numel // 4)
 
 
-def tiles_of(start: int, size: int) -> int:
-    """Number of tiles in which the elements ``start ... start + size`` of a draw lie."""
-    return (start + size - 1) // TILE - start // TILE + 1 if size else 0
-
-
 def fill_(out: Tensor, start: int, key: tuple[int, ...], scratch: Scratch, lanes: int = LANES) -> None:
     """Write elements ``start ... start + out.numel()`` of a draw into a 1-D tensor.
 

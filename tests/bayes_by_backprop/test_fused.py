@@ -1,5 +1,6 @@
 """The compiled pass over all weights: against PyTorch's operations in float64, and where it is used."""
 
+import copy
 import math
 
 import pytest
@@ -107,6 +108,22 @@ def test_training_is_the_same_up_to_rounding(monkeypatch, prior, options, estima
     for first, second in zip(*gradients, strict=True):
         # A narrow prior's gradients are large, and cancel: to rounding of what is added up.
         torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-6 + 1e-5 * float(first.abs().max()))
+
+
+@pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
+def test_the_default_dtype_does_not_matter(estimator):
+    x, losses = torch.randn(8, 12), []
+    torch.manual_seed(0)
+    net = variational(nn.Linear(12, 3), seed=4, estimator=estimator)
+    for dtype in (torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            torch.manual_seed(1)
+            copied = copy.deepcopy(net)
+            losses.append(copied.loss(x, torch.zeros(8, 3), likelihood=ba.Gaussian(), num_data=100).item())
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
 def test_what_fits():

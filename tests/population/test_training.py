@@ -115,6 +115,12 @@ class TestNotFinite:
             train(*self.problem(bad), epochs=2, seed=list(self.SEEDS), chunk=size)
 
     @pytest.mark.usefixtures("device")
+    @pytest.mark.parametrize("method", ["von", "ngvi", "natural_von"])
+    def test_raise_without_a_correction(self, method):
+        with pytest.raises(FloatingPointError, match="^the gradient of member 1 must be finite"):
+            train(*self.problem(), epochs=2, seed=list(self.SEEDS), method=method, correction=None)
+
+    @pytest.mark.usefixtures("device")
     @pytest.mark.parametrize("method", population.METHODS)
     def test_stop_keeps_the_last_good_one(self, method):
         models, data, likelihood = self.problem(math.inf if method == "vadam" else NAN)

@@ -117,6 +117,21 @@ class TestSampling:
         ):
             assert abs((a * b).mean()) * math.sqrt(a.numel()) < BOUND
 
+    def test_another_factor_gives_other_samples(self):
+        q = make(POINTS)
+        first = flat(q.sample(1)) - flat(q.mean)
+        q.scale_tril = 5.0 * q.scale_tril
+        close(flat(q.sample(1)) - flat(q.mean), 5.0 * first, rtol=1e-6, atol=1e-12)
+        with torch.inference_mode():
+            q.scale_tril = q.scale_tril.clone()
+            q.sample(1)
+            q.scale_tril.mul_(2.0)
+            close(flat(q.sample(1)) - flat(q.mean), 10.0 * first, rtol=1e-6, atol=1e-12)
+
+    def test_without_weights(self):
+        q = ba.DenseGaussian({"w": torch.zeros(0)}, torch.zeros(0, 0, **F64))
+        assert q.sample(3)["w"].shape == (3, 0)
+
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
     def test_is_the_mean_and_the_factor_times_the_noise_of_seed_and_number(self, dtype):
         q = make(POINTS, dtype=dtype)

@@ -1,5 +1,8 @@
 """Rows of the inputs, the rows of the outputs, and the passes into which they are divided."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -200,3 +203,24 @@ class TestPasses:
             expected = model(x, edges)
         found = ba.predict(model, ba.ensemble([model]), (x, edges), likelihood=GAUSSIAN, mc_samples=1)
         assert torch.equal(found.mean, expected)
+
+
+@pytest.mark.parametrize("method", ["monte_carlo", "linearized", "mean"])
+def test_batches_are_not_kept(method):
+    """Without the garbage collector, which would find them late: on a GPU they are copies."""
+    model = nn.Linear(3, 1)
+    alive = weakref.WeakSet()
+
+    def loader():
+        for _ in range(6):
+            batch = torch.randn(4, 3)
+            alive.add(batch)
+            yield batch
+
+    gc.collect()
+    gc.disable()
+    try:
+        predict(model, loader(), method=method)
+        assert len(alive) <= 1
+    finally:
+        gc.enable()

@@ -25,6 +25,7 @@ def find(values, task=None):
         (["a", "b"] * 2, "classification", "its values are text"),
         (["1", "2"] * 20, "classification", "its values are text"),
         (["$1", "$2"] * 20, "regression", "its values are 2 different whole numbers"),
+        ([-0.0, *range(10)] * 2, "classification", "its values are 10 different whole numbers"),
         (["007", "010", "0123"] * 20, "classification", "its values are text"),
         ([True, False] * 2, "classification", "its values are true or false"),
     ],

@@ -129,7 +129,7 @@ class Draw:
         if self._fits():
             means = self.means.values()
             with recording():
-                ones = torch.ones(max(mean.numel() for mean in means))
+                ones = torch.ones(max(mean.numel() for mean in means), dtype=torch.float32, device="cpu")
                 self._std = self._around_zero([ones[: mean.numel()].view(mean.shape) for mean in means])
 
     def deviate(self) -> None:

@@ -52,7 +52,7 @@ class _Sample(torch.autograd.Function):
     def forward(ctx: Any, numbers: tuple[float, float], count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         means = tensors[:count]
         stds, thetas = ([torch.empty_like(mean) for mean in means] for _ in range(2))
-        sums = torch.empty(3, dtype=torch.float64)
+        sums = torch.empty(3, dtype=torch.float64, device="cpu")
         _call("sample", [means, tensors[count : 2 * count], tensors[2 * count :], stds, thetas], numbers, sums)
         ctx.numbers, ctx.count = numbers, count
         ctx.save_for_backward(*tensors, *stds)

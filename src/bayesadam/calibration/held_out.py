@@ -46,9 +46,11 @@ class Scored:
             scale: If it is taken (see ``takes_scale``), ``scale=`` multiplies the posterior's standard deviations.
         """
         found: Predictive = self.run(likelihood, **scale)
+        target = self.target.to(found.device)  # which is another one if the model is on several
         if self.counted is None:
-            return -found.log_prob(self.target).double()
-        return -found.log_prob(self.target.where(self.counted, 0))[self.counted].double()
+            return -found.log_prob(target).double()
+        counted = self.counted.to(found.device)
+        return -found.log_prob(target.where(counted, 0))[counted].double()
 
     @property
     def takes_scale(self) -> bool:

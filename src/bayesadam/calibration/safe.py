@@ -145,7 +145,7 @@ def warn_of_noise(network: Scored, likelihood: Likelihood) -> None:
             f"{times:.2g} times too {size} on the data given, so that intervals are wrong. Find the noise with "
             "held-out data first: likelihood = bayesadam.calibrate(model, held_out, likelihood=likelihood)",
             UserWarning,
-            stacklevel=5,  # the caller of laplace, which is inside of a decorator of torch
+            stacklevel=5,  # the caller of laplace and badam, which are inside of a decorator of torch
         )
 
 

@@ -204,13 +204,14 @@ def tune_posterior(
         check_surer(likelihood, search.network_temperature, search.before - search.calibrated, search.count, gain)
     best = search.widest_as_good()
     tried = {**grid, "scale": scales, "temperature": temperatures(likelihood) if temperature is None else temperature}
+    with_temperature = tempered_by_data if len(tried["temperature"]) > 1 else type(likelihood).tempered
     for_samples = method == "monte_carlo"
     tuned = search.posterior if best["scale"] == 1.0 and not for_samples else search.posterior.scaled(best["scale"])
     if for_samples:
         mark_as_tuned(tuned, method)
     return PosteriorTuning(
         posterior=tuned,
-        likelihood=likelihood if best["temperature"] == 1.0 else tempered_by_data(likelihood, best["temperature"]),
+        likelihood=likelihood if best["temperature"] == 1.0 else with_temperature(likelihood, best["temperature"]),
         scale=best["scale"],
         temperature=best["temperature"],
         chosen={name: best[name] for name in grid},

@@ -152,12 +152,12 @@ class DeviceCheck:
         if wait and self._replayed:
             self._replayed = False
             self._fetch()
-        if wait and self._pending and self._pending[-1][1] is not None:
-            self._pending[-1][1].synchronize()
         while self._pending:
             host, event, parameters = self._pending[0]
             if event is not None and not event.query():
-                return
+                if not wait:
+                    return
+                event.synchronize()
             self._pending.popleft()
             number = int(host.numpy().min())
             if number != devices.NONE:

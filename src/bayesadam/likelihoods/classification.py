@@ -36,6 +36,11 @@ class ClassificationLikelihood(Likelihood, abc.ABC):
         """Return a copy with the logits divided by the temperature."""
         return TemperedClassification(self, temperature)
 
+    def nll(self, output: Tensor, target: Tensor) -> Tensor:
+        """Mean negative log-likelihood over the data points that are not ignored: the training loss, 0-d."""
+        counted = self.counted(target)
+        return super().nll(output, target) if counted is None else super().nll(output[..., counted, :], target[counted])
+
 
 class Bernoulli(ClassificationLikelihood):
     """Two classes with the logit of class 1 as output.
@@ -153,6 +158,8 @@ class Categorical(ClassificationLikelihood):
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean negative log-likelihood over the data points that are not ignored: the training loss, 0-d."""
+        if type(self).log_density is not Categorical.log_density:
+            return super().nll(output, target)
         self.check(output, target.where(target != IGNORED, 0))
         labels = target.long().expand(output.shape[:-1]).reshape(-1)
         return functional.cross_entropy(output.reshape(-1, output.shape[-1]), labels, ignore_index=IGNORED)

@@ -124,7 +124,7 @@ class Chunk:
         counters = advanced(self._rule, Hyper(**before))
         after = {**before, **counters}
         updates = [segment.updated(theta, grads, grad, curvature, before, after) for segment in self._segments]
-        self._check_positive(updates, after)
+        self._check_positive(updates, after, writes)
         for segment, update in zip(self._segments, updates, strict=True):
             segment.write(update, writes)
         if count == len(self.members):
@@ -199,13 +199,14 @@ class Chunk:
                 self._fail([row], _NOT_FINITE)
         self._counters = present
 
-    def _check_positive(self, updates: Sequence[Mapping[str, Tensor]], numbers: Numbers) -> None:
-        """Note members whose precision would not stay positive, if the rule does not ensure it."""
+    def _check_positive(self, updates: Sequence[Mapping[str, Tensor]], numbers: Numbers, writes: Tensor | None) -> None:
+        """Note members whose precision would not stay positive, if the rule does not ensure it; of those that go on."""
         if self._numbers.get("correction", "elementwise") is not None:
             return
         for segment, update in zip(self._segments, updates, strict=True):
+            bad = ~(segment.precision(numbers, update) > 0).all(1)
             self._fail(
-                (~(segment.precision(numbers, update) > 0).all(1)).nonzero().flatten().tolist(),
+                (bad if writes is None else bad & writes.flatten()).nonzero().flatten().tolist(),
                 "posterior precision of member {} must stay positive, got a curvature that is too negative in its step "
                 "{} (correction='elementwise' or a smaller 1 - betas[1] would help)",
             )

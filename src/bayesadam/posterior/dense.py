@@ -132,7 +132,7 @@ class DenseGaussian(GaussianPosterior):
         # Copied, since strides and alignment decide the order of sums, and so the bits of samples.
         self.scale_tril = scale_tril.clone(memory_format=torch.contiguous_format)
         self.variance = self._split(self.scale_tril.square().sum(1))
-        self._latest: tuple[Any, Tensor] = None, torch.empty(0)
+        self._latest: tuple[Any, Any, Tensor] = None, None, torch.empty(0)
         self.hyperparameters = dict(hyperparameters or {})
 
     @cached_property
@@ -181,9 +181,11 @@ class DenseGaussian(GaussianPosterior):
     def _deviations(self, seed: int, block: int) -> Tensor:
         """``L eps`` of block number ``block`` of ``TOGETHER`` samples, in rows; the latest ones are kept."""
         factor = self.scale_tril
-        key = seed, block, None if factor.is_inference() else factor._version
-        known, found = self._latest  # together, since another thread may replace them
-        if known != key:
+        key = None if factor.is_inference() else (seed, block, factor._version)  # whose changes are not counted
+        of, known, found = self._latest  # together, since another thread may replace them
+        if of is not factor or key is None or known != key:
+            if not len(factor):
+                return factor.new_zeros(TOGETHER, 0)
             sizes = {index: mean.numel() for index, mean in enumerate(self.mean.values()) if mean.numel()}
             numbers = range(block * TOGETHER, (block + 1) * TOGETHER)
             drawn = noise.normal_many(
@@ -194,7 +196,7 @@ class DenseGaussian(GaussianPosterior):
             for start in range(0, len(factor), ROWS):
                 stop = min(start + ROWS, len(factor))
                 torch.mm(eps[:, :stop], factor[start:stop, :stop].T, out=found[:, start:stop])
-            self._latest = key, found
+            self._latest = factor, key, found
         return found
 
     def _log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:

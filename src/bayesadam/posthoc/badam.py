@@ -24,6 +24,7 @@ from bayesadam.sharding import full
 State = Mapping[str, Any]
 
 
+@torch.inference_mode(False)
 def badam(
     optimizer: Optimizer,
     model: nn.Module,

@@ -149,8 +149,8 @@ class Network:
     def total(self, output: Tensor, target: Tensor) -> Tensor:
         """The sum of the Hessians of all blocks of all examples, see :meth:`factor`: ``(K, K)`` in float64."""
         filled, ignored = self._without_ignored(target)
-        adds_nothing = ignored is None or self.likelihood.defines("fisher_sum")
-        if self.curvature == "empirical_fisher" or not adds_nothing:
+        sums_itself = ignored is None or self.likelihood.defines("fisher_sum")
+        if self.curvature == "empirical_fisher" or not sums_itself:
             columns = self.factor(output, target).movedim(2, 0).flatten(1).double()
             return columns @ columns.mT
         self.likelihood.check(output, filled)

@@ -113,7 +113,8 @@ class Rows:
     Attributes:
         batch: The batch, as the model takes it.
         count: Number of rows; 1 if the batch has no tensor with an axis.
-        parts: The parts of the latest :meth:`divide`; none before.
+        size: Number of rows in a part, as :meth:`divide` was told; ``None`` before.
+        parts: The parts of the latest :meth:`divide`; none if a single part has all rows.
     """
 
     def __init__(self, batch: Any) -> None:
@@ -123,6 +124,7 @@ class Rows:
         self.count = 1 if known is None else known
         self._known = known is not None
         self._shared = [length != known for length in lengths]
+        self.size: int | None = None
         self.parts: list[Rows] = []
 
     def part(self, start: int, stop: int) -> Rows:
@@ -131,7 +133,9 @@ class Rows:
 
     def divide(self, size: int) -> None:
         """Set ``parts`` to all rows in parts of so many."""
-        self.parts = [self.part(start, start + size) for start in range(0, max(self.count, 1), max(size, 1))]
+        self.size = size
+        starts = range(0, self.count, max(size, 1)) if size < self.count else ()
+        self.parts = [self.part(start, start + size) for start in starts]
 
     def select(self, numbers: Tensor) -> Rows:
         """The rows with these numbers."""
@@ -196,7 +200,7 @@ class Rows:
     def _copied(self, batch: Any, count: int) -> Rows:
         """The same kind of batch with other values."""
         rows = copy(self)
-        rows.batch, rows.count, rows.parts = batch, count, []
+        rows.batch, rows.count, rows.size, rows.parts = batch, count, None, []
         return rows
 
     def _map(self, function: Callable[[Any], Any]) -> Any:
@@ -220,14 +224,14 @@ class Chunked:
 
     def __call__(self, rows: Rows) -> tuple[Tensor, ...]:
         """Apply the function to all rows of a batch."""
-        if not rows.parts:
+        if rows.size is None or (self.rows is not None and rows.size > self.rows):
             rows.divide(self.rows or self._size(rows))
         while True:
             try:
-                found = [self.function(part) for part in rows.parts]
+                found = [self.function(part) for part in rows.parts or [rows]]
                 return found[0] if len(found) == 1 else tuple(map(torch.cat, zip(*found, strict=True)))
             except RuntimeError as error:
-                size = rows.parts[0].count
+                size = (rows.parts or [rows])[0].count
                 if not is_out_of_memory(error) or size <= 1:
                     raise
                 self.rows = size // 2

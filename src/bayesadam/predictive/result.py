@@ -184,7 +184,8 @@ class ClassificationPredictive:
                 need not be 0 or 1.
 
         Raises:
-            ValueError: The target has another shape, a label is out of range, or class numbers are not integers.
+            ValueError: The target has another shape, a label is out of range, or class numbers are not integers. On a
+                GPU a label out of range fails there, as with :func:`torch.nn.functional.cross_entropy`.
         """
         return log_mean_exp(self._log_densities(target))
 
@@ -208,7 +209,7 @@ class ClassificationPredictive:
             return terms.sum(-1) if target.ndim > 1 else terms
         if target.is_floating_point() or target.is_complex():
             raise ValueError(f"target must be integer class numbers, got dtype {target.dtype}")
-        on_gpu = target.is_cuda  # where ``gather`` checks the range itself, and nobody has to wait
+        on_gpu = self.log_probs.is_cuda  # where ``gather`` checks the range itself, and nobody has to wait
         if target.numel() and not on_gpu and not (0 <= target.min() and target.max() < classes):
             raise ValueError(f"target must be in [0, {classes}), got {target.min().item()} to {target.max().item()}")
         index = target.long().expand(self.log_probs.shape[:-1]).unsqueeze(-1)

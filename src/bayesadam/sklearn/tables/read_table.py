@@ -27,7 +27,6 @@ STDIN = "-"
 _DELIMITERS = (";", "\t", "|", ",")
 _LOOKED_AT = 20
 """Number of rows that decide on the delimiter and on the lines above the names."""
-_LONGEST = 2**23
 _SEPARATOR = re.compile(r'"?sep=(.)"?(\r\n|\r|\n)')
 """The line with which Excel tells the delimiter, above the names."""
 _RAGGED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")

@@ -90,7 +90,8 @@ def read_target(
             notes = number_notes(
                 name, column, place, decimal or decimal_of(as_text(column).unique().drop_null()) or "."
             )
-        distinct = len(column.drop_null().unique())
+        exact = column.drop_null().unique() if pa.types.is_integer(kind) else np.unique(values[~np.isnan(values)])
+        distinct = len(exact)
         if task is None and (is_text(kind) or not are_whole(values) or distinct > FEW):
             task = "regression"
             why = "its values are numbers" + ("" if are_whole(values) else " with decimals")
