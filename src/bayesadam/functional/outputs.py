@@ -13,7 +13,7 @@ first.
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """``logits.log_softmax(-1)``, bit for bit, and faster for few classes on a CPU."""
+    """``logits.log_softmax(-1)`` up to rounding, and faster for few classes on a CPU."""
     if logits.device.type != "cpu" or not 1 < logits.shape[-1] < FEW:
         return logits.log_softmax(-1)
     first = logits.movedim(-1, 0).contiguous()
