@@ -37,6 +37,8 @@ class BernoulliPosterior(Posterior):
         ValueError: Names, dtypes or shapes do not match, or values are out of their range.
     """
 
+    parts = ("probability", "scale")
+
     def __init__(
         self,
         probability: Mapping[str, Tensor],
@@ -55,14 +57,6 @@ class BernoulliPosterior(Posterior):
         self.hyperparameters = dict(hyperparameters or {})
         with torch.no_grad():
             self.mean = {name: p * scale[name] for name, p in probability.items()}
-
-    def __repr__(self) -> str:
-        return f"BernoulliPosterior({len(self.mean)} tensors, {self.num_weights:,} weights)"
-
-    @property
-    def num_weights(self) -> int:
-        """Number of weights, including point masses."""
-        return sum(mean.numel() for mean in self.mean.values())
 
     @cached_property
     def variance(self) -> dict[str, Tensor]:  # type: ignore[override]
@@ -184,19 +178,6 @@ class BernoulliPosterior(Posterior):
             {name: value.to(device=device, dtype=dtype) for name, value in self.scale.items()},
             hyperparameters=self.hyperparameters,
         )
-
-    def tensors(self) -> dict[str, Tensor]:
-        """``{"probability/<name>": ..., "scale/<name>": ...}``."""
-        return {f"{kind}/{name}": v for kind in ("probability", "scale") for name, v in getattr(self, kind).items()}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> BernoulliPosterior:
-        """The inverse of :meth:`tensors`."""
-        parts: dict[str, dict[str, Tensor]] = {"probability": {}, "scale": {}}
-        for key, value in tensors.items():
-            kind, _, name = key.partition("/")
-            parts[kind][name] = value
-        return cls(parts["probability"], parts["scale"], hyperparameters=hyperparameters)
 
     def _random(self, name: str) -> Tensor:
         """Mask of the weights of a tensor that are not point masses, in its shape."""

@@ -15,33 +15,12 @@ from bayesadam.posterior.base import Posterior
 from bayesadam.posterior.report import PosteriorReport, report_of
 
 Self = TypeVar("Self", bound="GaussianPosterior")
-
-
-def moved(
-    part: Mapping[str, Tensor], device: torch.device | str | None, dtype: torch.dtype | None
-) -> dict[str, Tensor]:
-    """Named variances, or what they are computed from, on another device or in another dtype, at least float32.
-
-    Half precision has no numbers for small variances, or 8 bits for any, which would lose the uncertainty.
-    """
-    wide = None if dtype is None else torch.promote_types(dtype, torch.float32)
-    return {name: value.to(device=device, dtype=wide) for name, value in part.items()}
-
-
 PRUNING = ("signal_to_noise", "magnitude")
 """Criteria by which weights can be ranked for pruning."""
 
 
 class GaussianPosterior(Posterior):
     """Base class of Gaussians over named weights; a weight of variance 0 is a point mass."""
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.mean)} tensors, {self.num_weights:,} weights)"
-
-    @property
-    def num_weights(self) -> int:
-        """Number of weights, including point masses."""
-        return sum(mean.numel() for mean in self.mean.values())
 
     @abc.abstractmethod
     def _scale(self, names: Iterable[str]) -> Tensor:
@@ -69,9 +48,18 @@ class GaussianPosterior(Posterior):
     def _log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
         """Joint log density of weights that were checked, in float64, with the shape of the leading axes."""
 
-    @abc.abstractmethod
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> GaussianPosterior:
-        """Return the same posterior on another device, or with means in another floating dtype."""
+    def to(self: Self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Return the same posterior on another device or in another floating dtype.
+
+        In half precision only the means are, since it has no numbers for small variances, or 8 bits for any, which
+        would lose the uncertainty; what variances are computed from stays in float32.
+        """
+        wide = None if dtype is None else torch.promote_types(dtype, torch.float32)
+        moved = {
+            key: value.to(device=device, dtype=dtype if key.startswith("mean/") else wide)
+            for key, value in self.tensors().items()
+        }
+        return self.from_tensors(moved, self.hyperparameters)
 
     def kl_divergence(self, prior: float | GaussianPosterior) -> Tensor:
         """``KL(q || prior)`` in nats, summed (not averaged) over the random weights; 0-d float64.
@@ -151,11 +139,12 @@ class GaussianPosterior(Posterior):
         kept = self.mask(self.pruning_order(by)[round(fraction * self.num_weights) :])
         return self._keeping(kept, {**self.hyperparameters, "pruned_fraction": fraction})
 
-    @abc.abstractmethod
     def _keeping(self: Self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Self:
         """A copy with other hyper-parameters in which weights outside the masks ``kept`` (by name, in their shapes) are
         zero.
         """
+        zeroed = {key: torch.where(kept[key.partition("/")[2]], v, 0.0) for key, v in self.tensors().items()}
+        return self.from_tensors(zeroed, hyperparameters)
 
     def mask(self, numbers: Tensor) -> dict[str, Tensor]:
         """Masks by name of the weights with these numbers; they are numbered as in :meth:`pruning_order`."""

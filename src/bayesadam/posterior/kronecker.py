@@ -17,7 +17,7 @@ from bayesadam.functional.autocast import without_autocast
 from bayesadam.functional.kronecker import between, rotate
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all, sum_of_tensors
-from bayesadam.posterior.gaussian import GaussianPosterior, moved
+from bayesadam.posterior.gaussian import GaussianPosterior
 
 
 class KroneckerGaussian(GaussianPosterior):
@@ -46,6 +46,8 @@ class KroneckerGaussian(GaussianPosterior):
     Raises:
         ValueError: Names or shapes differ, or the values are not those of a Gaussian.
     """
+
+    parts = ("mean", "eigenvalues", "left", "right")
 
     def __init__(
         self,
@@ -91,14 +93,15 @@ class KroneckerGaussian(GaussianPosterior):
                 f"a KroneckerGaussian must have at most {MAX_WEIGHTS:,} weights for the divergence from or to a "
                 f"posterior with other correlations, got {size:,}"
             )
-        return gaussian.cholesky_of_rows(_block_diagonal([self._rows(name) for name in names]))
+        blocks: Tensor = torch.block_diag(*(self._rows(name) for name in names))  # type: ignore[no-untyped-call]
+        return gaussian.cholesky_of_rows(blocks)
 
     def _rows(self, name: str) -> Tensor:
         """The square matrix ``F`` with ``F F'`` as the covariance of a tensor's weights, in float64."""
         rows, columns = _sides(self.mean[name])
         spread = self.eigenvalues[name].double().flatten().sqrt()
         eye = torch.eye(rows * columns, dtype=torch.float64, device=spread.device).view(rows * columns, rows, columns)
-        return rotate(eye, *self._bases(name)).flatten(1) * spread
+        return rotate(eye, *self.bases(name)).flatten(1) * spread
 
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
         """Return a function that writes ``mean + L (sqrt(v) * eps) R'`` in place, as in the base class.
@@ -106,7 +109,8 @@ class KroneckerGaussian(GaussianPosterior):
         ``eps`` is the noise that :class:`DiagonalGaussian` draws, so the samples agree where there are no bases.
         """
         scratch = noise.Scratch()
-        std = {name: self.eigenvalues[name].sqrt() for name in self.random_names()}
+        std = {name: self.eigenvalues[name].sqrt() for name in self.random_names}
+        dtypes = {name: torch.promote_types(value.dtype, torch.float32) for name, value in std.items()}
         draws = {
             index: torch.empty_like(mean, dtype=torch.float32, memory_format=torch.contiguous_format)
             for index, (name, mean) in enumerate(self.mean.items())
@@ -120,7 +124,9 @@ class KroneckerGaussian(GaussianPosterior):
             for index, (name, mean) in enumerate(self.mean.items()):
                 value = mean
                 if number is not None and name in std:
-                    moved = rotate(_matrix(draws[index] * std[name], mean), *self._own(name), back=True)
+                    moved = rotate(
+                        as_matrix(draws[index] * std[name], mean), *self.bases(name, dtypes[name]), back=True
+                    )
                     value = mean + moved.view(mean.shape)
                 targets[name].detach().copy_(value)
             torch.clear_autocast_cache()
@@ -131,10 +137,10 @@ class KroneckerGaussian(GaussianPosterior):
         """The sum of the log densities in the bases, in which the weights are independent."""
 
         def density(name: str, mean: Tensor) -> Tensor:
-            residual = _matrix(theta[name].double() - mean.double(), mean)
+            residual = as_matrix(theta[name].double() - mean.double(), mean)
             far = residual.isinf()
-            residual = rotate(residual.masked_fill(far, 0.0), *self._bases(name))
-            spread = _matrix(self.eigenvalues[name].double(), mean)
+            residual = rotate(residual.masked_fill(far, 0.0), *self.bases(name))
+            spread = as_matrix(self.eigenvalues[name].double(), mean)
             within = gaussian.log_prob(residual, torch.zeros_like(spread), spread).sum((-2, -1))
             return within.masked_fill(far.any(-1).any(-1), -math.inf)
 
@@ -181,10 +187,10 @@ class KroneckerGaussian(GaussianPosterior):
     def _divergence(self, prior: KroneckerGaussian, name: str) -> Tensor:
         """The KL divergence of one tensor."""
         mean, own = self.mean[name].double(), self.eigenvalues[name].double()
-        left, right = (None if basis is None else basis.to(mean.device) for basis in prior._bases(name))
-        shift = _matrix(mean - prior.mean[name].to(mean.device).double(), mean)
-        marginal = _matrix(self._marginal(name, left, right), mean)
-        there = _matrix(prior.eigenvalues[name].to(mean.device).double(), mean)
+        left, right = (None if basis is None else basis.to(mean.device) for basis in prior.bases(name))
+        shift = as_matrix(mean - prior.mean[name].to(mean.device).double(), mean)
+        marginal = as_matrix(self._marginal(name, left, right), mean)
+        there = as_matrix(prior.eigenvalues[name].to(mean.device).double(), mean)
         shift = rotate(shift, left, right)
         terms = gaussian.kl_divergence(shift, marginal, torch.zeros_like(shift), there).sum()
         random = own > 0
@@ -198,12 +204,12 @@ class KroneckerGaussian(GaussianPosterior):
     def _marginal(self, name: str, left: Tensor | None, right: Tensor | None) -> Tensor:
         """Marginal variances of a tensor in other bases, in the weights' shape; in float64, or as they are kept."""
         value = self.eigenvalues[name]
-        own = self._bases(name)
+        own = self.bases(name)
         turns = [between(other, basis) for other, basis in zip((left, right), own, strict=True)]
         if turns == [None, None]:
             return value
         squares = [None if turn is None else turn.square() for turn in turns]
-        found = rotate(_matrix(value.double(), value), *squares, back=True)
+        found = rotate(as_matrix(value.double(), value), *squares, back=True)
         return found.view(value.shape)
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> KroneckerGaussian:
@@ -226,40 +232,10 @@ class KroneckerGaussian(GaussianPosterior):
             "Kronecker product without some of the weights (prune its marginal(), or use pruning_curve with samples)"
         )
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> KroneckerGaussian:
-        """Return the same posterior on another device or in another floating dtype.
-
-        In half precision only the means are; eigenvalues and bases stay in float32.
-        """
-        mean = {name: value.to(device=device, dtype=dtype) for name, value in self.mean.items()}
-        parts = (moved(part, device, dtype) for part in (self.eigenvalues, self.left, self.right))
-        return KroneckerGaussian(mean, *parts, hyperparameters=self.hyperparameters)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """``{"mean/<name>": ..., "eigenvalues/<name>": ..., "left/<name>": ..., "right/<name>": ...}``."""
-        kinds = ("mean", "eigenvalues", "left", "right")
-        return {f"{kind}/{name}": v for kind in kinds for name, v in getattr(self, kind).items()}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> KroneckerGaussian:
-        """The inverse of :meth:`tensors`."""
-        parts: dict[str, dict[str, Tensor]] = {"mean": {}, "eigenvalues": {}, "left": {}, "right": {}}
-        for key, value in tensors.items():
-            kind, _, name = key.partition("/")
-            # Copied, since alignment decides the order of sums, and so the bits of samples.
-            parts[kind][name] = value.clone() if kind in ("left", "right") else value
-        return cls(parts["mean"], parts["eigenvalues"], parts["left"], parts["right"], hyperparameters=hyperparameters)
-
-    def _own(self, name: str) -> tuple[Tensor | None, Tensor | None]:
-        """Left and right basis of a tensor in the dtype in which its noise is computed."""
-        dtype = torch.promote_types(self.eigenvalues[name].dtype, torch.float32)
+    def bases(self, name: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor | None, Tensor | None]:
+        """Left and right basis of a tensor in a dtype; ``None`` for the identity."""
         left, right = self.left.get(name), self.right.get(name)
         return None if left is None else left.to(dtype), None if right is None else right.to(dtype)
-
-    def _bases(self, name: str) -> tuple[Tensor | None, Tensor | None]:
-        """Left and right basis of a tensor, in float64."""
-        left, right = self.left.get(name), self.right.get(name)
-        return None if left is None else left.double(), None if right is None else right.double()
 
 
 def _kept_once(bases: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -270,18 +246,10 @@ def _kept_once(bases: dict[str, Tensor]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     last: tuple[Tensor, Tensor] | None = None
     for name, basis in bases.items():
-        if last is None or not (basis is last[0] or _are_equal(basis, last[1])):
+        on_cpu = last is not None and basis.dtype == last[1].dtype and basis.is_cpu and last[1].is_cpu
+        if last is None or not (basis is last[0] or (on_cpu and torch.equal(basis, last[1]))):
             last = basis, basis.contiguous()
         found[name] = last[1]
-    return found
-
-
-def _are_equal(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.device.type == b.device.type == "cpu" and torch.equal(a, b)
-
-
-def _block_diagonal(blocks: list[Tensor]) -> Tensor:
-    found: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -290,7 +258,7 @@ def _sides(mean: Tensor) -> tuple[int, int]:
     return (mean.shape[0], math.prod(mean.shape[1:])) if mean.ndim else (1, 1)
 
 
-def _matrix(value: Tensor, mean: Tensor) -> Tensor:
+def as_matrix(value: Tensor, mean: Tensor) -> Tensor:
     """A tensor of the shape of the mean, with any leading axes, as a matrix."""
     return value.reshape(*value.shape[: value.ndim - mean.ndim], *_sides(mean))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -82,10 +80,6 @@ class PosteriorReport:
             said.append("No weight is random: this is one network.")
         return tuple(said)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the numbers and the sentences as JSON values."""
-        return {**dataclasses.asdict(self), "sentences": list(self.sentences)}
-
     def __str__(self) -> str:
         marks = ", ".join(f"{level:.0%}" for level in LEVELS)
         lines = [["tensor", "weights", f"width {marks}", "start", f"|mean| / width {marks}", "determined"]]
@@ -95,9 +89,6 @@ class PosteriorReport:
         return "\n".join([*table, *(["", *self.sentences] if self.sentences else [])])
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 @torch.no_grad()

@@ -85,7 +85,7 @@ def random_layer(model: nn.Module, posterior: NetworkDistribution) -> nn.Linear 
     if not isinstance(posterior, GaussianPosterior):
         return None
     tensors = posterior.match(model)
-    random = {id(tensors[name]) for name in posterior.random_names()}
+    random = {id(tensors[name]) for name in posterior.random_names}
     uses = [id(p) for _, p in model.named_parameters(remove_duplicate=False)]
     for module in model.modules():
         plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
