@@ -99,26 +99,6 @@ class GaussianPosterior(Posterior):
         """
         return report_of(self.mean, self.variance, self.hyperparameters)
 
-    def pruning_order(self, by: str = "signal_to_noise") -> Tensor:
-        """Return the numbers of all weights in the order in which pruning removes them, the weakest first; ``(D,)``.
-
-        The weights are numbered tensor by tensor, in the order of ``mean``, each flattened row by row. Of equally weak
-        weights the one with the lower number comes first.
-
-        Args:
-            by: ``"signal_to_noise"`` or ``"magnitude"``, the absolute value of the mean.
-
-        Raises:
-            ValueError: ``by`` is neither, or there are no signal-to-noise ratios because no weight has a variance.
-        """
-        if by not in PRUNING:
-            raise ValueError(f"by must be one of {PRUNING}, got {by!r}")
-        found = self.signal_to_noise() if by == "signal_to_noise" else {n: m.abs() for n, m in self.mean.items()}
-        scores = torch.cat([score.flatten() for score in found.values()])
-        if len(scores) and scores.isinf().all():
-            raise ValueError(f"by must be 'magnitude' for a posterior in which no weight has a variance, got {by!r}")
-        return scores.argsort(stable=True)
-
     def prune(self: Self, fraction: float, *, by: str = "signal_to_noise") -> Self:
         """Return a copy in which the given fraction of all weights, the weakest, is exactly zero.
 
@@ -126,18 +106,28 @@ class GaussianPosterior(Posterior):
         of a pruned weight become 0. The posterior is not conditioned on this: the other weights keep their means and
         their covariance, even where they are correlated with a pruned weight. Weights that were pruned before count
         towards the fraction. Weights that are fixed at a value other than 0 have an infinite signal-to-noise ratio and
-        are pruned last by this criterion.
+        are pruned last by this criterion. Of equally weak weights the first ones are pruned, tensor by tensor and row
+        by row.
 
         Args:
             fraction: Fraction of the weights in [0, 1]; ``round(fraction * num_weights)`` weights are pruned.
             by: Criterion of weakness: a small ``"signal_to_noise"`` ratio, or a small ``"magnitude"`` of the mean.
 
         Raises:
-            ValueError: ``fraction`` is outside [0, 1], or ``by`` is not a criterion that the posterior has.
+            ValueError: ``fraction`` is outside [0, 1], ``by`` is neither, or there are no signal-to-noise ratios
+                because no weight has a variance.
         """
         check_fraction("fraction", fraction)
-        kept = self.mask(self.pruning_order(by)[round(fraction * self.num_weights) :])
-        return self._keeping(kept, {**self.hyperparameters, "pruned_fraction": fraction})
+        if by not in PRUNING:
+            raise ValueError(f"by must be one of {PRUNING}, got {by!r}")
+        found = self.signal_to_noise() if by == "signal_to_noise" else {n: m.abs() for n, m in self.mean.items()}
+        scores = torch.cat([score.flatten() for score in found.values()])
+        if len(scores) and scores.isinf().all():
+            raise ValueError(f"by must be 'magnitude' for a posterior in which no weight has a variance, got {by!r}")
+        order = scores.argsort(stable=True)
+        kept = torch.ones_like(order, dtype=torch.bool)
+        kept[order[: round(fraction * len(order))]] = False
+        return self._keeping(self._split(kept), {**self.hyperparameters, "pruned_fraction": fraction})
 
     def _keeping(self: Self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Self:
         """A copy with other hyper-parameters in which weights outside the masks ``kept`` (by name, in their shapes) are
@@ -145,12 +135,6 @@ class GaussianPosterior(Posterior):
         """
         zeroed = {key: torch.where(kept[key.partition("/")[2]], v, 0.0) for key, v in self.tensors().items()}
         return self.from_tensors(zeroed, hyperparameters)
-
-    def mask(self, numbers: Tensor) -> dict[str, Tensor]:
-        """Masks by name of the weights with these numbers; they are numbered as in :meth:`pruning_order`."""
-        flat = torch.zeros(self.num_weights, dtype=torch.bool, device=numbers.device)
-        flat[numbers] = True
-        return self._split(flat)
 
     def _split(self, flat: Tensor) -> dict[str, Tensor]:
         """Split a flat tensor of all weights into tensors by name, in their shapes."""

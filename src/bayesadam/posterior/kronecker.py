@@ -229,7 +229,7 @@ class KroneckerGaussian(GaussianPosterior):
         """
         raise ValueError(
             "posterior must be of a class that can be pruned, got a KroneckerGaussian, whose covariance is no "
-            "Kronecker product without some of the weights (prune its marginal(), or use pruning_curve with samples)"
+            "Kronecker product without some of the weights (prune its marginal())"
         )
 
     def bases(self, name: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor | None, Tensor | None]:
