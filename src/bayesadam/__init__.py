@@ -61,7 +61,7 @@ if TYPE_CHECKING:
         load_posterior,
         merge,
     )
-    from bayesadam.posthoc import laplace, tune_laplace
+    from bayesadam.posthoc import laplace
     from bayesadam.posthoc.badam import badam
     from bayesadam.predictive.predict import predict
     from bayesadam.pruning import pruning_curve
@@ -86,7 +86,7 @@ _HOMES = {
     "optim": "IVON NGVI VAN VOGN VON BayesAdam BetaScheduler NaturalVadam NaturalVON VadaGrad Vadam Vprop param_groups",
     "posterior": "DenseGaussian DiagonalGaussian KroneckerGaussian LowRankGaussian "
     "Mixture Posterior ensemble load_posterior merge",
-    "posthoc": "badam laplace tune_laplace",
+    "posthoc": "badam laplace",
     "predictive": "predict",
     "pruning": "pruning_curve",
     "swag": "SWAG",
@@ -135,7 +135,6 @@ __all__ = [
     "predict",
     "pruning_curve",
     "train_ensemble",
-    "tune_laplace",
     "tune_posterior",
     "variational",
     "variational_last_layer",

@@ -54,8 +54,8 @@ def pruning_curve(
 ) -> PruningCurve:
     """Score a network without the weakest of its weights, at several levels of pruning.
 
-    Every level is the posterior's :meth:`~bayesadam.posterior.gaussian.GaussianPosterior.prune`, which ranks the weights
-    over all tensors together (Blundell et al. 2015, section 5.1; Kessler et al. 2018, section 4).
+    Every level is the result of the posterior's ``prune``, which ranks the weights over all tensors together (Blundell
+    et al. 2015, section 5.1; Kessler et al. 2018, section 4).
 
     Args:
         model: Network whose trainable parameters are those of the posterior; afterwards it is as before.
@@ -90,8 +90,8 @@ def pruning_curve(
     """
     if not isinstance(posterior, GaussianPosterior):
         raise TypeError(
-            "posterior must be a DiagonalGaussian, LowRankGaussian or DenseGaussian (prune the marginal() of others, and "
-            f"the members of a Mixture one by one), got a {type(posterior).__name__}"
+            "posterior must be a DiagonalGaussian, LowRankGaussian or DenseGaussian (prune the marginal() of others, "
+            f"and the members of a Mixture one by one), got a {type(posterior).__name__}"
         )
     data = {"inputs": inputs, "target": target, "likelihood": likelihood}
     given = [name for name, value in data.items() if value is not None]

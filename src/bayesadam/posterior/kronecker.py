@@ -125,7 +125,7 @@ class KroneckerGaussian(GaussianPosterior):
                 value = mean
                 if number is not None and name in std:
                     moved = rotate(
-                        as_matrix(draws[index] * std[name], mean), *self.bases(name, dtypes[name]), back=True
+                        as_matrix(draws[index] * std[name], mean), *self.bases(name, dtype=dtypes[name]), back=True
                     )
                     value = mean + moved.view(mean.shape)
                 targets[name].detach().copy_(value)
@@ -232,7 +232,7 @@ class KroneckerGaussian(GaussianPosterior):
             "Kronecker product without some of the weights (prune its marginal())"
         )
 
-    def bases(self, name: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor | None, Tensor | None]:
+    def bases(self, name: str, *, dtype: torch.dtype = torch.float64) -> tuple[Tensor | None, Tensor | None]:
         """Left and right basis of a tensor in a dtype; ``None`` for the identity."""
         left, right = self.left.get(name), self.right.get(name)
         return None if left is None else left.to(dtype), None if right is None else right.to(dtype)
