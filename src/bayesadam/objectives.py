@@ -13,6 +13,7 @@ from bayesadam.checks import check, is_whole
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, Mixture
 from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.predictive.how import How
 from bayesadam.predictive.monte_carlo import outputs_at_samples
 from bayesadam.priors import Prior, as_prior
 
@@ -66,16 +67,8 @@ def elbo(
     if num_data is not None and not 0 < num_data < math.inf:
         raise ValueError(f"num_data must be a positive, finite number, got {num_data!r}")
     divergence = _divergence(posterior, prior, mc_samples, seed)
-    outputs = outputs_at_samples(
-        model,
-        posterior,
-        inputs,
-        range(mc_samples),
-        seed=seed,
-        output=output,
-        batch_size=batch_size,
-        progress=None,
-    )
+    how = How(likelihood, seed=seed, output=output, batch_size=batch_size)
+    outputs = outputs_at_samples(model, posterior, inputs, range(mc_samples), how)
     log_prob = likelihood.log_prob(outputs, target.to(outputs.device)).double().flatten(1)
     total = log_prob.mean() * (log_prob.shape[1] if num_data is None else num_data)
     return total.cpu() - divergence.cpu()
