@@ -139,8 +139,8 @@ def test_what_fits():
     [
         ({}, True),
         ({"estimator": "local"}, True),
-        ({"estimator": "flipout", "prior": priors.LaplacePrior()}, True),
-        ({"prior": priors.LaplacePrior()}, False),
+        ({"estimator": "flipout", "prior": priors.LearnedGaussianPrior()}, True),
+        ({"prior": priors.LearnedGaussianPrior()}, False),
         ({"kl": "sampled"}, True),
         ({"prior": priors.ScaleMixturePrior()}, True),
         ({"kl": "sampled", "sticking_the_landing": True}, False),
