@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from bayesadam.checks import check, check_temperature, is_whole
+from bayesadam.checks import check_count, check_temperature
 from bayesadam.likelihoods import Likelihood
 
 Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
@@ -44,7 +44,7 @@ def negative_elbo(
     output: Callable[[Any], Tensor] | None,
 ) -> Tensor:
     """The loss of :meth:`VariationalModule.loss`, with ``forward`` as the module that is called."""
-    check("mc_samples", mc_samples, "a whole number of at least 1", is_whole)
+    check_count("mc_samples", mc_samples)
     if antithetic and mc_samples % 2:
         raise ValueError(f"mc_samples must be even when antithetic=True, got {mc_samples!r}")
     scale = kl_scale(num_data, kl_weight, temperature)

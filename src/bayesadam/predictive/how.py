@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from bayesadam import noise
-from bayesadam.checks import check, is_whole
+from bayesadam.checks import check_count
 from bayesadam.likelihoods import Likelihood, check_likelihood
 
 METHODS = ("auto", "monte_carlo", "linearized", "moments", "mean")
@@ -48,7 +48,7 @@ class How:
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {METHODS}, got {self.method!r}")
         for name in ("mc_samples", *(() if self.batch_size is None else ("batch_size",))):
-            check(name, getattr(self, name), "a whole number of at least 1", is_whole)
+            check_count(name, getattr(self, name))
         check_likelihood(self.likelihood)
         if isinstance(self.batch_norm, str) and self.batch_norm != AUTO:
             raise ValueError(f"batch_norm must be {AUTO!r}, None or inputs, got {self.batch_norm!r}")
