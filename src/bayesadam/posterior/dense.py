@@ -62,6 +62,15 @@ class DenseGaussian(GaussianPosterior):
         self._keep(mean, scale_tril, hyperparameters)
 
     @classmethod
+    def _made(
+        cls, mean: Mapping[str, Tensor], scale_tril: Tensor, hyperparameters: Mapping[str, Any] | None
+    ) -> DenseGaussian:
+        """Make a posterior from a factor without the checks."""
+        posterior = cls.__new__(cls)
+        posterior._keep(mean, scale_tril, hyperparameters)
+        return posterior
+
+    @classmethod
     def from_scale_tril(
         cls, mean: Mapping[str, Tensor], scale_tril: Tensor, *, hyperparameters: Mapping[str, Any] | None = None
     ) -> DenseGaussian:
@@ -81,9 +90,7 @@ class DenseGaussian(GaussianPosterior):
         if upper.any():
             raise ValueError(f"scale_tril must be lower triangular, got {_first(upper)} above the diagonal")
         _check_diagonal(matrix, "scale_tril")
-        posterior = cls.__new__(cls)
-        posterior._keep(mean, matrix, hyperparameters)
-        return posterior
+        return cls._made(mean, matrix, hyperparameters)
 
     @classmethod
     def from_precision(
@@ -123,9 +130,7 @@ class DenseGaussian(GaussianPosterior):
             raise ValueError(f"precision must have a positive diagonal over the random weights, got {value!r}")
         matrix = torch.where(random & random.unsqueeze(1), matrix, 0.0)
         scale_tril = _embedded(_inverse_cholesky, _symmetric(matrix, precision.dtype, "precision"), "precision")
-        posterior = cls.__new__(cls)
-        posterior._keep(mean, scale_tril, hyperparameters)
-        return posterior
+        return cls._made(mean, scale_tril, hyperparameters)
 
     def _keep(self, mean: Mapping[str, Tensor], scale_tril: Tensor, hyperparameters: Mapping[str, Any] | None) -> None:
         self.mean = dict(mean)
@@ -205,9 +210,7 @@ class DenseGaussian(GaussianPosterior):
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> DenseGaussian:
         """The scaled posterior, as in the base class; the slow check of the factor is skipped, since it stays valid."""
-        posterior = self.__class__.__new__(self.__class__)
-        posterior._keep(self.mean, self.scale_tril * factor, hyperparameters)
-        return posterior
+        return self._made(self.mean, self.scale_tril * factor, hyperparameters)
 
     def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> DenseGaussian:
         """The pruned posterior, as in the base class; mean, row and column of the other weights become 0."""

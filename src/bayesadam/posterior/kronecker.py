@@ -14,7 +14,7 @@ from bayesadam import noise
 from bayesadam.checks import require
 from bayesadam.functional import gaussian
 from bayesadam.functional.autocast import without_autocast
-from bayesadam.functional.kronecker import between, rotate
+from bayesadam.functional.kronecker import rotate
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all, sum_of_tensors
 from bayesadam.posterior.gaussian import GaussianPosterior
@@ -75,7 +75,7 @@ class KroneckerGaussian(GaussianPosterior):
         self.eigenvalues = checked.variance
         self.left = _kept_once({name: left[name] for name in mean if name in left})
         self.right = _kept_once({name: right[name] for name in mean if name in right})
-        self.variance = {name: self._marginal(name, None, None) for name in mean}
+        self.variance = {name: self._marginal(name) for name in mean}
         self.hyperparameters = dict(hyperparameters or {})
 
     def _scale(self, names: Iterable[str]) -> Tensor:
@@ -153,64 +153,35 @@ class KroneckerGaussian(GaussianPosterior):
     def kl_divergence(self, prior: float | GaussianPosterior) -> Tensor:
         """``KL(q || prior)`` in nats, summed (not averaged) over the random weights; 0-d float64.
 
-        If the prior is also a :class:`KroneckerGaussian`, or its weights are independent, the divergence is that of the
-        marginals in the prior's bases plus the total correlation there, and costs as much as a few rotations.
+        If the prior's weights are independent, it is the divergence of the marginals plus the total correlation ``0.5
+        sum_i (log variance_i - log v_i)``.
 
         Args:
             prior: A prior precision (the prior is then ``N(0, 1 / prior)`` for every weight), or another Gaussian
-                posterior with the same names and shapes; for other kinds there may be at most ``MAX_WEIGHTS`` weights.
+                posterior with the same names and shapes; if its weights are correlated, there may be at most
+                ``MAX_WEIGHTS`` of them.
 
         Raises:
             ValueError: The precision is not positive, the prior is over other weights, or there are too many weights
                 for this prior.
         """
-        self._check_prior(prior)
-        if not isinstance(prior, GaussianPosterior):
-            precise = torch.tensor(1.0 / float(prior), dtype=torch.float64)
-            prior = KroneckerGaussian(
-                {name: mean.new_zeros(()).expand_as(mean) for name, mean in self.mean.items()},
-                {name: precise.to(mean.device).expand_as(mean) for name, mean in self.mean.items()},
-                {},
-                {},
-            )
-        elif isinstance(prior, DiagonalGaussian):
-            prior = KroneckerGaussian(prior.mean, prior.variance, {}, {})
-        if not isinstance(prior, KroneckerGaussian) or any(self._is_mixed_in(prior, name) for name in self.mean):
+        if isinstance(prior, GaussianPosterior) and not isinstance(prior, DiagonalGaussian):
             return super().kl_divergence(prior)
-        return sum_all(self._divergence(prior, name) for name in self.mean)
-
-    def _is_mixed_in(self, prior: KroneckerGaussian, name: str) -> bool:
-        """Whether single weights of a tensor are point masses while those of the prior are correlated."""
-        zero = self.eigenvalues[name] == 0
-        return (name in prior.left or name in prior.right) and bool(zero.any()) and not bool(zero.all())
-
-    def _divergence(self, prior: KroneckerGaussian, name: str) -> Tensor:
-        """The KL divergence of one tensor."""
-        mean, own = self.mean[name].double(), self.eigenvalues[name].double()
-        left, right = (None if basis is None else basis.to(mean.device) for basis in prior.bases(name))
-        shift = as_matrix(mean - prior.mean[name].to(mean.device).double(), mean)
-        marginal = as_matrix(self._marginal(name, left, right), mean)
-        there = as_matrix(prior.eigenvalues[name].to(mean.device).double(), mean)
-        shift = rotate(shift, left, right)
-        terms = gaussian.kl_divergence(shift, marginal, torch.zeros_like(shift), there).sum()
-        random = own > 0
-        correlation = 0.5 * (marginal.view(mean.shape)[random].log() - own[random].log()).sum()
-        return terms + correlation.clamp_min(0.0)
+        marginal = self.marginal()
+        return marginal.kl_divergence(prior) + (marginal.entropy() - self.entropy()).clamp_min(0.0)
 
     def marginal(self) -> DiagonalGaussian:
         """Return the diagonal Gaussian with the same means and marginal variances."""
         return DiagonalGaussian(self.mean, self.variance, hyperparameters=self.hyperparameters)
 
-    def _marginal(self, name: str, left: Tensor | None, right: Tensor | None) -> Tensor:
-        """Marginal variances of a tensor in other bases, in the weights' shape; in float64, or as they are kept."""
+    def _marginal(self, name: str) -> Tensor:
+        """Marginal variances of a tensor, in the weights' shape; in float64, or as they are kept."""
         value = self.eigenvalues[name]
-        own = self.bases(name)
-        turns = [between(other, basis) for other, basis in zip((left, right), own, strict=True)]
-        if turns == [None, None]:
+        bases = self.bases(name)
+        if bases == (None, None):
             return value
-        squares = [None if turn is None else turn.square() for turn in turns]
-        found = rotate(as_matrix(value.double(), value), *squares, back=True)
-        return found.view(value.shape)
+        squares = (None if basis is None else basis.square() for basis in bases)
+        return rotate(as_matrix(value.double(), value), *squares, back=True).view(value.shape)
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> KroneckerGaussian:
         """The scaled posterior, as in the base class; the slow check of the bases is skipped."""
