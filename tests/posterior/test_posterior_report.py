@@ -74,9 +74,6 @@ def test_what_is_not_known_is_none():
     assert row.width == row.signal_to_noise == (1.0, 1.0, 1.0)
     assert q.report().sentences == ()
     assert str(q.report()).splitlines()[-1].split()[:2] == ["all", "3"]
-    for odd in (7, {"w": "?"}, {"w": {"start_share": "much", "prior_precision": True}}):
-        (row,) = ba.DiagonalGaussian(q.mean, q.variance, hyperparameters={PER_TENSOR: odd}).report().rows
-        assert (row.start_share, row.prior_precision, row.determined) == (None, None, None)
     half = posterior()
     del half.hyperparameters[PER_TENSOR]["b"]
     total = half.report().total

@@ -36,7 +36,7 @@ class KroneckerGaussian(GaussianPosterior):
     Args:
         mean: Mean of every weight tensor by name. The tensors are kept, not copied.
         eigenvalues: Eigenvalues ``v``, of the same names, shapes and devices; finite and not negative.
-        left: Matrices ``L`` by name, ``(O, O)``, for any of the tensors. Equal matrices in succession are kept once.
+        left: Matrices ``L`` by name, ``(O, O)``, for any of the tensors.
         right: Matrices ``R`` by name, ``(I, I)``, for any of the tensors.
         hyperparameters: JSON values that say how the posterior was found.
 
@@ -73,8 +73,8 @@ class KroneckerGaussian(GaussianPosterior):
         require(rules)
         self.mean = checked.mean
         self.eigenvalues = checked.variance
-        self.left = _kept_once({name: left[name] for name in mean if name in left})
-        self.right = _kept_once({name: right[name] for name in mean if name in right})
+        self.left = {name: left[name].contiguous() for name in mean if name in left}
+        self.right = {name: right[name].contiguous() for name in mean if name in right}
         self.variance = {name: self._marginal(name) for name in mean}
         self.hyperparameters = dict(hyperparameters or {})
 
@@ -207,21 +207,6 @@ class KroneckerGaussian(GaussianPosterior):
         """Left and right basis of a tensor in a dtype; ``None`` for the identity."""
         left, right = self.left.get(name), self.right.get(name)
         return None if left is None else left.to(dtype), None if right is None else right.to(dtype)
-
-
-def _kept_once(bases: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The bases, contiguous; a basis that equals the previous one, as for a weight and its bias, shares its tensor.
-
-    Only on a CPU, to which files are loaded, are their numbers compared.
-    """
-    found: dict[str, Tensor] = {}
-    last: tuple[Tensor, Tensor] | None = None
-    for name, basis in bases.items():
-        on_cpu = last is not None and basis.dtype == last[1].dtype and basis.is_cpu and last[1].is_cpu
-        if last is None or not (basis is last[0] or (on_cpu and torch.equal(basis, last[1]))):
-            last = basis, basis.contiguous()
-        found[name] = last[1]
-    return found
 
 
 def _sides(mean: Tensor) -> tuple[int, int]:

@@ -96,17 +96,17 @@ def report_of(
     mean: Mapping[str, Tensor], variance: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]
 ) -> PosteriorReport:
     """Make the report of a posterior with these means, marginal variances and hyper-parameters."""
-    told = _mapping(hyperparameters.get(PER_TENSOR))
+    told = hyperparameters.get(PER_TENSOR, {})
     rows, widths, ratios = [], [], []
     for name, center in mean.items():
-        known = _mapping(told.get(name))
+        known = told.get(name, {})
         random = variance[name] > 0
         dtype = wide(variance[name].dtype)
         spread = variance[name][random].to(dtype).sqrt()
         widths.append(spread)
         ratios.append(center[random].to(dtype).abs() / spread)
-        share = _number(known.get("start_share"))
-        prior = _number(known.get("prior_precision", hyperparameters.get("prior_precision")))
+        share = known.get("start_share")
+        prior = known.get("prior_precision", hyperparameters.get("prior_precision"))
         rows.append(
             TensorReport(
                 name=name,
@@ -159,14 +159,6 @@ def _total(rows: Sequence[TensorReport], spread: Tensor, ratio: Tensor) -> Tenso
         prior_precision=None,
         determined=sum(known) if known and len(known) == len(determined) else None,
     )
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _about_start(share: float) -> str:

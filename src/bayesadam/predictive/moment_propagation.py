@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import singledispatch
 from typing import Any, cast
 
 import torch
@@ -29,29 +28,23 @@ from bayesadam.predictive.network import own_names
 from bayesadam.predictive.result import Predictive
 
 
-@singledispatch
 def independent_weights(posterior: NetworkDistribution) -> dict[str, Moments]:
     """Mean and variance of every weight tensor of a posterior whose weights are independent.
 
     Raises:
         ValueError: The weights are not independent.
     """
+    if isinstance(posterior, PartialGaussian):
+        fixed = {name: Moments(value) for name, value in posterior.fixed.items()}
+        moments = {**fixed, **independent_weights(posterior.random)}
+        return {name: moments[name] for name in posterior.mean}
+    if isinstance(posterior, DiagonalGaussian | BernoulliPosterior):
+        variances = posterior.variance
+        return {name: Moments(mean, variances[name]) for name, mean in posterior.mean.items()}
     raise ValueError(
         "posterior must have independent weights for method='moments' (use 'monte_carlo'; or for a Gaussian "
         f"DiagonalGaussian(q.mean, q.variance), without its correlations), got {type(posterior).__name__}"
     )
-
-
-@independent_weights.register(DiagonalGaussian)
-@independent_weights.register(BernoulliPosterior)
-def _(posterior: DiagonalGaussian | BernoulliPosterior) -> dict[str, Moments]:
-    variances = posterior.variance
-    return {name: Moments(mean, variances[name]) for name, mean in posterior.mean.items()}
-
-
-@independent_weights.register
-def _(posterior: PartialGaussian) -> dict[str, Moments]:
-    return {**{name: Moments(mean) for name, mean in posterior.mean.items()}, **independent_weights(posterior.random)}
 
 
 @torch.no_grad()
