@@ -54,6 +54,11 @@ class Posterior(NetworkDistribution):
         """Number of weights, including point masses."""
         return sum(mean.numel() for mean in self.mean.values())
 
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """Shape of every weight tensor by name."""
+        return {name: mean.shape for name, mean in self.mean.items()}
+
     def sample(self, count: int, *, seed: int = 0, first: int = 0) -> dict[str, Tensor]:
         """Draw samples number ``first`` to ``first + count - 1``; each tensor has a leading axis of ``count``.
 
@@ -214,19 +219,19 @@ class Posterior(NetworkDistribution):
 
     def _check_weights(self, other: Posterior, what: str = "prior") -> None:
         """Check that another posterior, such as a prior, is over the same weights."""
-        self._check_names(other.mean, what)
-        for name, mean in self.mean.items():
-            if other.mean[name].shape != mean.shape:
-                raise ValueError(
-                    f"{what} of {name!r} must be of shape {tuple(mean.shape)}, got {tuple(other.mean[name].shape)}"
-                )
+        shapes = other.shapes
+        self._check_names(shapes, what)
+        for name, shape in self.shapes.items():
+            if shapes[name] != shape:
+                raise ValueError(f"{what} of {name!r} must be of shape {tuple(shape)}, got {tuple(shapes[name])}")
 
-    def _check_names(self, other: Mapping[str, Tensor], what: str) -> None:
-        for name in self.mean:
+    def _check_names(self, other: Mapping[str, Any], what: str) -> None:
+        shapes = self.shapes
+        for name in shapes:
             if name not in other:
                 raise ValueError(f"{what} must have the weights {name!r}, got none of that name")
         for name in other:
-            if name not in self.mean:
+            if name not in shapes:
                 raise ValueError(f"{what} must only have weights that the posterior has, got {name!r}")
 
 

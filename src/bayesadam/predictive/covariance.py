@@ -87,11 +87,7 @@ def weight_covariance(posterior: NetworkDistribution) -> WeightCovariance:
     if isinstance(posterior, KroneckerGaussian):
         return WeightCovariance(posterior.eigenvalues, {}, posterior.left, posterior.right)
     if isinstance(posterior, LowRankGaussian):
-        factors = {
-            name: value.reshape(posterior.rank, posterior.mean[name].numel())
-            for name, value in posterior.factors.items()
-        }
-        return WeightCovariance(posterior.diagonal, {name: factor.T for name, factor in factors.items()})
+        return WeightCovariance(posterior.diagonal, {name: posterior._matrix(name).T for name in posterior.mean})
     if isinstance(posterior, DenseGaussian):
         rows = torch.split(posterior.scale_tril, [mean.numel() for mean in posterior.mean.values()])
         return WeightCovariance({}, dict(zip(posterior.mean, rows, strict=True)))
