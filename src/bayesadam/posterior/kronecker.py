@@ -73,8 +73,8 @@ class KroneckerGaussian(GaussianPosterior):
         require(rules)
         self.mean = checked.mean
         self.eigenvalues = checked.variance
-        self.left = {name: left[name].contiguous() for name in mean if name in left}
-        self.right = {name: right[name].contiguous() for name in mean if name in right}
+        self.left = _kept_once({name: left[name] for name in mean if name in left})
+        self.right = _kept_once({name: right[name] for name in mean if name in right})
         self.variance = {name: self._marginal(name) for name in mean}
         self.hyperparameters = dict(hyperparameters or {})
 
@@ -240,3 +240,21 @@ def _basis_rules(what: str, basis: Tensor, size: int) -> list[tuple[Tensor, Call
         (basis.isfinite().all(), partial(ValueError, f"{what} must be finite, got inf or nan")),
         (error <= torch.finfo(basis.dtype).eps ** 0.5 * probe.norm(), not_orthogonal),
     ]
+
+
+def _kept_once(bases: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The bases, contiguous; a basis that equals the previous one, as for a weight and its bias, shares its tensor.
+
+    Only on a CPU, to which files are loaded, are their numbers compared.
+    """
+    found: dict[str, Tensor] = {}
+    last: tuple[Tensor, Tensor] | None = None
+    for name, basis in bases.items():
+        if last is None or not (basis is last[0] or _are_equal(basis, last[1])):
+            last = basis, basis.contiguous()
+        found[name] = last[1]
+    return found
+
+
+def _are_equal(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.device.type == b.device.type == "cpu" and torch.equal(a, b)
