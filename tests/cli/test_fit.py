@@ -180,7 +180,7 @@ class TestRunFolder:
         def fails(*arguments, **options):
             raise RuntimeError("too difficult")
 
-        monkeypatch.setattr("bayesadam.report.report_data.effects", fails)
+        monkeypatch.setattr("bayesadam.sklearn.runs.report_data.effects", fails)
         fitted("fit", labels, "--target", "answer", "--out", tmp_path / "run", *FAST)
         report = read(tmp_path / "run", "report")
         assert "the report does not describe the inputs: RuntimeError: too difficult" in report["data"]["notes"]

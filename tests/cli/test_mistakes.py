@@ -316,9 +316,9 @@ class TestResources:
         assert message.startswith(f"reading {numbers.name} would take 0.0 GiB of memory, 0.0 GiB are available")
 
     def test_a_missing_extra(self, refused, numbers, tmp_path, monkeypatch):
-        monkeypatch.setattr(mistakes, "find_spec", lambda name: None if name == "bokeh" else object())
+        monkeypatch.setattr(mistakes, "find_spec", lambda name: None if name == "matplotlib" else object())
         message = refused(*self.fit(numbers, tmp_path / "run"))
-        assert message == 'this command needs bokeh: pip install "bayesadam[report]"'
+        assert message == 'this command needs matplotlib: pip install "bayesadam[plot]"'
 
     def test_a_faulty_library_is_no_mistake_of_the_user(self, numbers, tmp_path, monkeypatch):
         """An error of ours keeps its traceback, and leaves nothing half-written either."""

@@ -52,7 +52,7 @@ def fit(
     settings = {name: value for name, value in locals().items() if name not in ("out", "config", "force", "begin")}
     given = {name: value for name, value in settings.items() if value not in (None, []) and value is not False}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    require("pyarrow", "pandas", "sklearn", "bokeh")
+    require("pyarrow", "pandas", "sklearn", "matplotlib")
     with one_line():
         _fit(_settings(given, config), out, force=force, begin=begin)
 

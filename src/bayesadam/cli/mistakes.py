@@ -21,7 +21,6 @@ _NEEDS = {
     "pyarrow": ("pyarrow", "sklearn"),
     "sklearn": ("scikit-learn", "sklearn"),
     "pandas": ("pandas", "sklearn"),
-    "bokeh": ("bokeh", "report"),
     "PIL": ("pillow", "plot"),
     "matplotlib": ("matplotlib", "plot"),
 }

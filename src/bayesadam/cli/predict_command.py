@@ -60,7 +60,7 @@ def predict(
 
 def report(run: of.Run) -> None:
     """Write the report.html of a run again from the data that the run folder holds."""
-    require("pyarrow", "pandas", "sklearn", "bokeh")
+    require("pyarrow", "pandas", "sklearn", "matplotlib")
     with one_line(), writing_to("RUN", run):
         from bayesadam.sklearn.runs.run_folder import rewrite_report
 

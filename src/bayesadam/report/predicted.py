@@ -50,6 +50,11 @@ class PredictedNumbers:
         return (self.y - self.mean) ** 2, self.std**2
 
     @property
+    def uncertainty(self) -> tuple[Array, Array, str]:
+        """Variances, their epistemic parts, and the word for them."""
+        return self.std**2, self.epistemic_std**2, "variance"
+
+    @property
     def inside(self) -> NDArray[np.bool_]:
         """Mask of the rows inside their intervals."""
         return np.asarray((self.lower <= self.y) & (self.y <= self.upper))
@@ -96,6 +101,11 @@ class PredictedClasses:
     def errors(self) -> tuple[Array, Array]:
         """1 for a wrong class and 0 for a right one, and the expectation of this, ``(N,)`` each."""
         return (~self.right).astype(np.float64), 1.0 - self.confidence
+
+    @property
+    def uncertainty(self) -> tuple[Array, Array, str]:
+        """Entropies, their epistemic parts, and the word for them."""
+        return self.entropy, self.mutual_information, "entropy"
 
     @property
     def predicted(self) -> NDArray[np.intp]:

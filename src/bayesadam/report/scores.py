@@ -1,13 +1,19 @@
-"""The table of held-out scores: one row per model, with marks on the best score of every column."""
+"""The tables of scores, with marks on the best score of every column, and of mistaken classes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bayesadam.report.numbers import NONE, percent, same_decimals
+import numpy as np
+
+from bayesadam.report.numbers import NONE, count, percent, same_decimals
+from bayesadam.report.predicted import PredictedClasses
+
+_CLASSES = 20
+"""Maximum number of classes of the confusion matrix."""
 
 
 @dataclass(frozen=True)
@@ -55,3 +61,22 @@ def _aim(name: str) -> tuple[str, Any]:
     if "seconds" in name:
         return "", lambda value: value
     return "lower is better", lambda value: value
+
+
+def confusion(rows: PredictedClasses, classes: Sequence[str]) -> dict[str, Any]:
+    """Return a table of the counts of actual and predicted classes, limited to the classes with the most mistakes.
+
+    Returns:
+        "names" of the classes, "rows" with pairs of a class and its cells, which are pairs of a text and of the share
+        of the rows of the class, and the number of classes that are left out, "more".
+    """
+    counts = np.zeros((len(classes), len(classes)), dtype=int)
+    np.add.at(counts, (rows.label, rows.predicted), 1)
+    mistakes = counts - np.diag(counts.diagonal())
+    shown = np.sort(np.argsort(-(mistakes.sum(0) + mistakes.sum(1)), kind="stable")[:_CLASSES])
+    names = [classes[code] for code in shown]
+    cells = [
+        [(count(int(part[code])) if part[code] else "", float(part[code] / max(part.sum(), 1))) for code in shown]
+        for part in counts[shown]
+    ]
+    return {"names": names, "rows": list(zip(names, cells, strict=True)), "more": len(classes) - len(names)}

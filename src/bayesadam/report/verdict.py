@@ -1,4 +1,4 @@
-"""The verdict on uncertainty: tests of the whole calibration, and of groups of rows, given the number of rows."""
+"""The verdict on uncertainty: tests of the whole calibration, and of groups of rows, and how much is epistemic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from bayesadam.report.numbers import Array, count, percent
-from bayesadam.report.predicted import LEVEL, PredictedClasses, PredictedNumbers
+from bayesadam.report.predicted import LEVEL, Predicted, PredictedClasses, PredictedNumbers
 
 CHANCE = 0.05
 """Probability below which a difference is not attributed to chance."""
@@ -80,6 +80,26 @@ def _equally_many_errors(confidence: Array) -> list[NDArray[np.intp]]:
     errors = np.cumsum(1.0 - confidence[order])
     number = int(min(10.0, max(1.0, errors[-1] / 5.0)))
     return np.split(order, np.searchsorted(errors, errors[-1] * np.arange(1, number) / number))
+
+
+def epistemic(rows: Predicted, error: float | None) -> str:
+    """Return a sentence on the epistemic part of the uncertainty; an empty one if the uncertainty is not finite.
+
+    Args:
+        rows: The rows.
+        error: Standard deviation of the logarithm of the epistemic variance's factor, given the rows that members left
+            out; ``None`` if it was not calibrated. The sentence states the range of two such deviations.
+    """
+    total, part, words = rows.uncertainty
+    if not np.isfinite(total).all() or not total.sum() > 0:
+        return ""
+    share = float(part.sum() / total.sum())
+    ends = [percent(min(1.0, share * math.exp(sign * 2 * error))) for sign in (-1, 1)] if error else []
+    limits = f" (the rows left out allow {' to '.join(ends)})" if ends else ""
+    return (
+        f"Of the {words} of the predictions, {percent(share)}{limits} is uncertainty about the weights (epistemic), "
+        "which more data would reduce; the rest is noise (aleatoric), which only other inputs could reduce."
+    )
 
 
 def failures(groups: Sequence[Mapping[str, Any]], task: str) -> dict[str, Any]:

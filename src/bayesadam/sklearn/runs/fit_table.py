@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from bayesadam.files import write_json, write_text
 from bayesadam.report import write_report
-from bayesadam.report.report_data import Rows, report_data
 from bayesadam.sklearn.choice import described
 from bayesadam.sklearn.classifier import BayesianMLPClassifier
 from bayesadam.sklearn.members import ROWS
@@ -25,6 +25,7 @@ from bayesadam.sklearn.regressor import BayesianMLPRegressor
 from bayesadam.sklearn.runs import run_folder as names
 from bayesadam.sklearn.runs.evaluation import MAX_ROWS, Arrays, Scores, baselines, margin, predict_held_out, scores
 from bayesadam.sklearn.runs.prepare import Prepared, prepare
+from bayesadam.sklearn.runs.report_data import report_data
 from bayesadam.sklearn.runs.settings import RunError, Settings
 from bayesadam.sklearn.tables.encoder import Encoded
 
@@ -163,52 +164,19 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
             )
         watcher.stage("report")
         done = _as_done(prepared.settings, estimator)
-        report = _report(prepared, done, estimator, held_out, metrics, margins, seconds)
+        left_out = _left_out(prepared, estimator)
+        report = report_data(prepared, done, estimator, held_out, left_out, metrics, margins, seconds)
     return TableFit(estimator, done, metrics, report, estimator.interrupted_, epochs, notes[announced:], seconds)
 
 
-def _report(
-    prepared: Prepared,
-    settings: Settings,
-    estimator: Any,
-    held_out: Arrays,
-    metrics: dict[str, Scores],
-    margins: dict[str, list[float] | None],
-    seconds: dict[str, float],
-) -> dict[str, Any]:
-    """Return the data of the report."""
-    columns, matrix, target = prepared.encoder.columns_, prepared.matrix, prepared.target
-    features = np.repeat(np.arange(len(columns)), [len(column.features) for column in columns])
-
-    def predictive(donors: Any) -> Any:
-        """Return the predictions of rows that have column ``j`` of row ``donors[i, j]``."""
-        return estimator.predictive(Encoded(matrix[donors[:, features], np.arange(matrix.shape[1])]))
-
-    left_out = None
-    if estimator.left_out_ is not None:
-        rows, pred = estimator.left_out_
-        used = slice(None) if prepared.weights is None else prepared.weights > 0
-        own = prepared.split.training[used][rows]
-        left_out = own, predict_held_out(pred, prepared.y[own])
-    lines = prepared.rows + prepared.file.first_line
-    shared = replace(settings, data=prepared.file.name)  # without folders
-    return report_data(
-        Rows(prepared.inputs, prepared.y, lines, prepared.split.held_out, target.name, target.classes),
-        held_out,
-        left_out,
-        predictive,
-        seed=settings.seed,
-        about={
-            "file": prepared.file.name,
-            "held_out_how": prepared.split.how,
-            "left_out": prepared.left_out,
-            "epistemic_error": float(estimator.calibration_["error"][0]) if "error" in estimator.calibration_ else None,
-        },
-        notes=prepared.notes,
-        metrics=metrics,
-        margins=margins,
-        reproduce={"config": vars(shared), "seconds": seconds},
-    )
+def _left_out(prepared: Prepared, estimator: Any) -> tuple[NDArray[np.int64], Arrays] | None:
+    """Return indices of training rows, and their predictions by members that left them out."""
+    if estimator.left_out_ is None:
+        return None
+    rows, pred = estimator.left_out_
+    used = slice(None) if prepared.weights is None else prepared.weights > 0
+    own = prepared.split.training[used][rows]
+    return own, predict_held_out(pred, prepared.y[own])
 
 
 def _train(prepared: Prepared, watcher: Watcher) -> Any:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.feature_selection import mutual_info_classif, mutual_info_regression
-from sklearn.inspection import partial_dependence, permutation_importance
 
 from bayesadam.report.numbers import data_value
+from bayesadam.sklearn.runs.evaluation import Arrays
 
-Columns = Mapping[str, NDArray[np.float64]]
-"""Predictions of rows by name, as :func:`bayesadam.report.predicted.predicted` reads them."""
-
-Donors = NDArray[np.int64]
-"""Rows that are made of other rows, ``(n, D)``: entry ``i, j`` is the row from which row ``i`` has its column ``j``."""
+Matrix = NDArray[np.float64]
+Predictive = Callable[[Matrix], Any]
+"""A function that returns the predictive distribution of the rows of a matrix."""
 
 FEWEST, ROWS, SHUFFLES, PREDICTIONS = 40, 300, 3, 6_000
 """Minimum and maximum number of rows whose inputs are shuffled, number of shuffles, and maximum of all predictions."""
@@ -42,16 +39,27 @@ LEVEL = 0.9
 
 
 def effects(
-    inputs: pd.DataFrame, targets: NDArray[Any], predictive: Callable[[Donors], Any], seed: int, *, classes: bool
+    inputs: pd.DataFrame,
+    targets: NDArray[Any],
+    matrix: Matrix,
+    parts: Sequence[slice],
+    predictive: Predictive,
+    seed: int,
+    *,
+    classes: bool,
 ) -> dict[str, Any]:
     """Return the importance of the inputs, and the mean prediction by value of the most important ones.
 
-    The number of predictions is bounded: of many inputs, those that tell most of the target by themselves are examined.
+    These are permutation importance and partial dependence. Columns of the matrix that encode one input are changed
+    together, and whole predictive distributions are averaged, which scikit-learn's inspection does not do. The number
+    of predictions is bounded: of many inputs, those that tell most of the target by themselves are examined.
 
     Args:
         inputs: Numbers, dates and texts of the rows, ``(N, D)``.
         targets: Values or indices of classes, ``(N,)``.
-        predictive: Function that returns the predictive distribution of rows that are made of these rows.
+        matrix: The inputs as numbers, ``(N, K)``.
+        parts: The columns of the matrix that belong to each input.
+        predictive: Function that returns the predictive distribution of the rows of a matrix.
         seed: Seed of the choice of rows and of the shuffles.
         classes: Whether the targets are classes.
 
@@ -60,85 +68,41 @@ def effects(
         standard deviation over the shuffles ("error").
         "dependence" has, for the most important inputs, the mean predictions if all rows had the same value.
     """
-    rows = np.random.default_rng(seed).permutation(len(inputs))[:ROWS]
-    chosen = _informative(inputs.iloc[rows], targets[rows], seed, classes)
+    generator = np.random.default_rng(seed)
+    rows = generator.permutation(len(inputs))[:ROWS]
+    chosen = _informative(matrix[rows], targets[rows], parts, seed, classes)
+    rows = rows[: max(FEWEST, PREDICTIONS // (SHUFFLES * len(chosen)))]
+    before = _loss(predictive(matrix[rows]), targets[rows])
+    importance = []
+    for j in chosen:
+        gains = []
+        for _ in range(SHUFFLES):
+            shuffled = matrix[rows]
+            shuffled[:, parts[j]] = generator.permutation(shuffled[:, parts[j]])
+            gains.append(_loss(predictive(shuffled), targets[rows]) - before)
+        importance.append(
+            {"name": str(inputs.columns[j]), "gain": float(np.mean(gains)), "error": float(np.std(gains))}
+        )
+    ranked = sorted(range(len(chosen)), key=lambda i: importance[i]["error"] - importance[i]["gain"])
+    donors = {chosen[i]: _representative(inputs.iloc[:, chosen[i]]) for i in ranked}
+    shown = [j for j, own in donors.items() if len(own) > 1][:SHOWN]
+    background = matrix[np.sort(rows[:BACKGROUND])]
+    dependence = [
+        _dependence(inputs.iloc[:, j], donors[j], matrix[donors[j], parts[j]], background, parts[j], predictive)
+        for j in shown
+    ]
+    return {"importance": [importance[i] for i in ranked], "dependence": dependence}
 
-    def of_chosen(donors: Donors) -> Any:
-        """Return predictions of rows with the chosen columns of other rows; the last donor has all other columns."""
-        whole = np.repeat(donors[:, -1:], len(inputs.columns), axis=1)
-        whole[:, chosen] = donors[:, :-1]
-        return predictive(whole)
 
-    columns = [inputs.iloc[:, j] for j in chosen]
-    names = [str(column.name) for column in columns]
-    importance = _importance(names, targets, of_chosen, rows, seed)
-    ranked = sorted(range(len(chosen)), key=lambda j: importance[j]["error"] - importance[j]["gain"])
-    background = _donors(np.sort(rows[:BACKGROUND]), len(chosen))
-    donors = [_representative(column) for column in columns]
-    shown = [j for j in ranked if len(donors[j]) > 1][:SHOWN]
-    dependence = [_dependence(columns[j], j, donors[j], of_chosen, background) for j in shown]
-    return {"importance": [importance[j] for j in ranked], "dependence": dependence}
-
-
-def _informative(inputs: pd.DataFrame, targets: NDArray[Any], seed: int, classes: bool) -> list[int]:
+def _informative(matrix: Matrix, targets: NDArray[Any], parts: Sequence[slice], seed: int, classes: bool) -> list[int]:
     """Return places of the inputs with the largest mutual information with the target, as many as are affordable."""
     most = PREDICTIONS // (SHUFFLES * FEWEST)
-    if len(inputs.columns) <= most:
-        return list(range(len(inputs.columns)))
-    discrete = np.array([_kind(inputs.iloc[:, j]) == "category" for j in range(len(inputs.columns))])
-    codes = []
-    for j in range(len(discrete)):
-        numbers = _numbers(inputs.iloc[:, j])
-        values = pd.factorize(inputs.iloc[:, j])[0] if numbers is None else pd.Series(numbers).rank().fillna(0.0)
-        codes.append(np.asarray(values, dtype=np.float64))
+    if len(parts) <= most:
+        return list(range(len(parts)))
     measure = mutual_info_classif if classes else mutual_info_regression
-    found = measure(np.stack(codes, axis=1), targets, discrete_features=discrete, random_state=seed)
-    return sorted(np.argsort(-found, kind="stable")[:most].tolist())
-
-
-def _donors(rows: NDArray[np.int64], columns: int) -> NDArray[np.float64]:
-    """Return donors for rows as they are."""
-    return np.repeat(rows[:, None], columns + 1, axis=1).astype(np.float64)
-
-
-class _Outputs(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """Predictions of rows that are made of other rows, in the form that scikit-learn's inspection expects."""
-
-    def __init__(self, outputs: Callable[[Donors], Any]) -> None:
-        self.outputs = outputs
-
-    def fit(self, X: Any, y: Any = None) -> _Outputs:
-        return self
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return True
-
-    def predict(self, X: Any) -> Any:
-        return self.outputs(np.asarray(X).astype(np.int64))
-
-
-def _importance(
-    names: Sequence[str],
-    targets: NDArray[Any],
-    predictive: Callable[[Donors], Any],
-    order: NDArray[np.int64],
-    seed: int,
-) -> list[dict[str, Any]]:
-    rows = order[: max(FEWEST, PREDICTIONS // (SHUFFLES * len(names)))]
-
-    def score(model: _Outputs, donors: Any, own: NDArray[Any]) -> float:
-        return -_loss(model.predict(donors), own)
-
-    found = permutation_importance(
-        _Outputs(predictive),
-        _donors(rows, len(names)),
-        targets[rows],
-        scoring=score,
-        n_repeats=SHUFFLES,
-        random_state=seed,
-    )
-    columns = zip(names, found["importances_mean"], found["importances_std"], strict=False)  # not of the last
-    return [{"name": name, "gain": float(gain), "error": float(error)} for name, gain, error in columns]
+    found = measure(matrix, targets, random_state=seed)
+    best = [found[part].max() for part in parts]
+    return sorted(np.argsort(best)[::-1][:most].tolist())
 
 
 def _loss(found: Any, targets: NDArray[Any]) -> float:
@@ -153,24 +117,12 @@ def _array(values: torch.Tensor) -> NDArray[np.float64]:
 
 
 def _dependence(
-    column: pd.Series,
-    j: int,
-    donors: list[int],
-    predictive: Callable[[Donors], Any],
-    background: NDArray[np.float64],
+    column: pd.Series, donors: list[int], values: Matrix, background: Matrix, part: slice, predictive: Predictive
 ) -> dict[str, Any]:
     """Return predictions, averaged over the same rows, for the value of an input in one donor after another."""
-    values = np.array(donors, dtype=np.float64)
-    classes: set[int] = set()
-
-    def outputs(rows: Donors) -> NDArray[np.float64]:
-        found = predictive(rows)
-        if not hasattr(found, "probs"):
-            return np.stack([_array(found.mean), _array(found.variance), _array(found.epistemic)], axis=1)
-        classes.add(found.probs.shape[1])
-        return _array(found.log_probs.exp().movedim(0, 1).flatten(1))  # (n, samples times classes)
-
-    average = partial_dependence(_Outputs(outputs), background, [j], custom_values={j: values}, kind="average")
+    rows = np.repeat(background[None], len(donors), axis=0)
+    rows[:, :, part] = values[:, None]
+    found, shape = predictive(rows.reshape(-1, rows.shape[-1])), rows.shape[:2]
     numbers = _numbers(column)
     entry = {
         "name": str(column.name),
@@ -178,15 +130,21 @@ def _dependence(
         "at": [text_of(column.iloc[donor]) for donor in donors],
         "order": None if numbers is None else numbers[donors].tolist(),
     }
-    if not classes:
-        mean, *variances = average["average"]
+    if not hasattr(found, "probs"):
+        mean, *variances = (
+            _array(part).reshape(shape).mean(1) for part in (found.mean, found.variance, found.epistemic)
+        )
         bands = [[(mean + sign * np.sqrt(variance)).tolist() for sign in (-2, 2)] for variance in variances]
         return entry | {"curves": [{"label": None, "mean": mean.tolist(), "bands": bands}]}
-    draws = average["average"].reshape(-1, classes.pop(), len(values))  # (samples, classes, values)
+    draws = _array(found.log_probs.exp())
+    draws = draws.reshape(len(draws), *shape, -1).mean(2)  # (samples, values, classes)
     mean = draws.mean(0)
-    ends = np.quantile(draws, [0.5 - 0.5 * LEVEL, 0.5 + 0.5 * LEVEL], axis=0)
-    frequent = np.argsort(-mean.mean(1), kind="stable")[:CLASSES].tolist() if len(mean) > 2 else [1]
-    curves = [{"label": c, "mean": mean[c].tolist(), "bands": [ends[:, c].tolist()]} for c in frequent]
+    low, high = np.quantile(draws, [0.5 - 0.5 * LEVEL, 0.5 + 0.5 * LEVEL], axis=0)
+    frequent = np.argsort(-mean.mean(0), kind="stable")[:CLASSES].tolist() if mean.shape[1] > 2 else [1]
+    curves = [
+        {"label": c, "mean": mean[:, c].tolist(), "bands": [[low[:, c].tolist(), high[:, c].tolist()]]}
+        for c in frequent
+    ]
     return entry | {"curves": curves}
 
 
@@ -218,7 +176,7 @@ def _representative(column: pd.Series) -> list[int]:
     return [int(chosen[i]) for i in np.unique(numbers[chosen], return_index=True)[1]]
 
 
-def groups(inputs: pd.DataFrame, names: Sequence[str], predictions: Columns) -> list[dict[str, Any]]:
+def groups(inputs: pd.DataFrame, names: Sequence[str], predictions: Arrays) -> list[dict[str, Any]]:
     """Group rows by values of the first inputs, and count the right rows of each group, and their expected number.
 
     Args:
