@@ -6,13 +6,14 @@ import json
 import re
 import resource
 import shutil
+import sys
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import csv, parquet
 
-from bayesadam.cli import main, mistakes
+from bayesadam.cli import main
 from bayesadam.cli.app import app
 from bayesadam.sklearn.tables import memory
 from cli.conftest import FAST, labels_table, numbers_table, write
@@ -315,10 +316,12 @@ class TestResources:
         message = refused(*self.fit(numbers, tmp_path / "run"))
         assert message.startswith(f"reading {numbers.name} would take 0.0 GiB of memory, 0.0 GiB are available")
 
-    def test_a_missing_extra(self, refused, numbers, tmp_path, monkeypatch):
-        monkeypatch.setattr(mistakes, "find_spec", lambda name: None if name == "matplotlib" else object())
+    def test_a_missing_package(self, refused, numbers, tmp_path, monkeypatch):
+        for module in [name for name in sys.modules if name.startswith(("matplotlib", "bayesadam.report"))]:
+            monkeypatch.delitem(sys.modules, module)
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
         message = refused(*self.fit(numbers, tmp_path / "run"))
-        assert message == 'this command needs matplotlib: pip install "bayesadam[plot]"'
+        assert message == 'this command needs matplotlib: pip install "bayesadam[all]"'
 
     def test_a_faulty_library_is_no_mistake_of_the_user(self, numbers, tmp_path, monkeypatch):
         """An error of ours keeps its traceback, and leaves nothing half-written either."""

@@ -298,7 +298,8 @@ class TestPage:
               if (!texts.currentNode.textContent.trim() || parent.closest("style, use")) continue;
               let below = parent;
               while (/, 0\\)$/.test(getComputedStyle(below).backgroundColor)) below = below.parentElement;
-              seen.add(getComputedStyle(parent)[parent.closest("svg") ? "fill" : "color"] + "|" + getComputedStyle(below).backgroundColor);
+              const {fill, color} = getComputedStyle(parent), paper = getComputedStyle(below).backgroundColor;
+              seen.add((parent.closest("svg") ? fill : color) + "|" + paper);
             }
             return [...seen];
             """

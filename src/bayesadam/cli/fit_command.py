@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from bayesadam.cli import options as of
-from bayesadam.cli.mistakes import fail, one_line, require, say, writing_to
+from bayesadam.cli.mistakes import fail, one_line, say, writing_to
 
 if TYPE_CHECKING:
     from bayesadam.sklearn import Settings
@@ -52,7 +52,6 @@ def fit(
     settings = {name: value for name, value in locals().items() if name not in ("out", "config", "force", "begin")}
     given = {name: value for name, value in settings.items() if value not in (None, []) and value is not False}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    require("pyarrow", "pandas", "sklearn", "matplotlib")
     with one_line():
         _fit(_settings(given, config), out, force=force, begin=begin)
 
@@ -75,6 +74,7 @@ def _settings(given: dict[str, Any], config: Path | None) -> Settings:
 
 def _fit(settings: Settings, out: Path, *, force: bool, begin: float) -> None:
     """Fit, write the run folder, and print the scores and the next commands."""
+    import bayesadam.report.page  # noqa: F401  # which would find after the training that a package is missing
     from bayesadam.cli.screen import Screen, score_table
     from bayesadam.sklearn import fit_table
     from bayesadam.sklearn.runs.run_folder import REPORT

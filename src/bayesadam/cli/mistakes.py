@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,28 +16,12 @@ from rich.console import Console
 
 STOPPED = 130
 """Exit code after Ctrl-C, which is the one that shells use."""
-_NEEDS = {
-    "pyarrow": ("pyarrow", "sklearn"),
-    "sklearn": ("scikit-learn", "sklearn"),
-    "pandas": ("pandas", "sklearn"),
-    "PIL": ("pillow", "plot"),
-    "matplotlib": ("matplotlib", "plot"),
-}
-"""Package and extra of each module that a command may need."""
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
     """Print an error message and exit."""
     typer.echo(f"bayesadam: {' '.join(message.split())}", err=True)
     raise typer.Exit(code)
-
-
-def require(*modules: str) -> None:
-    """Exit with an error message if a package is not installed."""
-    for module in modules:
-        if find_spec(module) is None:
-            package, extra = _NEEDS[module]
-            fail(f'this command needs {package}: pip install "bayesadam[{extra}]"')
 
 
 def say(shown: Any, console: Console | None = None) -> None:
@@ -74,18 +57,26 @@ def end_imports() -> None:
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """Context in which errors of the library, Ctrl-C and a lack of memory are reported in one line."""
-    from bayesadam.sklearn import RunError, TableError
-    from bayesadam.sklearn.tables.memory import NotEnoughMemory
-
+    """Context in which mistakes, missing packages, Ctrl-C and a lack of memory are reported in one line."""
+    try:
+        from bayesadam.sklearn import RunError, TableError
+        from bayesadam.sklearn.tables.memory import NotEnoughMemory
+    except ImportError as error:
+        fail(str(error) if error.name is None else _needs(error))
     end_imports()
     try:
         yield
     except (RunError, TableError, NotEnoughMemory) as error:
         fail(str(error))
+    except ModuleNotFoundError as error:
+        fail(_needs(error))
     except KeyboardInterrupt:
         fail("stopped; nothing was written", STOPPED)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
         fail(f"there is not enough memory: use fewer rows, columns, --members or smaller --hidden ({error})")
+
+
+def _needs(error: ImportError) -> str:
+    return f'this command needs {error.name}: pip install "bayesadam[all]"'

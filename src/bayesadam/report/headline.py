@@ -39,8 +39,9 @@ def _error(rows: Predicted) -> Markup:
             "On {} the typical error (root mean square) is <strong>{}</strong>, and the {} intervals are typically "
             "<strong>{}</strong> wide ({} without the inputs)."
         )
-        sizes = (number(size) for size in (rows.width, rows.width_without_inputs))
-        return _fill(text, where, number(rows.error), percent(LEVEL), *sizes)
+        error, width = np.sqrt(rows.errors[0].mean()), np.median(rows.upper - rows.lower)
+        alone = np.ptp(np.quantile(rows.y, [0.5 - 0.5 * LEVEL, 0.5 + 0.5 * LEVEL]))
+        return _fill(text, where, number(float(error)), percent(LEVEL), number(float(width)), number(float(alone)))
     return _fill("On {} it is right in <strong>{}</strong>.", where, percent(float(rows.right.mean()), 1))
 
 

@@ -59,22 +59,6 @@ class PredictedNumbers:
         """Mask of the rows inside their intervals."""
         return np.asarray((self.lower <= self.y) & (self.y <= self.upper))
 
-    @property
-    def error(self) -> float:
-        """Root mean squared error."""
-        return float(np.sqrt(np.mean((self.y - self.mean) ** 2)))
-
-    @property
-    def width(self) -> float:
-        """Median width of the intervals."""
-        return float(np.median(self.upper - self.lower))
-
-    @property
-    def width_without_inputs(self) -> float:
-        """Width of the interval that holds the same share of the actual values, whatever the inputs are."""
-        low, high = np.quantile(self.y, [0.5 - 0.5 * LEVEL, 0.5 + 0.5 * LEVEL])
-        return float(high - low)
-
 
 @dataclass(frozen=True)
 class PredictedClasses:
