@@ -41,6 +41,8 @@ def process(*arguments, folder):
     [
         (["fit", "t.csv", "--nope"], "no such option: --nope .*; see bayesadam fit --help"),
         (["nope"], "no such command 'nope'; see bayesadam --help"),
+        (["fit", "--target", "y", "--out", "run"], "missing argument 'DATA'; see bayesadam fit --help"),
+        (["fit", "t.csv", "--out", "run"], "missing option '--target'; see bayesadam fit --help"),
         (["predict", "run"], "missing argument 'DATA'; see bayesadam predict --help"),
         (["fit", "t.csv", "--members", "many"], "invalid value for '--members': .*; see bayesadam fit --help"),
         (["report", "one", "two"], r"got unexpected extra argument.*; see bayesadam report --help"),
