@@ -134,7 +134,7 @@ def test_columns_without_two_values_have_no_effect(inputs):
     assert [entry["name"] for entry in found["dependence"]] == ["sold"]
     assert explain.groups(
         constant, ["city"], {"y": np.zeros(ROWS), "lower": np.zeros(ROWS), "upper": np.ones(ROWS)}
-    ) == [{"name": "city", "values": "missing", "rows": ROWS, "right": ROWS}]
+    ) == [{"name": "city", "values": "missing", "rows": ROWS, "right": ROWS, "expected": 0.95 * ROWS}]
 
 
 @pytest.mark.parametrize("classes", [False, True])

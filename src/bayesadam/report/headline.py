@@ -10,9 +10,9 @@ import numpy as np
 from markupsafe import Markup
 from scipy import stats
 
-from bayesadam.report import verdict
 from bayesadam.report.numbers import count, number, percent
 from bayesadam.report.predicted import FEW, LEVEL, Predicted, PredictedNumbers
+from bayesadam.report.verdict import verdict
 
 OURS = "bayesadam"
 
@@ -51,10 +51,10 @@ def _promise(rows: Predicted) -> Markup:
         return Markup("")
     if isinstance(rows, PredictedNumbers):
         text = "Of {} rows that its networks had not seen, the intervals cover <strong>{}</strong>, {}."
-        return _fill(text, count(len(rows)), percent(float(rows.inside.mean())), verdict.intervals(rows))
+        return _fill(text, count(len(rows)), percent(float(rows.inside.mean())), verdict(rows))
     sure, right = (percent(float(values.mean()), 1) for values in (rows.confidence, rows.right))
-    text = "On {} rows that its networks had not seen, it is <strong>{}</strong> sure on average, and right in {}: {}."
-    return _fill(text, count(len(rows)), sure, right, verdict.probabilities(rows))
+    text = "On {} rows that its networks had not seen, it is <strong>{}</strong> sure on average, and right in {}, {}."
+    return _fill(text, count(len(rows)), sure, right, verdict(rows))
 
 
 def _knows(rows: Predicted) -> Markup:

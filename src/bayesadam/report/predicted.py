@@ -50,6 +50,11 @@ class PredictedNumbers:
         return (self.y - self.mean) ** 2, self.std**2
 
     @property
+    def promises(self) -> tuple[NDArray[np.bool_], Array, Array]:
+        """Mask of the rows inside their intervals, promised probabilities, and widths of the intervals."""
+        return self.inside, np.full(len(self), LEVEL), self.upper - self.lower
+
+    @property
     def uncertainty(self) -> tuple[Array, Array, str]:
         """Variances, their epistemic parts, and the word for them."""
         return self.std**2, self.epistemic_std**2, "variance"
@@ -85,6 +90,11 @@ class PredictedClasses:
     def errors(self) -> tuple[Array, Array]:
         """1 for a wrong class and 0 for a right one, and the expectation of this, ``(N,)`` each."""
         return (~self.right).astype(np.float64), 1.0 - self.confidence
+
+    @property
+    def promises(self) -> tuple[NDArray[np.bool_], Array, Array]:
+        """Mask of the rows that are right, promised probabilities, and these again, by which rows are ordered."""
+        return self.right, self.confidence, self.confidence
 
     @property
     def uncertainty(self) -> tuple[Array, Array, str]:

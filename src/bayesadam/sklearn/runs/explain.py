@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sklearn.feature_selection import mutual_info_classif, mutual_info_regression
 
 from bayesadam.report.numbers import data_value
-from bayesadam.sklearn.runs.evaluation import Arrays
+from bayesadam.sklearn.runs.evaluation import COVERAGE, Arrays
 
 Matrix = NDArray[np.float64]
 Predictive = Callable[[Matrix], Any]
@@ -189,15 +189,16 @@ def groups(inputs: pd.DataFrame, names: Sequence[str], predictions: Arrays) -> l
         for values, rows in _parts(inputs[name]).items():
             if rows.sum() < LEAST:
                 continue
-            entry: dict[str, Any] = {"name": name, "values": values, "rows": int(rows.sum())}
             if "probs" in predictions:
                 probs = predictions["probs"][rows]
-                sure, right = probs.max(1), probs.argmax(1) == predictions["label"][rows]
-                entry |= {"expected": float(sure.sum()), "variance": float((sure * (1.0 - sure)).sum())}
+                right, expected = probs.argmax(1) == predictions["label"][rows], float(probs.max(1).sum())
             else:
                 y = predictions["y"][rows]
                 right = (predictions["lower"][rows] <= y) & (y <= predictions["upper"][rows])
-            found.append(entry | {"right": int(right.sum())})
+                expected = COVERAGE * len(y)
+            found.append(
+                {"name": name, "values": values, "rows": len(right), "right": int(right.sum()), "expected": expected}
+            )
     return found
 
 
