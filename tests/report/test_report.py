@@ -473,7 +473,9 @@ class TestHeadline:
         held_out = regression_rows(rng.normal(size=200), np.zeros(200), rng.random(200))
         assert "cannot be told" in sentences("regression", held_out)
 
-    @pytest.mark.parametrize(("sure", "verdict"), [(0.99, "too sure"), (0.8, "which says little"), (0.55, "more careful")])
+    @pytest.mark.parametrize(
+        ("sure", "verdict"), [(0.99, "too sure"), (0.8, "which says little"), (0.55, "more careful")]
+    )
     def test_classification_by_hand(self, sure, verdict):
         held_out = {"label": [0] * 80 + [1] * 20, "probs": [[sure, 1.0 - sure]] * 100}
         held_out |= dict.fromkeys(("entropy", "mutual_information", "row"), [0.0] * 100)

@@ -70,7 +70,5 @@ def _fit(settings: Settings, out: Path, *, force: bool, begin: float) -> None:
     for note in result.notes:
         say(f"  note      {note}")
     say(score_table(result.metrics))
-    if result.interrupted:
-        say(f"stopped after {result.epochs} epochs; the networks are the best until then")
     say(f"{perf_counter() - begin:.0f} s; the run is in {out}/: open {out / REPORT}")
     say(f"predict new rows:  bayesadam predict {out} new.csv -o predictions.csv")

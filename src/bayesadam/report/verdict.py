@@ -53,8 +53,8 @@ def verdict(rows: Predicted) -> str:
         )
     low, high = stats.binomtest(int(kept.sum()), len(kept)).proportion_ci(method="wilson")
     if high - low > UNCERTAIN:
-        ends = f"of all rows anything from {percent(low)} to {percent(high)}"
-        return f"which says little: {ends} may be {'inside' if intervals else 'right'}"
+        reach = f"of all rows anything from {percent(low)} to {percent(high)}"
+        return f"which says little: {reach} may be {'inside' if intervals else 'right'}"
     return fine
 
 

@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from bayesadam import metrics
 from bayesadam.predictive import ClassificationPredictive, GaussianPredictive
+from bayesadam.sklearn.runs.prepare import Prepared
 
 COVERAGE = 0.95
 MAX_ROWS = 100_000
@@ -99,35 +100,19 @@ def margin(ours: Arrays, other: Arrays) -> list[float] | None:
     return [float(above.mean()), float(above.std(ddof=1) / math.sqrt(len(above)))]
 
 
-def baselines(
-    x: NDArray[np.float64],
-    y: NDArray[Any],
-    x_test: NDArray[np.float64],
-    y_test: NDArray[Any],
-    *,
-    classes: int,
-    seed: int,
-    weight: NDArray[np.float64] | None = None,
-) -> dict[str, tuple[Arrays, float]]:
+def baselines(prepared: Prepared) -> dict[str, tuple[Arrays, float]]:
     """Return the predictions of the held-out rows and the seconds of the fit, by name of the model.
 
     The predictions of a regression model are Gaussian, with the same standard deviation for all rows. It is that of the
     residuals on a fifth of the rows when the model is trained on the other rows, because residuals on training rows are
     too small. The model is then trained on all rows.
-
-    Args:
-        x: Inputs of the training rows, ``(N, D)``.
-        y: Targets of the training rows: values or indices of classes.
-        x_test: Inputs of the held-out rows.
-        y_test: Targets of the held-out rows.
-        classes: Number of classes; 0 for a regression.
-        seed: Seed of the models and of the choice of rows.
-        weight: Weights of the training rows.
     """
-    order = np.random.default_rng(seed).permutation(len(x))[:MAX_ROWS]
-    weight = np.ones(len(order)) if weight is None else weight[order]
-    scaler = StandardScaler().fit(x[order])
-    x, y, x_test = scaler.transform(x[order]), y[order], scaler.transform(x_test)
+    split, classes, seed = prepared.split, len(prepared.target.classes), prepared.settings.seed
+    order = np.random.default_rng(seed).permutation(len(split.training))[:MAX_ROWS]
+    weight = np.ones(len(order)) if prepared.weights is None else prepared.weights[order]
+    scaler = StandardScaler().fit(prepared.matrix[split.training[order]])
+    x, x_test = (scaler.transform(prepared.matrix[rows]) for rows in (split.training[order], split.held_out))
+    y, y_test = prepared.y[split.training[order]], prepared.y[split.held_out]
     models = {
         "linear model": LogisticRegression(max_iter=500) if classes else Ridge(),
         "gradient boosting": (HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor)(

@@ -55,8 +55,6 @@ class TableFit:
         settings: Settings that repeat the fit.
         metrics: Scores on the held-out rows, by name of the model.
         report: The data of the report, see :func:`bayesadam.report.write_report`.
-        interrupted: Whether training was stopped by Ctrl-C.
-        epochs: Number of epochs of the training.
         notes: Notes that were added after ``Watcher.prepared`` was called.
         seconds: Duration of each stage.
     """
@@ -65,8 +63,6 @@ class TableFit:
     settings: Settings
     metrics: dict[str, Scores]
     report: dict[str, Any]
-    interrupted: bool
-    epochs: int
     notes: list[str]
     seconds: dict[str, float]
 
@@ -74,7 +70,7 @@ class TableFit:
         """Write the files of a run into an existing folder."""
         self.estimator.save(folder)
         parts = {name: self.report["data"][name] for name in ("train_rows", "held_out_rows", "held_out_how")}
-        record = {**parts, "models": self.metrics, "seconds": self.seconds, "interrupted": self.interrupted}
+        record = {**parts, "models": self.metrics, "seconds": self.seconds, "interrupted": self.estimator.interrupted_}
         write_text(folder / names.METRICS, json.dumps(record, allow_nan=False) + "\n")
         write_json(folder / names.REPORT_DATA, self.report)
         write_report(folder / names.REPORT, self.report)
@@ -123,29 +119,17 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
     with _timed(seconds, "reading"):
         prepared = prepare(settings, frame)
     watcher.prepared(prepared)
-    announced, notes, target = len(prepared.notes), prepared.notes, prepared.target
-    truth = prepared.y[prepared.split.held_out]
+    announced, notes = len(prepared.notes), prepared.notes
     with _threads(len(prepared.split.training)):
         with _timed(seconds, "training"):
             estimator = _train(prepared, watcher)
         watcher.stage("scores of the held-out rows")
-        train, test = prepared.matrix[prepared.split.training], prepared.matrix[prepared.split.held_out]
         with _timed(seconds, "predictions"):
-            rows = (slice(first, first + ROWS) for first in range(0, len(test), ROWS))
-            parts = [predict_held_out(estimator.predictive(Encoded(test[own])), truth[own]) for own in rows]
-            held_out = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            held_out, left_out = _held_out(prepared, estimator), _left_out(prepared, estimator)
         watcher.stage("linear model and gradient boosting")
         with _timed(seconds, "baselines"):
             try:
-                others = baselines(
-                    train,
-                    prepared.y[prepared.split.training],
-                    test,
-                    truth,
-                    classes=len(target.classes),
-                    seed=settings.seed,
-                    weight=prepared.weights,
-                )
+                others = baselines(prepared)
             except KeyboardInterrupt:
                 others = {}
                 notes.append("linear model and gradient boosting were not trained, because of Ctrl-C")
@@ -155,18 +139,27 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
         if len(prepared.split.training) > MAX_ROWS:
             notes.append(f"linear model and gradient boosting were trained on {MAX_ROWS:,} of the training rows")
         epochs = int(np.isfinite(estimator.history_["loss"]).any(0).sum())
-        if target.task == "regression" and (sentence := described(estimator)):
+        if prepared.target.task == "regression" and (sentence := described(estimator)):
             notes.append(sentence)
         if estimator.stopped_ == "early":
             notes.append(
                 f"early stopping after {epochs} epochs: the validation loss was lowest after epoch "
                 f"{estimator.epochs_}, and the weights of that epoch are used"
             )
+        if estimator.interrupted_:
+            notes.append(f"Ctrl-C ended the training after {epochs} epochs; the networks are the best until then")
         watcher.stage("report")
         done = _as_done(prepared.settings, estimator)
-        left_out = _left_out(prepared, estimator)
         report = report_data(prepared, done, estimator, held_out, left_out, metrics, margins, seconds)
-    return TableFit(estimator, done, metrics, report, estimator.interrupted_, epochs, notes[announced:], seconds)
+    return TableFit(estimator, done, metrics, report, notes[announced:], seconds)
+
+
+def _held_out(prepared: Prepared, estimator: Any) -> Arrays:
+    """Return the predictions of the held-out rows."""
+    rows = prepared.split.held_out
+    parts = [rows[first : first + ROWS] for first in range(0, len(rows), ROWS)]
+    found = [predict_held_out(estimator.predictive(Encoded(prepared.matrix[own])), prepared.y[own]) for own in parts]
+    return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
 
 
 def _left_out(prepared: Prepared, estimator: Any) -> tuple[NDArray[np.int64], Arrays] | None:
