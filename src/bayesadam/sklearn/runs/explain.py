@@ -184,35 +184,29 @@ def groups(inputs: pd.DataFrame, names: Sequence[str], predictions: Arrays) -> l
         names: Names of the inputs, the most important ones first.
         predictions: Predictions of these rows.
     """
-    found = []
+    if "probs" in predictions:
+        expected, right = predictions["probs"].max(1), predictions["probs"].argmax(1) == predictions["label"]
+    else:
+        y = predictions["y"]
+        expected, right = np.full(len(y), COVERAGE), (predictions["lower"] <= y) & (y <= predictions["upper"])
+    rows, found = pd.DataFrame({"right": right, "expected": expected}), []
     for name in names[:GROUPED]:
-        for values, rows in _parts(inputs[name]).items():
-            if rows.sum() < LEAST:
-                continue
-            if "probs" in predictions:
-                probs = predictions["probs"][rows]
-                right, expected = probs.argmax(1) == predictions["label"][rows], float(probs.max(1).sum())
-            else:
-                y = predictions["y"][rows]
-                right = (predictions["lower"][rows] <= y) & (y <= predictions["upper"][rows])
-                expected = COVERAGE * len(y)
-            found.append(
-                {"name": name, "values": values, "rows": len(right), "right": int(right.sum()), "expected": expected}
-            )
+        for values, own in rows.groupby(_group_names(inputs[name]).to_numpy(), sort=False):
+            if len(own) >= LEAST:
+                sums = {"right": int(own["right"].sum()), "expected": float(own["expected"].sum())}
+                found.append({"name": name, "values": values, "rows": len(own), **sums})
     return found
 
 
-def _parts(column: pd.Series) -> dict[str, NDArray[np.bool_]]:
-    """Return masks of the rows by values of a column: quarters, or the most frequent levels, and missing values."""
-    parts = {"missing": column.isna().to_numpy()}
+def _group_names(column: pd.Series) -> pd.Series:
+    """Return the group of each row: a quarter of the values, or one of the most frequent levels, or "missing"."""
     if _kind(column) == "category":
-        levels = [column.iloc[row] for row in _representative(column)]
-        return parts | {text_of(level): (column == level).to_numpy(dtype=bool, na_value=False) for level in levels}
-    if column.notna().any():
+        names = column.map(text_of).where(column.isin(column.value_counts().index[:LEVELS]))
+    else:
         quarter = pd.qcut(column, PARTS, labels=False, duplicates="drop")
-        for number, own in column.groupby(quarter):
-            parts[f"{text_of(own.min())} to {text_of(own.max())}"] = (quarter == number).to_numpy()
-    return parts
+        ends = column.groupby(quarter).agg(["min", "max"])
+        names = quarter.map({number: f"{text_of(low)} to {text_of(high)}" for number, low, high in ends.itertuples()})
+    return names.astype(object).mask(column.isna(), "missing")
 
 
 def text_of(value: Any) -> str:

@@ -144,21 +144,25 @@ def _with_names(settings: Settings, columns: list[str]) -> tuple[Settings, list[
     lower = [column.lower() for column in columns]
     wrong: list[str] = []
     notes: list[str] = []
+
+    def spelt(option: str, name: str) -> str:
+        if name in columns:
+            return name
+        if lower.count(name.lower()) == 1:
+            own = columns[lower.index(name.lower())]
+            notes.append(f"{name!r} is the column {own!r}")
+            return own
+        near = get_close_matches(name, columns, 1) or get_close_matches(name.lower(), columns, 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        wrong.append(f"{option} must be a column of the table, got {name!r}{hint}")
+        return name
+
     changed: dict[str, Any] = {}
     for option in ("target", *_COLUMNS, "drop", "keep", "category", "date"):
         given = getattr(settings, option)
-        names = []
-        for name in given if isinstance(given, tuple) else (given,):
-            if name is not None and name not in columns:
-                if lower.count(name.lower()) != 1:
-                    near = get_close_matches(name, columns, 1) or get_close_matches(name.lower(), columns, 1)
-                    wrong.append(f"{option} must be a column of the table, got {name!r}")
-                    wrong[-1] += f" (did you mean {near[0]!r}?)" if near else ""
-                    continue
-                notes.append(f"{name!r} is the column {columns[lower.index(name.lower())]!r}")
-                name = columns[lower.index(name.lower())]
-            names.append(name)
-        changed[option] = tuple(names) if isinstance(given, tuple) else next(iter(names), None)
+        if given is not None:
+            many = isinstance(given, tuple)
+            changed[option] = tuple(spelt(option, name) for name in given) if many else spelt(option, given)
     if wrong:
         raise RunError(f"{'; '.join(wrong)}; the columns are {quoted(columns)}")
     return replace(settings, **changed), notes
