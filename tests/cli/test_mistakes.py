@@ -216,7 +216,7 @@ class TestPredict:
             ("size", None, "the table must have the columns of the training data, it lacks 'size'"),
             ("size", "1,5", "column 'size' must hold finite numbers, got '1,5' in line 2"),
             ("new", "perhaps", "column 'new' must hold true or false, got 'perhaps' in line 2"),
-            ("size", "1e30", "X must be near the training inputs, got 1e+30 in row 0"),
+            ("size", "1e30", "X must be near the training inputs, got 1e+30 in row 0, column 'size'"),
         ],
     )
     def test_columns(self, predict, tmp_path, name, values, message):

@@ -27,9 +27,9 @@ def fail(message: str, code: int = 2) -> NoReturn:
 def say(shown: Any, console: Console | None = None) -> None:
     """Print a line or a table. If nobody reads any more, as with ``| head``, the command goes on in silence."""
     console, text = console or Console(), isinstance(shown, str)
-    with console.capture() as printed:  # rich ends the process if a pipe is closed
-        console.print(shown, markup=not text, highlight=False, soft_wrap=text)
     try:
+        with console.capture() as printed:  # rich ends the process if a pipe is closed
+            console.print(shown, markup=not text, highlight=False, soft_wrap=text)
         console.file.write(printed.get())
         console.file.flush()
     except OSError as error:

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from bayesadam.report.numbers import short_text
 from bayesadam.report.palette import LIGHT
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "font.size": 10.5,

@@ -45,7 +45,7 @@ def predictions(rows: PredictedNumbers, target: str) -> Chart:
             rows.y[at], rows.lower[at], rows.upper[at], color=LIGHT[colour], alpha=0.5 * crowd, linewidth=1.2
         )
         label = f"{words} its interval ({percent(part.mean())})"
-        look = {"color": LIGHT[colour], "alpha": crowd, "markersize": 4, "label": label}
+        look: dict[str, Any] = {"color": LIGHT[colour], "alpha": crowd, "markersize": 4, "label": label}
         chart.points(rows.y[at], rows.mean[at], at.tolist(), marker=marker, **look)
     beyond = 0.02 if len(rows) >= 100 else 0.0  # a few very long intervals would compress all others
     shown = [*rows.y, *rows.mean, np.quantile(rows.lower, beyond), np.quantile(rows.upper, 1.0 - beyond)]
@@ -106,8 +106,8 @@ def _calibration(chart: Chart, promised: Any, reached: Any, low: Any, high: Any)
     )
     chart.diagonal("as promised")
     chart.axes.plot(promised, reached, color=LIGHT["blue"])
-    look = {"color": LIGHT["blue"], "markersize": 5, "label": "rows not seen in training"}
-    chart.points(promised, reached, range(len(promised)), **look)
+    rows, label = range(len(promised)), "rows not seen in training"
+    chart.points(promised, reached, rows, color=LIGHT["blue"], markersize=5, label=label)
     percent_axes(chart.axes.xaxis, chart.axes.yaxis)
 
 

@@ -73,7 +73,7 @@ def effects(
     chosen = _informative(matrix[rows], targets[rows], parts, seed, classes)
     rows = rows[: max(FEWEST, PREDICTIONS // (SHUFFLES * len(chosen)))]
     before = _loss(predictive(matrix[rows]), targets[rows])
-    importance = []
+    importance: list[dict[str, Any]] = []
     for j in chosen:
         gains = []
         for _ in range(SHUFFLES):
