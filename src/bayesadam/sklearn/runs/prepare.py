@@ -15,7 +15,7 @@ from bayesadam.sklearn.runs.settings import RunError, Settings
 from bayesadam.sklearn.tables.csv_numbers import numbers_in
 from bayesadam.sklearn.tables.describe import values_of
 from bayesadam.sklearn.tables.encoder import TableEncoder, numbers_rows
-from bayesadam.sklearn.tables.findings import Place, TableError, quoted
+from bayesadam.sklearn.tables.findings import Findings, Place, TableError, quoted
 from bayesadam.sklearn.tables.frames import as_table, cleaned
 from bayesadam.sklearn.tables.read_table import TableFile, read_table
 from bayesadam.sklearn.tables.splits import (
@@ -117,6 +117,9 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
     lists = {name: getattr(settings, name) for name in ("drop", "keep", "category", "date", "missing")}
     encoder = TableEncoder(decimal=file.decimal, day_first=settings.day_first, **lists)
     encoder.fit(inputs.take(split.training))
+    findings = Findings(place)
+    matrix = encoder.transform(inputs, findings=findings)
+    read = [*encoder.notes(inputs, place=place), *findings.cells]
     groups = ranks(table.column(settings.group), "the groups") if settings.group else copies
     return Prepared(
         settings=settings,
@@ -127,11 +130,11 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
         target=target,
         y=y,
         encoder=encoder,
-        matrix=encoder.transform(inputs),
+        matrix=matrix,
         groups=None if groups is None else groups[split.training],
         weights=_weights(settings, table, place, split),
         left_out={**special, **encoder.left_out_},
-        notes=[*file.notes, *notes, *target.notes, *copied, *encoder.notes(inputs, place=place)],
+        notes=[*file.notes, *notes, *target.notes, *copied, *read],
     )
 
 
