@@ -508,9 +508,9 @@ class TestNumbers:
         assert numbers.same_decimals([77036.123, 111801.0]) == ["77,000", "111,800"]
 
     def test_scores(self):
-        columns = {column.name: column for column in scores(houses()["metrics"])}
+        columns = {name: cells for name, _, cells in scores(houses()["metrics"])}
         assert next(iter(columns)) == "RMSE"
-        best = {name: [m for m, (_, mark) in column.cells.items() if mark] for name, column in columns.items()}
+        best = {name: [m for m, (_, mark) in cells.items() if mark] for name, cells in columns.items()}
         assert best == {
             "NLL": ["gradient boosting"],
             "RMSE": ["bayesadam", "linear model"],
@@ -518,10 +518,11 @@ class TestNumbers:
             "coverage 95%": ["bayesadam"],
             "fit seconds": [],
         }
-        assert [text for text, _ in columns["CRPS"].cells.values()] == ["3.000", "–", "–"]
-        assert [text for text, _ in columns["fit seconds"].cells.values()] == ["12.40", "0.01", "1.20"]
-        higher = scores({"a": {"accuracy": 0.9}, "b": {"accuracy": 0.95}})[0]
-        assert higher.cells == {"a": ("90.0%", False), "b": ("95.0%", True)}
+        assert [text for text, _ in columns["CRPS"].values()] == ["3.000", "–", "–"]
+        assert [text for text, _ in columns["fit seconds"].values()] == ["12.40", "0.01", "1.20"]
+        (_, hint, cells) = scores({"a": {"accuracy": 0.9}, "b": {"accuracy": 0.95}})[0]
+        assert hint == "higher is better"
+        assert cells == {"a": ("90.0%", False), "b": ("95.0%", True)}
 
     def test_coverage_counts_rows_in_central_intervals(self):
         rows = predicted(houses()["held_out"], "regression")

@@ -65,7 +65,7 @@ def _fit(settings: Settings, out: Path, *, force: bool, begin: float) -> None:
     from bayesadam.sklearn.runs.run_folder import REPORT
 
     screen = Screen(Console(), Console(stderr=True))
-    with writing_to("--out", out), screen:
+    with writing_to("--out", out), screen.bar:
         result = fit_table(settings, out=out, watcher=screen, force=force)
     for note in result.notes:
         say(f"  note      {note}")

@@ -48,13 +48,6 @@ def writing_to(option: str, path: Path, kind: str = "a folder") -> Iterator[None
         fail(f"{option} must be {rule}, got {str(path)!r} ({error.strerror or error})")
 
 
-def end_imports() -> None:
-    """Turn on the garbage collector, which `main` turned off for the imports. It never looks at what was imported."""
-    if not gc.isenabled():
-        gc.freeze()
-        gc.enable()
-
-
 @contextmanager
 def one_line() -> Iterator[None]:
     """Context in which mistakes, missing packages, Ctrl-C and a lack of memory are reported in one line."""
@@ -63,7 +56,8 @@ def one_line() -> Iterator[None]:
         from bayesadam.sklearn.tables.memory import NotEnoughMemory
     except ImportError as error:
         fail(str(error) if error.name is None else _needs(error))
-    end_imports()
+    gc.freeze()  # `main` turned the garbage collector off for the imports; it need never look at what was imported
+    gc.enable()
     try:
         yield
     except (RunError, TableError, NotEnoughMemory) as error:

@@ -11,7 +11,7 @@ from scipy import stats
 
 from bayesadam.metrics import calibration_curve
 from bayesadam.report.chart import Chart, percent_axes
-from bayesadam.report.numbers import column, count, number, percent, short_text
+from bayesadam.report.numbers import column, number, percent, short_text
 from bayesadam.report.palette import LIGHT, SERIES
 from bayesadam.report.predicted import LEVEL, Predicted, PredictedClasses, PredictedNumbers
 
@@ -92,7 +92,7 @@ def reliability(rows: PredictedClasses) -> Chart:
         {
             "confidence": [percent(one, 1) for one in confidence],
             "right": [percent(one, 1) for one in correct],
-            "rows": [count(int(number)) for number in counts],
+            "rows": [f"{number:,}" for number in counts],
             "by chance": [f"{percent(a)} to {percent(b)}" for a, b in zip(low, high, strict=True)],
         },
     )
@@ -137,12 +137,12 @@ def error_by_uncertainty(rows: Predicted, target: str) -> Chart:
             "predicted": texts(x),
             "actual": texts(mean),
             "two standard errors": [f"{a} to {b}" for a, b in zip(texts(low), texts(high), strict=True)],
-            "rows": [count(len(group)) for group in groups],
+            "rows": [f"{len(group):,}" for group in groups],
         },
     )
     chart.diagonal("actual = predicted")
     chart.axes.vlines(x, low, high, color=LIGHT["blue"], linewidth=1.5)
-    label = f"groups of about {count(len(groups[0]))} rows"
+    label = f"groups of about {f'{len(groups[0]):,}'} rows"
     chart.points(x, mean, range(len(x)), color=LIGHT["blue"], markersize=7, label=label)
     if not regression:
         percent_axes(chart.axes.xaxis, chart.axes.yaxis)

@@ -10,7 +10,7 @@ import numpy as np
 from markupsafe import Markup
 from scipy import stats
 
-from bayesadam.report.numbers import count, number, percent
+from bayesadam.report.numbers import number, percent
 from bayesadam.report.predicted import FEW, LEVEL, Predicted, PredictedNumbers
 from bayesadam.report.verdict import verdict
 
@@ -33,7 +33,7 @@ def headline(held_out: Predicted | None, unseen: Predicted | None, margins: Mapp
 
 
 def _error(rows: Predicted) -> Markup:
-    where = "one held-out row" if len(rows) == 1 else f"{count(len(rows))} held-out rows"
+    where = "one held-out row" if len(rows) == 1 else f"{f'{len(rows):,}'} held-out rows"
     if isinstance(rows, PredictedNumbers):
         text = (
             "On {} the typical error (root mean square) is <strong>{}</strong>, and the {} intervals are typically "
@@ -51,10 +51,10 @@ def _promise(rows: Predicted) -> Markup:
         return Markup("")
     if isinstance(rows, PredictedNumbers):
         text = "Of {} rows that its networks had not seen, the intervals cover <strong>{}</strong>, {}."
-        return _fill(text, count(len(rows)), percent(float(rows.inside.mean())), verdict(rows))
+        return _fill(text, f"{len(rows):,}", percent(float(rows.inside.mean())), verdict(rows))
     sure, right = (percent(float(values.mean()), 1) for values in (rows.confidence, rows.right))
     text = "On {} rows that its networks had not seen, it is <strong>{}</strong> sure on average, and right in {}, {}."
-    return _fill(text, count(len(rows)), sure, right, verdict(rows))
+    return _fill(text, f"{len(rows):,}", sure, right, verdict(rows))
 
 
 def _knows(rows: Predicted) -> Markup:

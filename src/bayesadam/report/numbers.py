@@ -56,11 +56,6 @@ def data_value(value: Any) -> str:
     return text.rstrip("0").rstrip(".") if 0 < decimals <= 10 else text
 
 
-def count(value: int) -> str:
-    """Format a count with separated thousands."""
-    return f"{value:,d}"
-
-
 def percent(share: float, decimals: int = 0) -> str:
     """Format a share as a percentage. Only a share of exactly 1 is 100%, and only a share of 0 is 0%."""
     if not math.isfinite(share):

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from bayesadam.report.numbers import NONE, count, percent, same_decimals
+from bayesadam.report.numbers import NONE, percent, same_decimals
 from bayesadam.report.predicted import PredictedClasses
 
 _CLASSES = 20
 """Maximum number of classes of the confusion matrix."""
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column of the table.
-
-    Attributes:
-        name: Name of the score.
-        hint: Text that says which direction is better, or an empty text.
-        cells: Text, and whether it is the best score, by model.
-    """
-
-    name: str
-    hint: str
-    cells: Mapping[str, tuple[str, bool]]
+Column = tuple[str, str, dict[str, tuple[str, bool]]]
+"""Name of a score, which direction is better, and by model a text and whether it is the best score."""
 
 
 def scores(metrics: Mapping[str, Any]) -> list[Column]:
@@ -50,7 +38,7 @@ def _column(name: str, values: Mapping[str, float | None]) -> Column:
         least = min(map(distance, known.values()))
         leaders = {texts[model] for model, value in known.items() if distance(value) == least}
     # Scores with the same text are equally good.
-    return Column(name, hint, {model: (text, text in leaders) for model, text in texts.items()})
+    return name, hint, {model: (text, text in leaders) for model, text in texts.items()}
 
 
 def _aim(name: str) -> tuple[str, Any]:
@@ -76,7 +64,7 @@ def confusion(rows: PredictedClasses, classes: Sequence[str]) -> dict[str, Any]:
     shown = np.sort(np.argsort(-(mistakes.sum(0) + mistakes.sum(1)), kind="stable")[:_CLASSES])
     names = [classes[code] for code in shown]
     cells = [
-        [(count(int(part[code])) if part[code] else "", float(part[code] / max(part.sum(), 1))) for code in shown]
+        [(f"{part[code]:,}" if part[code] else "", float(part[code] / max(part.sum(), 1))) for code in shown]
         for part in counts[shown]
     ]
     return {"names": names, "rows": list(zip(names, cells, strict=True)), "more": len(classes) - len(names)}
