@@ -94,7 +94,7 @@ class Chart:
         with rc_context({**_STYLE, "svg.hashsalt": self.name}), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of letters that the font lacks, since the browser's has them
             handles, labels = self.axes.get_legend_handles_labels()
-            if len(handles) > 1:
+            if handles:
                 figure.legend(handles, labels, loc="outside upper left", ncols=2)
             figure.savefig(file, format="svg", transparent=True, metadata=_NO_METADATA)
         root = ElementTree.fromstring(file.getvalue())
@@ -114,4 +114,4 @@ class Chart:
 def percent_axes(*axes: Any) -> None:
     """Write the labels of axes as percentages."""
     for axis in axes:
-        axis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        axis.set_major_formatter(PercentFormatter(1.0))

@@ -41,9 +41,8 @@ def predictions(rows: PredictedNumbers, target: str) -> Chart:
         (~rows.inside, "^", "vermilion", "outside"),
     ):
         at = np.flatnonzero(part)
-        chart.axes.vlines(
-            rows.y[at], rows.lower[at], rows.upper[at], color=LIGHT[colour], alpha=0.5 * crowd, linewidth=1.2
-        )
+        bars = rows.y[at], rows.lower[at], rows.upper[at]
+        chart.axes.vlines(*bars, color=LIGHT[colour], alpha=0.5 * crowd, linewidth=1.2)
         label = f"{words} its interval ({percent(part.mean())})"
         look: dict[str, Any] = {"color": LIGHT[colour], "alpha": crowd, "markersize": 4, "label": label}
         chart.points(rows.y[at], rows.mean[at], at.tolist(), marker=marker, **look)
@@ -142,7 +141,7 @@ def error_by_uncertainty(rows: Predicted, target: str) -> Chart:
     )
     chart.diagonal("actual = predicted")
     chart.axes.vlines(x, low, high, color=LIGHT["blue"], linewidth=1.5)
-    label = f"groups of about {f'{len(groups[0]):,}'} rows"
+    label = f"groups of about {len(groups[0]):,} rows"
     chart.points(x, mean, range(len(x)), color=LIGHT["blue"], markersize=7, label=label)
     if not regression:
         percent_axes(chart.axes.xaxis, chart.axes.yaxis)

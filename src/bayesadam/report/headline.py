@@ -33,7 +33,7 @@ def headline(held_out: Predicted | None, unseen: Predicted | None, margins: Mapp
 
 
 def _error(rows: Predicted) -> Markup:
-    where = "one held-out row" if len(rows) == 1 else f"{f'{len(rows):,}'} held-out rows"
+    where = "one held-out row" if len(rows) == 1 else f"{len(rows):,} held-out rows"
     if isinstance(rows, PredictedNumbers):
         text = (
             "On {} the typical error (root mean square) is <strong>{}</strong>, and the {} intervals are typically "
