@@ -270,7 +270,7 @@ class TestPredict:
     def test_report_data(self, refused, run):
         text = (run / "report.json").read_text()
         (run / "report.json").write_text(text.replace("0", "1", 1))
-        assert "report.json cannot be read" in refused("report", run)
+        assert "a file cannot be read: report.json must be what" in refused("report", run)
         (run / "report.json").unlink()
         assert refused("report", run) == f"the run {str(run)!r} must be complete, it lacks report.json"
 
