@@ -15,9 +15,6 @@ from bayesadam.report.numbers import column, number, percent, short_text
 from bayesadam.report.palette import LIGHT, SERIES
 from bayesadam.report.predicted import LEVEL, Predicted, PredictedClasses, PredictedNumbers
 
-_INPUTS = 15
-"""Maximum number of inputs in the chart of their importance."""
-
 
 def predictions(rows: PredictedNumbers, target: str) -> Chart:
     """Return a chart of predicted against actual values, with intervals; those that miss are marked differently."""
@@ -145,34 +142,6 @@ def error_by_uncertainty(rows: Predicted, target: str) -> Chart:
     chart.points(x, mean, range(len(x)), color=LIGHT["blue"], markersize=7, label=label)
     if not regression:
         percent_axes(chart.axes.xaxis, chart.axes.yaxis)
-    return chart
-
-
-def importance(entries: Sequence[Mapping[str, Any]], task: str, target: str) -> Chart:
-    """Return a chart of the increase of the error if the values of an input are shuffled."""
-    shown = sorted(entries, key=lambda entry: -entry["gain"])[:_INPUTS]
-    gain, error = np.array([[entry[name] for entry in shown] for name in ("gain", "error")], dtype=np.float64)
-    chart = Chart(
-        "importance",
-        "Inputs that the predictions depend on",
-        "How much larger the error is if an input has the values of other rows; the lines are two standard deviations "
-        "over several shuffles. If inputs carry the same information, each of them may matter little."
-        + (f" The {_INPUTS} largest of {len(entries)} are shown." if len(entries) > _INPUTS else ""),
-        f"error added ({target})" if task == "regression" else "log loss added (nats per row)",
-        "",
-        {
-            "input": [str(entry["name"]) for entry in shown],
-            "added": [number(value) for value in gain],
-            "two deviations": [number(2 * value) for value in error],
-        },
-        height=max(3.4, 1.2 + 0.27 * len(shown)),
-    )
-    place = np.arange(len(shown))
-    chart.axes.barh(place, gain, height=0.6, color=LIGHT["blue"], alpha=0.4)
-    chart.axes.hlines(place, gain - 2 * error, gain + 2 * error, color=LIGHT["ink"], linewidth=1.5)
-    chart.points(gain, place, range(len(place)), color=LIGHT["blue"])
-    chart.axes.set_yticks(place, [short_text(entry["name"], 18) for entry in shown])
-    chart.axes.invert_yaxis()
     return chart
 
 

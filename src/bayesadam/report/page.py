@@ -18,7 +18,7 @@ from bayesadam.report.headline import OURS, headline
 from bayesadam.report.numbers import data_value, percent
 from bayesadam.report.palette import custom_properties
 from bayesadam.report.predicted import FEW, PredictedClasses, PredictedNumbers, predicted
-from bayesadam.report.scores import confusion, scores
+from bayesadam.report.scores import confusion, importance, scores
 
 
 def render(data: Mapping[str, Any]) -> str:
@@ -29,6 +29,7 @@ def render(data: Mapping[str, Any]) -> str:
     environment.filters |= {"percent": percent, "data_value": data_value}
     return environment.from_string(_file("template.html")).render(
         regression=data["task"] == "regression",
+        target=data.get("target"),
         title=str(data.get("title") or data.get("target") or "Report"),
         subtitle=_subtitle(data),
         headline=headline(held_out, unseen, data.get("margins") or {}),
@@ -45,9 +46,9 @@ def _charts(data: Mapping[str, Any], held_out: Any, unseen: Any) -> dict[str, li
     """Return the charts of the sections."""
     task, target, explained = data["task"], str(data.get("target") or "target"), data.get("explained") or {}
     classes, entries = [str(label) for label in data.get("classes") or ()], explained.get("dependence") or []
-    effects = [drawn.effect(entry, f"dependence-{i}", task, target, classes) for i, entry in enumerate(entries)]
-    important = [drawn.importance(explained["importance"], task, target)] if explained.get("importance") else []
-    found: dict[str, list[Chart]] = {"inputs": important + effects}
+    found = {
+        "inputs": [drawn.effect(entry, f"dependence-{i}", task, target, classes) for i, entry in enumerate(entries)]
+    }
     if isinstance(held_out, PredictedNumbers):
         found["predictions"] = [drawn.predictions(held_out, target)]
     if unseen is not None and len(unseen) >= FEW:
@@ -60,11 +61,13 @@ def _charts(data: Mapping[str, Any], held_out: Any, unseen: Any) -> dict[str, li
 def _tables(data: Mapping[str, Any], held_out: Any) -> dict[str, Any]:
     """Return the contents of the tables of the sections; a section without them has none, or an empty one."""
     metrics = {model: values for model, values in (data.get("metrics") or {}).items() if values}
-    groups = (data.get("explained") or {}).get("groups")
+    explained = data.get("explained") or {}
+    groups = explained.get("groups")
     given = data.get("reproduce") or {}
     settings = {name: value for name, value in (given.get("config") or {}).items() if value not in (None, [], False)}
     found = {
         "scores": metrics and {"columns": scores(metrics), "models": list(metrics), "ours": OURS},
+        "inputs": explained.get("importance") and importance(explained["importance"]),
         "failures": groups and verdict.failures(groups, data["task"]),
         "surprises": data.get("surprises") and {"rows": data["surprises"], "target": data["target"]},
         "data": data.get("data"),

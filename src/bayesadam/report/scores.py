@@ -1,4 +1,4 @@
-"""The tables of scores, with marks on the best score of every column, and of mistaken classes."""
+"""The tables of scores, of mistaken classes, and of the inputs by importance."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from bayesadam.report.numbers import NONE, percent, same_decimals
+from bayesadam.report.numbers import NONE, number, percent, same_decimals
 from bayesadam.report.predicted import PredictedClasses
 
-_CLASSES = 20
-"""Maximum number of classes of the confusion matrix."""
+_CLASSES, _INPUTS = 20, 15
+"""Maximum numbers of classes of the confusion matrix, and of inputs in the table of their importance."""
 
 
 Column = tuple[str, str, dict[str, tuple[str, bool]]]
@@ -68,3 +68,19 @@ def confusion(rows: PredictedClasses, classes: Sequence[str]) -> dict[str, Any]:
         for part in counts[shown]
     ]
     return {"names": names, "rows": list(zip(names, cells, strict=True)), "more": len(classes) - len(names)}
+
+
+def importance(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a table of the increase of the error if the values of an input are shuffled, the largest first.
+
+    Returns:
+        "rows" with the input, the increase with two of its standard deviations, and its share of the largest one; and
+        the number of inputs that are left out, "more".
+    """
+    ranked = sorted(entries, key=lambda entry: -entry["gain"])
+    largest = max(ranked[0]["gain"], 1e-300)
+    rows = [
+        (entry["name"], f"{number(entry['gain'])} ± {number(2 * entry['error'])}", max(entry["gain"] / largest, 0.0))
+        for entry in ranked[:_INPUTS]
+    ]
+    return {"rows": rows, "more": len(ranked) - len(rows)}
