@@ -1,8 +1,6 @@
 // Weights theta = around * mean + softplus(rho) * eps with the sums that divergences need, in one pass over memory, and
 // all gradients, in another. `around` is 1, or 0 for the deviations from the means. A row of a table is one tensor: its
 // number of elements, and the addresses of float32 numbers.
-#include <vector>
-
 #include "normal.h"
 
 namespace {
@@ -11,7 +9,7 @@ constexpr int64_t CHUNK = 4096;
 constexpr float SMALL = -15.0f;  // below it the logarithm of softplus(rho) is rho, to rounding
 
 inline float exponential(float x) {  // for x <= 0; the polynomial is that of Cephes
-    const float bounded = x > -87.0f ? x : -87.0f, n = std::rint(bounded * 1.44269504088896341f);
+    const float bounded = x > -87.0f ? x : -87.0f, n = __builtin_rintf(bounded * 1.44269504088896341f);
     const float r = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, bounded));
     float p = 1.9875691500e-4f;
     p = fused(p, r, 1.3981999507e-3f);
@@ -40,7 +38,7 @@ extern "C" void sample(int64_t count, const int64_t* rows, float center, float a
     constexpr int64_t COLUMNS = 6;
     int64_t chunks = 0;
     for (int64_t i = 0; i < count; i++) chunks += (rows[i * COLUMNS] + CHUNK - 1) / CHUNK;
-    std::vector<float> parts(3 * chunks);  // added up in a fixed order, independent of the threads
+    float* const parts = new float[3 * chunks];  // added up in a fixed order, independent of the threads
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         int64_t before = 0;
@@ -63,7 +61,7 @@ extern "C" void sample(int64_t count, const int64_t* rows, float center, float a
                     variances = fused(s, s, variances);
                     logs += rho[j] < SMALL ? rho[j] : natural_log(s);
                 }
-                float* part = parts.data() + 3 * (before + c);
+                float* part = parts + 3 * (before + c);
                 part[0] = squares, part[1] = variances, part[2] = logs;
             }
             before += own;
@@ -72,6 +70,7 @@ extern "C" void sample(int64_t count, const int64_t* rows, float center, float a
     for (int k = 0; k < 3; k++) sums[k] = 0.0;
     for (int64_t c = 0; c < chunks; c++)
         for (int k = 0; k < 3; k++) sums[k] += parts[3 * c + k];
+    delete[] parts;
 }
 
 // Columns: mean, rho, eps, std, the gradient of theta, and where those of mean and rho go. `slopes` are the
