@@ -154,3 +154,20 @@ def test_where_it_is_used(monkeypatch, options, used):
         loss = net.loss(torch.randn(4, 3), torch.randn(4, 2), likelihood=ba.Gaussian(), num_data=10)
         loss.backward()
     assert len(calls) == 2 * used
+
+
+def test_variances():
+    means, rhos, _ = weights(spread=1.0)
+    factors = torch.tensor([0.7, -1.3, 2.1], dtype=torch.float64)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        inputs = [[t.to(dtype).requires_grad_() for t in part] for part in (means, rhos)]
+        if dtype == torch.float32:
+            variances, sums = fused.sample(*inputs, None, CENTER, around_mean=False)
+        else:
+            _, sums = by_hand(*inputs, inputs[0])
+            variances = [nn.functional.softplus(rho, threshold=800.0).square() for rho in inputs[1]]
+        loss = sum(variance.sin().sum() for variance in variances) + (factors * sums).sum()
+        results.append([*variances, sums, *torch.autograd.grad(loss, inputs[0] + inputs[1])])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=4e-6, atol=2e-6)

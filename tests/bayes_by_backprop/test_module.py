@@ -13,7 +13,7 @@ from torch import nn
 import bayesadam as ba
 from bayesadam import noise, priors
 from bayesadam.bayes_by_backprop import variational
-from bayesadam.functional.reparameterized import inverse_softplus, root, sample, softplus
+from bayesadam.functional.reparameterized import inverse_softplus, sample, sample_of_variance, softplus
 from two_ranks import in_two_ranks
 
 
@@ -295,10 +295,12 @@ def test_derivatives_of_spreads():
     softplus(rho).sum().backward()
     torch.testing.assert_close(rho.grad, torch.sigmoid(rho.detach()), rtol=1e-12, atol=0)
     variance = torch.tensor([0.0, -1e-9, 4.0], dtype=torch.float64, requires_grad=True)
-    out = root(variance)
-    assert out.tolist() == [0.0, 0.0, 2.0]
+    mean = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    out = sample_of_variance(mean, variance, torch.tensor([1.0, 1.0, -3.0], dtype=torch.float64))
+    assert out.tolist() == [0.0, 0.0, -6.0]
     out.sum().backward()
-    assert variance.grad.tolist() == [0.0, 0.0, 0.25]
+    assert mean.grad.tolist() == [1.0, 1.0, 1.0]
+    assert variance.grad.tolist() == [0.0, 0.0, -0.75]
 
 
 def test_the_posterior_is_a_copy_with_its_hyperparameters():

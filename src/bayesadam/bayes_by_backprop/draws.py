@@ -59,16 +59,15 @@ class Noise:
 
     def activations(self, seed: int, number: int, index: int, like: Tensor) -> Tensor:
         """Standard normals for the outputs of a layer."""
-        with recording():  # the buffers are for later passes too
-            out = torch.empty_like(like, memory_format=torch.contiguous_format)
-            return noise.normal(seed, number, ACTIVATIONS, index, out.shape, out=out, scratch=self._scratch)
+        eps = torch.empty_like(like, memory_format=torch.contiguous_format)
+        noise.fill_many({index: eps}, seed, number, ACTIVATIONS, scratch=self._scratch)
+        return eps
 
     def signs(self, seed: int, number: int, index: int, shape: tuple[int, int], like: Tensor) -> Tensor:
         """Random signs of this shape for the inputs and outputs of a layer: those of standard normals."""
-        with recording():
-            out = torch.empty(shape, dtype=like.dtype, device=like.device)
-            normals = noise.normal(seed, number, SIGNS, index, shape, out=out, scratch=self._scratch)
-            return torch.copysign(torch.ones_like(normals), normals)
+        normals = torch.empty(shape, dtype=like.dtype, device=like.device)
+        noise.fill_many({index: normals}, seed, number, SIGNS, scratch=self._scratch)
+        return torch.copysign(torch.ones_like(normals), normals)
 
 
 class Draw:
@@ -109,6 +108,7 @@ class Draw:
         self._rho = rho
         self._std: dict[str, Tensor] = {}
         self._eps: dict[str, Tensor] = {}
+        self._variance: dict[str, Tensor] = {}
         self._deviation: dict[str, Tensor] = {}
         self._theta: dict[str, Tensor] = {}
         self._sums: Tensor | None = None
@@ -124,13 +124,10 @@ class Draw:
             self._theta = dict(zip(self.means, thetas, strict=True))
         return {name: self.theta(name) for name in self.means}
 
-    def scale(self) -> None:
-        """Compute the standard deviations of all parameters together, if they can be."""
+    def spread(self) -> None:
+        """Compute the variances of all parameters together, if they can be."""
         if self._fits():
-            means = self.means.values()
-            with recording():
-                ones = torch.ones(max(mean.numel() for mean in means), dtype=torch.float32, device="cpu")
-                self._std = self._around_zero([ones[: mean.numel()].view(mean.shape) for mean in means])
+            self._variance = self._around_zero(None)
 
     def deviate(self) -> None:
         """Draw the noise of all parameters together, and compute their deviations together, if they can be."""
@@ -141,8 +138,8 @@ class Draw:
     def _fits(self) -> bool:
         return fused.fits(list(self.means.values()), [self._rho[name] for name in self.means])
 
-    def _around_zero(self, eps: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The standard deviations times ``eps`` by name, and the sums, by the compiled function."""
+    def _around_zero(self, eps: Sequence[Tensor] | None) -> dict[str, Tensor]:
+        """The standard deviations times ``eps`` by name, or the variances, and the sums, by the compiled function."""
         means, rhos = list(self.means.values()), [self._rho[name] for name in self.means]
         with recording():
             found, sums = fused.sample(means, rhos, eps, self.center or 0.0, around_mean=False)
@@ -179,6 +176,13 @@ class Draw:
             with recording():
                 self._std[name] = softplus(self._rho[name])
         return self._std[name]
+
+    def variance(self, name: str) -> Tensor:
+        """Variances of a parameter."""
+        if name not in self._variance:
+            with recording():
+                self._variance[name] = self.std(name).square()
+        return self._variance[name]
 
     def eps(self, name: str) -> Tensor:
         """The standard normals of a parameter's sample."""

@@ -9,6 +9,7 @@ and refuse gradients, so that a use that is not intercepted (in a custom autogra
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from bayesadam.bayes_by_backprop.draws import Draw, uncompiled
-from bayesadam.functional.reparameterized import root
+from bayesadam.bayes_by_backprop.draws import Draw, recording, uncompiled
+from bayesadam.functional.reparameterized import sample_of_variance
 
 _CHANNELS = {
     functional.linear: -1,
@@ -76,7 +77,10 @@ class Reparameterized(TorchFunctionMode):
     def __init__(self, draw: Draw) -> None:
         super().__init__()
         self.draw = draw
-        self.placeholders = {name: self._placeholder(name, mean) for name, mean in draw.means.items()}
+        self.placeholders = {
+            name: _placeholder(name, mean.shape, mean.dtype, mean.device, self.estimator)
+            for name, mean in draw.means.items()
+        }
         self._names = {id(tensor): name for name, tensor in self.placeholders.items()}
         self._uses: dict[str, object] = {}
 
@@ -109,17 +113,6 @@ class Reparameterized(TorchFunctionMode):
     def linear(self, call: Callable[..., Tensor], x: Tensor, weight: str, bias: Tensor | None, channels: int) -> Tensor:
         """A linear function ``call(x, weight, bias)`` of a random weight."""
         raise NotImplementedError
-
-    def _placeholder(self, name: str, like: Tensor) -> Tensor:
-        def refuse(grad: Tensor) -> None:
-            raise RuntimeError(
-                f"parameter {name!r} must be used by PyTorch functions with estimator={self.estimator!r}, got a use "
-                "that cannot be seen (a custom autograd function, say): use estimator='shared', or exclude it by select"
-            )
-
-        placeholder = like.detach().new_full((), torch.nan).expand(like.shape).requires_grad_()
-        placeholder.register_hook(refuse)  # type: ignore[no-untyped-call]
-        return placeholder
 
     def _bias(self, bias: Tensor | None, use: object) -> tuple[str | None, Tensor | None]:
         """Name of a bias that is random and used nowhere else, or its replacement."""
@@ -157,6 +150,22 @@ class Reparameterized(TorchFunctionMode):
             )
 
 
+@cache
+def _placeholder(name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device, estimator: str) -> Tensor:
+    """A tensor in place of a parameter; one for all passes, since it has no values and no gradient."""
+
+    def refuse(grad: Tensor) -> None:
+        raise RuntimeError(
+            f"parameter {name!r} must be used by PyTorch functions with estimator={estimator!r}, got a use that "
+            "cannot be seen (a custom autograd function, say): use estimator='shared', or exclude it by select"
+        )
+
+    with recording():
+        placeholder = torch.full((), torch.nan, dtype=dtype, device=device).expand(shape).requires_grad_()
+        placeholder.register_hook(refuse)  # type: ignore[no-untyped-call]
+    return placeholder
+
+
 class Local(Reparameterized):
     """``y = E[y] + std(y) * eps`` with ``Var[y] = call(x^2, std^2)``."""
 
@@ -164,7 +173,7 @@ class Local(Reparameterized):
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
-        draw.scale()
+        draw.spread()
 
     def linear(self, call: Callable[..., Tensor], x: Tensor, weight: str, bias: Tensor | None, channels: int) -> Tensor:
         """The sampled output, as in the base class."""
@@ -174,10 +183,11 @@ class Local(Reparameterized):
         draw = self.draw
         mean = call(x, draw.means[weight], fixed if name is None else draw.means[name])
         dtype = torch.float32 if x.dtype == torch.float16 else x.dtype  # squares leave the range of float16
-        variance, of_bias = (None if key is None else draw.std(key).square().to(dtype) for key in (weight, name))
-        std = root(call(x.to(dtype).square(), variance, of_bias)).to(mean.dtype)
+        variance, of_bias = (None if key is None else draw.variance(key).to(dtype) for key in (weight, name))
         eps = draw.source.activations(draw.seed, draw.number, draw.indices[weight], mean)
-        return mean + std * (eps.neg_() if draw.sign < 0 else eps)
+        if draw.sign < 0:
+            eps.neg_()
+        return sample_of_variance(mean, call(x.to(dtype).square(), variance, of_bias), eps)
 
 
 class Flipout(Reparameterized):
@@ -204,7 +214,7 @@ class Flipout(Reparameterized):
             draw.seed, draw.number, draw.indices[weight], (rows, width + mean.shape[channels]), mean
         )
         shape = (rows, *[1] * (x.ndim - 1 + channels), -1, *[1] * (-1 - channels))
-        before, after = both[:, :width].reshape(shape), both[:, width:].reshape(shape)
+        before, after = (part.reshape(shape) for part in both.tensor_split([width], dim=1))
         if x.ndim == -channels:
             before, after = before[0], after[0]
         deviation, of_bias = (None if key is None else draw.deviation(key).to(x.dtype) for key in (weight, name))

@@ -28,14 +28,19 @@ def fits(means: Sequence[Tensor], rhos: Sequence[Tensor]) -> bool:
 
 
 def sample(
-    means: Sequence[Tensor], rhos: Sequence[Tensor], eps: Sequence[Tensor], center: float, *, around_mean: bool = True
+    means: Sequence[Tensor],
+    rhos: Sequence[Tensor],
+    eps: Sequence[Tensor] | None,
+    center: float,
+    *,
+    around_mean: bool = True,
 ) -> tuple[list[Tensor], Tensor]:
     """Compute ``mean + softplus(rho) * eps`` of several tensors, and sums over all of them.
 
     Args:
         means: Means.
         rhos: Tensors whose softplus is the standard deviation.
-        eps: Standard normals.
+        eps: Standard normals; without them, the standard deviations themselves.
         center: Number that the means are compared with.
         around_mean: Whether samples include the mean; without it they are ``softplus(rho) * eps``.
 
@@ -43,49 +48,52 @@ def sample(
         The samples, and the sums of ``(mean - center)^2``, ``std^2`` and ``log(std)``, ``(3,)`` in float64;
         differentiable in means and ``rho``.
     """
-    *thetas, sums = _Sample.apply((center, float(around_mean)), len(means), *means, *rhos, *eps)  # type: ignore[no-untyped-call]
+    *thetas, sums = _Sample.apply((center, float(around_mean)), len(means), *means, *rhos, *(eps or ()))  # type: ignore[no-untyped-call]
     return thetas, sums
 
 
 class _Sample(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, numbers: tuple[float, float], count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        means = tensors[:count]
-        stds, thetas = ([torch.empty_like(mean) for mean in means] for _ in range(2))
+        means, rhos, eps = (tensors[i : i + count] for i in range(0, 3 * count, count))
+        thetas = [torch.empty_like(mean) for mean in means]
+        stds = [torch.empty_like(mean) for mean in means] if eps else thetas
         sums = torch.empty(3, dtype=torch.float64, device="cpu")
-        _call("sample", [means, tensors[count : 2 * count], tensors[2 * count :], stds, thetas], numbers, sums)
+        _call("sample", [means, rhos, eps, stds, thetas], numbers, sums)
         ctx.numbers, ctx.count = numbers, count
-        ctx.save_for_backward(*tensors, *stds)
+        ctx.save_for_backward(*stds, *tensors)
         return *thetas, sums
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        count = ctx.count
-        tensors = [ctx.saved_tensors[i : i + count] for i in range(0, 4 * count, count)]
-        of_means, of_rhos = ([torch.empty_like(mean) for mean in tensors[0]] for _ in range(2))
+        saved, count = ctx.saved_tensors, ctx.count
+        stds, means, rhos, eps = (saved[i : i + count] for i in range(0, 4 * count, count))
+        of_means, of_rhos = ([torch.empty_like(mean) for mean in means] for _ in range(2))
         given = [grad.to_dense().contiguous() for grad in grads[:-1]]
-        _call("sample_backward", [*tensors, given, of_means, of_rhos], ctx.numbers, grads[-1].contiguous())
-        return None, None, *of_means, *of_rhos, *[None] * count
+        columns = [means, rhos, eps, stds, given, of_means, of_rhos]
+        _call("sample_backward", columns, ctx.numbers, grads[-1].contiguous())
+        return None, None, *of_means, *of_rhos, *[None] * len(eps)
 
 
 def _call(name: str, columns: Sequence[Sequence[Tensor]], numbers: tuple[float, float], sums: Tensor) -> None:
-    sizes = [tensor.numel() for tensor in columns[0]]
-    rows = np.array([sizes, *([t.data_ptr() for t in column] for column in columns)], dtype=np.int64).T.copy()
+    """Call a compiled function; a column without tensors has addresses of 0."""
+    sizes = list(map(Tensor.numel, columns[0]))
+    addresses = [list(map(Tensor.data_ptr, column)) or [0] * len(sizes) for column in columns]
+    rows = np.array([sizes, *addresses], dtype=np.int64).T.copy()
     threads = 1 if sum(sizes) <= noise.ALONE else torch.get_num_threads()
-    getattr(_library(), name)(
-        ctypes.c_int64(len(sizes)),
-        ctypes.c_void_p(rows.ctypes.data),
-        *map(ctypes.c_float, numbers),
-        ctypes.c_void_p(sums.data_ptr()),
-        ctypes.c_int(threads),
-    )
+    getattr(_library(), name)(len(sizes), rows.ctypes.data, *numbers, sums.data_ptr(), threads)
 
 
 @cache
 def _library() -> ctypes.CDLL | None:
     """The compiled library, or ``None`` if it cannot be compiled; :mod:`bayesadam.noise` has then warned about it."""
     try:
-        return native.load(native.read("sample.cpp")) if native.has_compiler() else None
+        library = native.load(native.read("sample.cpp")) if native.has_compiler() else None
     except native.CompilationError:
         return None
+    if library is not None:
+        for function in (library.sample, library.sample_backward):
+            numbers = [ctypes.c_float, ctypes.c_float]
+            function.argtypes = [ctypes.c_int64, ctypes.c_void_p, *numbers, ctypes.c_void_p, ctypes.c_int]
+    return library

@@ -313,7 +313,7 @@ class VariationalModule(nn.Module):
         return {name: parameter for name, parameter in self.model.named_parameters() if name in self._indices}
 
     def _rhos(self) -> dict[str, Tensor]:
-        return {name: self.rho.get_parameter(escaped(name)) for name in self._indices}
+        return dict(zip(self._indices, self.rho.parameters(), strict=True))
 
 
 def variational(

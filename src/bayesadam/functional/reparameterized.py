@@ -1,4 +1,4 @@
-"""Standard deviations as functions of an unconstrained parameter ``rho``, and a square root with a gradient at zero."""
+"""Samples of Gaussians, with gradients in a parameter ``rho`` of the standard deviation or in the variance."""
 
 from __future__ import annotations
 
@@ -36,9 +36,12 @@ def inverse_softplus(std: Tensor) -> Tensor:
     return std + (-torch.expm1(-std)).log()
 
 
-def root(variance: Tensor) -> Tensor:
-    """Square root whose derivative at 0 is 0 and not infinite; values below 0, as from rounding, count as 0."""
-    result: Tensor = _Root.apply(variance)  # type: ignore[no-untyped-call]
+def sample_of_variance(mean: Tensor, variance: Tensor, eps: Tensor) -> Tensor:
+    """``mean + sqrt(variance) * eps``, element-wise, in the dtype of ``mean``.
+
+    The derivative of the root at 0 is 0 and not infinite; variances below 0, as from rounding, count as 0.
+    """
+    result: Tensor = _SampleOfVariance.apply(mean, variance, eps)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -103,15 +106,16 @@ class _SampleAgain(torch.autograd.Function):
         return None, grad, _times_slope(rho, grad * eps), None
 
 
-class _Root(torch.autograd.Function):
+class _SampleOfVariance(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, variance: Tensor) -> Tensor:
+    def forward(ctx: Any, mean: Tensor, variance: Tensor, eps: Tensor) -> Tensor:
         std = variance.clamp_min(0.0).sqrt_()
-        ctx.save_for_backward(std)
-        return std
+        ctx.save_for_backward(std, eps)
+        return torch.addcmul(mean, std.to(mean.dtype), eps)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (std,) = ctx.saved_tensors
-        return torch.div(grad, std).mul_(0.5).masked_fill_(std == 0, 0.0)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        std, eps = ctx.saved_tensors
+        slope = (grad * eps).to(std.dtype).div_(std).mul_(0.5).masked_fill_(std == 0, 0.0)
+        return grad, slope, None
