@@ -51,17 +51,11 @@ class Noise:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()
 
-    def weights(self, seed: int, number: int, like: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """Standard normals for parameters by index, in new tensors like those given."""
+    def normals(self, seed: int, number: int, use: int, like: Mapping[int, Tensor]) -> list[Tensor]:
+        """Standard normals in new tensors like those given, which are parameters, or outputs of layers, by index."""
         eps = {i: torch.empty_like(t, memory_format=torch.contiguous_format) for i, t in like.items()}
-        noise.fill_many(eps, seed, number, WEIGHTS, scratch=self._scratch)
-        return eps
-
-    def activations(self, seed: int, number: int, index: int, like: Tensor) -> Tensor:
-        """Standard normals for the outputs of a layer."""
-        eps = torch.empty_like(like, memory_format=torch.contiguous_format)
-        noise.fill_many({index: eps}, seed, number, ACTIVATIONS, scratch=self._scratch)
-        return eps
+        noise.fill_many(eps, seed, number, use, scratch=self._scratch)
+        return list(eps.values())
 
     def signs(self, seed: int, number: int, index: int, shape: tuple[int, int], like: Tensor) -> Tensor:
         """Random signs of this shape for the inputs and outputs of a layer: those of standard normals."""
@@ -211,8 +205,7 @@ class Draw:
     def _draw(self, names: Sequence[str]) -> None:
         """The standard normals of some parameters' samples, together."""
         with recording():
-            like = {self.indices[name]: self._rho[name].detach() for name in names}
-            found = self.source.weights(self.seed, self.number, like)
-            for name in names:
-                eps = found[self.indices[name]]
-                self._eps[name] = eps.neg_() if self.sign < 0 else eps
+            like = {self.indices[name]: self._rho[name] for name in names}
+            eps = self.source.normals(self.seed, self.number, WEIGHTS, like)
+            for name, each in zip(names, eps, strict=True):
+                self._eps[name] = each.neg_() if self.sign < 0 else each

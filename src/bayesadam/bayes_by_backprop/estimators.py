@@ -13,11 +13,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from bayesadam.bayes_by_backprop.draws import Draw, recording, uncompiled
+from bayesadam.bayes_by_backprop.draws import ACTIVATIONS, Draw, recording, uncompiled
 from bayesadam.functional.reparameterized import sample_of_variance
 
 _CHANNELS = {
@@ -54,19 +54,6 @@ def flipout(draw: Draw, run: Run) -> Any:
 
 
 ESTIMATORS: Mapping[str, Callable[[Draw, Run], Any]] = {"shared": shared, "local": local, "flipout": flipout}
-
-
-class Part(nn.Module):
-    """A function that uses the weights of a model, as a module that has them under the name ``model``."""
-
-    def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.model = model
-        self.function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function."""
-        return self.function(*args, **kwargs)
 
 
 class Reparameterized(TorchFunctionMode):
@@ -184,7 +171,7 @@ class Local(Reparameterized):
         mean = call(x, draw.means[weight], fixed if name is None else draw.means[name])
         dtype = torch.float32 if x.dtype == torch.float16 else x.dtype  # squares leave the range of float16
         variance, of_bias = (None if key is None else draw.variance(key).to(dtype) for key in (weight, name))
-        eps = draw.source.activations(draw.seed, draw.number, draw.indices[weight], mean)
+        (eps,) = draw.source.normals(draw.seed, draw.number, ACTIVATIONS, {draw.indices[weight]: mean})
         if draw.sign < 0:
             eps.neg_()
         return sample_of_variance(mean, call(x.to(dtype).square(), variance, of_bias), eps)

@@ -22,7 +22,7 @@ from bayesadam import native, noise
 def fits(means: Sequence[Tensor], rhos: Sequence[Tensor]) -> bool:
     """Whether all tensors are contiguous float32 on the CPU, and there is a compiler."""
     return _library() is not None and all(
-        t.dtype == torch.float32 and t.device.type == "cpu" and type(t) in (Tensor, nn.Parameter) and t.is_contiguous()
+        t.dtype == torch.float32 and t.is_cpu and type(t) in (Tensor, nn.Parameter) and t.is_contiguous()
         for t in (*means, *rhos)
     )
 

@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from bayesadam.bayes_by_backprop.draws import Draw, Noise, uncompiled
-from bayesadam.bayes_by_backprop.estimators import ESTIMATORS, Part
+from bayesadam.bayes_by_backprop.estimators import ESTIMATORS
 from bayesadam.bayes_by_backprop.loss import Inputs, negative_elbo
 from bayesadam.bayes_by_backprop.parameters import (
     InitialStd,
@@ -27,6 +26,7 @@ from bayesadam.bayes_by_backprop.parameters import (
     escaped,
     initial,
     random_parameters,
+    replaced,
 )
 from bayesadam.checks import check
 from bayesadam.functional import kl as divergences
@@ -135,7 +135,8 @@ class VariationalModule(nn.Module):
         estimator = ESTIMATORS[self.estimator]
 
         def run(weights: Mapping[str, Tensor]) -> Any:
-            return functional_call(self.model, dict(weights), args, kwargs)
+            with replaced(self.model, draw.means, weights):
+                return self.model(*args, **kwargs)
 
         if torch.compiler.is_compiling():
             return estimator(draw, run)
@@ -144,8 +145,8 @@ class VariationalModule(nn.Module):
             """Run a checkpointed part of the model at the same draw."""
 
             def run_part(weights: Mapping[str, Tensor]) -> Any:
-                named = {f"model.{name}": value for name, value in weights.items()}
-                return functional_call(Part(self.model, function), named, args, kwargs)
+                with replaced(self.model, draw.means, weights):
+                    return function(*args, **kwargs)
 
             return estimator(draw.again(), run_part)
 
