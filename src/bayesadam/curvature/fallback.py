@@ -17,9 +17,10 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from bayesadam.curvature import added
 from bayesadam.curvature.layers import Sink
 from bayesadam.curvature.observe import observed
-from bayesadam.curvature.passes import Call, Unit, no_batch
+from bayesadam.curvature.passes import Call, Unit, no_batch, nodes_of, tensors_in
 from bayesadam.curvature.totals import Scratch, chunks
 from bayesadam.functional.curvature import wide
 from bayesadam.sharding import gathers_weights, is_sharded
@@ -106,6 +107,11 @@ class Replay:
     def capture(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Part of the :class:`Method` protocol."""
         unit, size, module = call.unit, call.during.size, call.unit.module
+        parameters = {unit.slots[name].parameter: name for name in call.names}
+        uses = added.uses_of(parameters, tensors_in(output), nodes_of(tensors_in((args, kwargs))), size)
+        if uses is not None:
+            added.observe(call, uses)
+            return output
         _refuse_random(unit)
         leaves, spec = tree_flatten((args, kwargs))
         out_leaves, out_spec = tree_flatten(output)
