@@ -1,5 +1,6 @@
-"""Parameters that a module only adds to its tensors, or repeats, for all examples alike: learned positions, the token of
-a class. The gradients of the examples are then in the gradient of the result, and the module is not called again.
+"""Parameters that a module only adds to its tensors, or repeats, for all examples alike, such as learned positions.
+
+The gradients of the examples are then in the gradient of the result, and the module is not called again.
 """
 
 from __future__ import annotations
