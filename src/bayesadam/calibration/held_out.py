@@ -186,7 +186,8 @@ def check_surer(likelihood: Likelihood, temperature: float, gain: float, rows: i
         warnings.warn(
             f"held_out favours more confident predictions, at the temperature {temperature:.2g}, and no posterior "
             "width, as rows do that the network was trained on. Use rows that it has not seen (train= compares them "
-            "with the training data). After label smoothing or strong regularisation the result may be right",
+            "with the training data). After label smoothing or strong regularisation, or on an easy task, the result "
+            "may be right",
             UserWarning,
             stacklevel=3,
         )
