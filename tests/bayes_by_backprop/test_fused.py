@@ -95,7 +95,7 @@ def test_training_is_the_same_up_to_rounding(monkeypatch, prior, options, estima
     losses, gradients = [], []
     for fits in (True, False):
         if not fits:
-            monkeypatch.setattr(fused, "fits", lambda *_: False)
+            monkeypatch.setattr(fused, "_fits", lambda _: False)
         torch.manual_seed(0)
         net = variational(
             nn.Sequential(nn.Linear(120, 80), nn.Tanh(), nn.Linear(80, 3)), prior=prior, seed=4, estimator=estimator
@@ -128,32 +128,9 @@ def test_the_default_dtype_does_not_matter(estimator):
 
 def test_what_fits():
     plain = torch.empty(4, 5)
-    assert fused.fits([plain, nn.Parameter(plain)], [plain])
+    assert fused._fits([plain, nn.Parameter(plain)])
     for other in (plain.T, plain.double(), plain.to("meta"), plain[:, :3]):
-        assert not fused.fits([plain, other], [plain])
-        assert not fused.fits([plain], [other])
-
-
-@pytest.mark.parametrize(
-    ("options", "used"),
-    [
-        ({}, True),
-        ({"estimator": "local"}, True),
-        ({"estimator": "flipout", "prior": priors.LaplacePrior()}, True),
-        ({"prior": priors.LaplacePrior()}, False),
-        ({"kl": "sampled"}, True),
-        ({"prior": priors.ScaleMixturePrior()}, True),
-        ({"kl": "sampled", "sticking_the_landing": True}, False),
-    ],
-)
-def test_where_it_is_used(monkeypatch, options, used):
-    calls, original = [], fused.sample
-    monkeypatch.setattr(fused, "sample", lambda *args, **options: (calls.append(args), original(*args, **options))[1])
-    net = variational(nn.Linear(3, 2), **options)
-    for _ in range(2):
-        loss = net.loss(torch.randn(4, 3), torch.randn(4, 2), likelihood=ba.Gaussian(), num_data=10)
-        loss.backward()
-    assert len(calls) == 2 * used
+        assert not fused._fits([plain, other])
 
 
 def test_variances():

@@ -158,10 +158,6 @@ class Local(Reparameterized):
 
     estimator = "local"
 
-    def __init__(self, draw: Draw) -> None:
-        super().__init__(draw)
-        draw.spread()
-
     def linear(self, call: Callable[..., Tensor], x: Tensor, weight: str, bias: Tensor | None, channels: int) -> Tensor:
         """The sampled output, as in the base class."""
         use = f"the outputs of linear function {len(self._uses)} drawn"
@@ -170,7 +166,7 @@ class Local(Reparameterized):
         draw = self.draw
         mean = call(x, draw.means[weight], fixed if name is None else draw.means[name])
         dtype = torch.float32 if x.dtype == torch.float16 else x.dtype  # squares leave the range of float16
-        variance, of_bias = (None if key is None else draw.variance(key).to(dtype) for key in (weight, name))
+        variance, of_bias = (None if key is None else draw.variances()[key].to(dtype) for key in (weight, name))
         (eps,) = draw.source.normals(draw.seed, draw.number, ACTIVATIONS, {draw.indices[weight]: mean})
         if draw.sign < 0:
             eps.neg_()
@@ -183,10 +179,6 @@ class Flipout(Reparameterized):
     """
 
     estimator = "flipout"
-
-    def __init__(self, draw: Draw) -> None:
-        super().__init__(draw)
-        draw.deviate()
 
     def linear(self, call: Callable[..., Tensor], x: Tensor, weight: str, bias: Tensor | None, channels: int) -> Tensor:
         """The output with random signs, as in the base class."""
@@ -204,7 +196,7 @@ class Flipout(Reparameterized):
         before, after = (part.reshape(shape) for part in both.tensor_split([width], dim=1))
         if x.ndim == -channels:
             before, after = before[0], after[0]
-        deviation, of_bias = (None if key is None else draw.deviation(key).to(x.dtype) for key in (weight, name))
+        deviation, of_bias = (None if key is None else draw.deviations()[key].to(x.dtype) for key in (weight, name))
         change = call(x * before, deviation, of_bias)
         return mean.addcmul(change, after)
 

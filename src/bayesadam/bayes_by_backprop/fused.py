@@ -1,7 +1,7 @@
-"""A sample of all weights, and sums for the divergence from a Gaussian, in one compiled pass over memory.
+"""A sample of several parameters, and the sums for its density and for the divergence from a Gaussian.
 
-It is only an accelerator: the numbers are those of :mod:`bayesadam.functional.reparameterized` and
-:mod:`bayesadam.functional.kl` up to rounding, and these modules are used where it cannot be.
+It is one function of autograd. On a CPU with a compiler it takes one compiled pass over memory, and its gradients take
+another; elsewhere PyTorch's operations give the same numbers up to rounding.
 """
 
 from __future__ import annotations
@@ -17,14 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from bayesadam import native, noise
-
-
-def fits(means: Sequence[Tensor], rhos: Sequence[Tensor]) -> bool:
-    """Whether all tensors are contiguous float32 on the CPU, and there is a compiler."""
-    return _library() is not None and all(
-        t.dtype == torch.float32 and t.is_cpu and type(t) in (Tensor, nn.Parameter) and t.is_contiguous()
-        for t in (*means, *rhos)
-    )
+from bayesadam.functional.reparameterized import softplus
 
 
 def sample(
@@ -39,14 +32,15 @@ def sample(
 
     Args:
         means: Means.
-        rhos: Tensors whose softplus is the standard deviation.
+        rhos: Tensors whose softplus is the standard deviation, of the means' dtype or a wider one.
         eps: Standard normals; without them, the standard deviations themselves.
         center: Number that the means are compared with.
         around_mean: Whether samples include the mean; without it they are ``softplus(rho) * eps``.
 
     Returns:
-        The samples, and the sums of ``(mean - center)^2``, ``std^2`` and ``log(std)``, ``(3,)`` in float64;
-        differentiable in means and ``rho``.
+        The samples, of the means' dtype if they include the mean, else of that of ``rho``; and the sums of
+        ``(mean - center)^2``, ``std^2`` and ``log(std)``, ``(3,)`` in float64. All are differentiable in means and
+        ``rho``: ``d_rho = (d_sample * eps + d_std) / (1 + exp(-rho))`` (Blundell et al. 2015, section 3.2).
     """
     *thetas, sums = _Sample.apply((center, float(around_mean)), len(means), *means, *rhos, *(eps or ()))  # type: ignore[no-untyped-call]
     return thetas, sums
@@ -56,24 +50,91 @@ class _Sample(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, numbers: tuple[float, float], count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         means, rhos, eps = (tensors[i : i + count] for i in range(0, 3 * count, count))
-        thetas = [torch.empty_like(mean) for mean in means]
-        stds = [torch.empty_like(mean) for mean in means] if eps else thetas
-        sums = torch.empty(3, dtype=torch.float64, device="cpu")
-        _call("sample", [means, rhos, eps, stds, thetas], numbers, sums)
+        ctx.compiled = _fits(means + rhos)
+        if ctx.compiled:
+            thetas = [torch.empty_like(mean) for mean in means]
+            stds = [torch.empty_like(mean) for mean in means] if eps else thetas
+            sums = torch.empty(3, dtype=torch.float64, device="cpu")
+            _call("sample", [means, rhos, eps, stds, thetas], numbers, sums)
+        else:
+            stds, thetas, sums = _by_operations(means, rhos, eps, *numbers)
         ctx.numbers, ctx.count = numbers, count
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*stds, *tensors)
         return *thetas, sums
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         saved, count = ctx.saved_tensors, ctx.count
         stds, means, rhos, eps = (saved[i : i + count] for i in range(0, 4 * count, count))
-        of_means, of_rhos = ([torch.empty_like(mean) for mean in means] for _ in range(2))
-        given = [grad.to_dense().contiguous() for grad in grads[:-1]]
-        columns = [means, rhos, eps, stds, given, of_means, of_rhos]
-        _call("sample_backward", columns, ctx.numbers, grads[-1].contiguous())
+        given = [
+            torch.zeros_like(mean) if grad is None else grad.to_dense().contiguous()  # an embedding's may be sparse
+            for grad, mean in zip(grads[:-1], means, strict=True)
+        ]
+        slopes = grads[-1]
+        if slopes is None:
+            slopes = torch.zeros(3, dtype=torch.float64, device=means[0].device)
+        if ctx.compiled:
+            of_means, of_rhos = ([torch.empty_like(mean) for mean in means] for _ in range(2))
+            columns = [means, rhos, eps, stds, given, of_means, of_rhos]
+            _call("sample_backward", columns, ctx.numbers, slopes.contiguous())
+        else:
+            of_means, of_rhos = _gradients(means, rhos, eps, stds, given, slopes, *ctx.numbers)
         return None, None, *of_means, *of_rhos, *[None] * len(eps)
+
+
+def _by_operations(
+    means: Sequence[Tensor], rhos: Sequence[Tensor], eps: Sequence[Tensor], center: float, around: float
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Standard deviations, samples and sums, by PyTorch's operations."""
+    stds = [softplus(rho) for rho in rhos]
+    thetas = [std * e for std, e in zip(stds, eps or stds, strict=True)]
+    if around:
+        thetas = [(mean + theta).to(mean.dtype) for mean, theta in zip(means, thetas, strict=True)]
+    terms = (
+        [(mean.to(rho.dtype) - center).square() for mean, rho in zip(means, rhos, strict=True)],
+        [std.square() for std in stds],
+        [torch.where(_is_normal(std), std.log(), rho) for std, rho in zip(stds, rhos, strict=True)],
+    )
+    sums = [torch.stack([term.sum(dtype=torch.float64) for term in several]).sum() for several in terms]
+    return stds, thetas, torch.stack(sums)
+
+
+def _gradients(
+    means: Sequence[Tensor],
+    rhos: Sequence[Tensor],
+    eps: Sequence[Tensor],
+    stds: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    slopes: Tensor,
+    center: float,
+    around: float,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Gradients in means and ``rho``, by PyTorch's operations."""
+    factors = eps or [2.0 * std for std in stds]
+    of_means, of_rhos = [], []
+    for mean, rho, factor, std, grad in zip(means, rhos, factors, stds, grads, strict=True):
+        of_square, of_variance, of_log = (slopes * slopes.new_tensor([2.0, 2.0, 1.0])).to(std.dtype).unbind()
+        grad = grad.to(std.dtype)
+        of_means.append((around * grad + of_square * (mean - center)).to(mean.dtype))
+        of_std = torch.addcmul(of_variance * std, grad, factor)
+        logs = torch.where(_is_normal(std), rho.sigmoid() / std, 1.0)
+        of_rhos.append(torch.addcmul(of_log * logs, rho.sigmoid(), of_std))
+    return of_means, of_rhos
+
+
+def _is_normal(std: Tensor) -> Tensor:
+    """Where a standard deviation has all its digits; its logarithm is ``rho`` elsewhere, to rounding."""
+    return std >= torch.finfo(std.dtype).tiny
+
+
+def _fits(tensors: Sequence[Tensor]) -> bool:
+    """Whether all tensors are contiguous float32 on the CPU, and there is a compiler."""
+    return _library() is not None and all(
+        t.dtype == torch.float32 and t.is_cpu and type(t) in (Tensor, nn.Parameter) and t.is_contiguous()
+        for t in tensors
+    )
 
 
 def _call(name: str, columns: Sequence[Sequence[Tensor]], numbers: tuple[float, float], sums: Tensor) -> None:

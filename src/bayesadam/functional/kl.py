@@ -87,29 +87,10 @@ def mixture_terms(value: Tensor, weight: float, wide: float, narrow: float) -> t
     return first, second
 
 
-def gaussian_log_prob(theta: Tensor, std: Tensor, eps: Tensor, *, path_only: bool) -> Tensor:
-    """``log N(theta | mean, std^2)`` at ``theta = mean + std * eps``, summed; 0-d float64.
+def gaussian_log_prob(log_stds: Tensor, eps: Sequence[Tensor]) -> Tensor:
+    """``log N(theta | mean, std^2)`` at ``theta = mean + std * eps``, summed over several tensors; 0-d float64.
 
-    Args:
-        theta: The sample, which depends on mean and standard deviation.
-        std: Standard deviations.
-        eps: Standard normals from which the sample was computed.
-        path_only: Whether to differentiate through the sample only and not directly in ``mean`` and ``std``, whose
-            terms are 0 in expectation ("sticking the landing", Roeder et al. 2017). Otherwise all derivatives cancel
-            except for ``-1 / std``.
-    """
-    with torch.no_grad():
-        total = -0.5 * _sum_of_squares(eps) - _sum(std.log()) - 0.5 * LOG_2PI * eps.numel()
-        pairs = []
-        if path_only and _wanted(theta):
-            pairs = [(theta, (eps / std).neg_().to(theta.dtype))]
-        elif not path_only and _wanted(std):
-            pairs = [(std, std.reciprocal().neg_())]
-    return with_gradients(total, *pairs)
-
-
-def gaussian_log_prob_from(log_stds: Tensor, eps: Sequence[Tensor]) -> Tensor:
-    """:func:`gaussian_log_prob` of several tensors, differentiable in all values that it depends on; 0-d float64.
+    All derivatives cancel except for that of ``log_stds``.
 
     Args:
         log_stds: Sum of the logarithms of all standard deviations.

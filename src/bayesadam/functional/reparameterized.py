@@ -15,22 +15,6 @@ def softplus(rho: Tensor) -> Tensor:
     return result
 
 
-def sample(mean: Tensor, rho: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
-    """``mean + softplus(rho) * eps`` and ``softplus(rho)``, element-wise, in one function with a fast gradient.
-
-    ``d_rho = (d_sample * eps + d_std) / (1 + exp(-rho))`` (Blundell et al. 2015, section 3.2). The sample has the dtype
-    of ``mean``, which may be lower than that of ``rho`` and ``eps``.
-    """
-    theta, std = _Sample.apply(mean, rho, eps)  # type: ignore[no-untyped-call]
-    return theta, std
-
-
-def sample_again(theta: Tensor, mean: Tensor, rho: Tensor, eps: Tensor) -> Tensor:
-    """``theta``, a sample that :func:`sample` has given, with a gradient graph of its own."""
-    result: Tensor = _SampleAgain.apply(theta, mean, rho, eps)  # type: ignore[no-untyped-call]
-    return result
-
-
 def inverse_softplus(std: Tensor) -> Tensor:
     """``log(exp(std) - 1)``, element-wise, without overflow or cancellation; minus infinity at 0."""
     return std + (-torch.expm1(-std)).log()
@@ -71,39 +55,6 @@ class _Softplus(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (rho,) = ctx.saved_tensors
         return _times_slope(rho, grad)
-
-
-class _Sample(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, rho: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
-        std = _softplus(rho)
-        ctx.save_for_backward(rho, eps)
-        ctx.set_materialize_grads(False)
-        return torch.addcmul(mean.to(rho.dtype), std, eps).to(mean.dtype), std
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, theta: Tensor | None, std: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
-        rho, eps = ctx.saved_tensors
-        theta = None if theta is None else theta.to_dense()  # an embedding's may be sparse
-        if theta is None:
-            return None, None if std is None else _times_slope(rho, std), None
-        total = theta * eps if std is None else torch.addcmul(std, theta, eps)
-        return theta, _times_slope(rho, total, out=total), None
-
-
-class _SampleAgain(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, theta: Tensor, mean: Tensor, rho: Tensor, eps: Tensor) -> Tensor:
-        ctx.save_for_backward(rho, eps)
-        return theta.detach()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rho, eps = ctx.saved_tensors
-        grad = grad.to_dense()
-        return None, grad, _times_slope(rho, grad * eps), None
 
 
 class _SampleOfVariance(torch.autograd.Function):
