@@ -1,7 +1,7 @@
 """A sample of several parameters, and the sums for its density and for the divergence from a Gaussian.
 
-It is one function of autograd. On a CPU with a compiler it takes one compiled pass over memory, and its gradients take
-another; elsewhere PyTorch's operations give the same numbers up to rounding.
+On a CPU with a compiler it takes one compiled pass over memory, and its gradients take another; elsewhere PyTorch's
+operations give the same numbers up to rounding.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def sample(
         ``(mean - center)^2``, ``std^2`` and ``log(std)``, ``(3,)`` in float64. All are differentiable in means and
         ``rho``: ``d_rho = (d_sample * eps + d_std) / (1 + exp(-rho))`` (Blundell et al. 2015, section 3.2).
     """
+    if not _fits([*means, *rhos]):
+        return _by_operations(means, rhos, eps, center, around_mean=around_mean)
     *thetas, sums = _Sample.apply((center, float(around_mean)), len(means), *means, *rhos, *(eps or ()))  # type: ignore[no-untyped-call]
     return thetas, sums
 
@@ -50,14 +52,10 @@ class _Sample(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, numbers: tuple[float, float], count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         means, rhos, eps = (tensors[i : i + count] for i in range(0, 3 * count, count))
-        ctx.compiled = _fits(means + rhos)
-        if ctx.compiled:
-            thetas = [torch.empty_like(mean) for mean in means]
-            stds = [torch.empty_like(mean) for mean in means] if eps else thetas
-            sums = torch.empty(3, dtype=torch.float64, device="cpu")
-            _call("sample", [means, rhos, eps, stds, thetas], numbers, sums)
-        else:
-            stds, thetas, sums = _by_operations(means, rhos, eps, *numbers)
+        thetas = [torch.empty_like(mean) for mean in means]
+        stds = [torch.empty_like(mean) for mean in means] if eps else thetas
+        sums = torch.empty(3, dtype=torch.float64, device="cpu")
+        _call("sample", [means, rhos, eps, stds, thetas], numbers, sums)
         ctx.numbers, ctx.count = numbers, count
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*stds, *tensors)
@@ -72,61 +70,40 @@ class _Sample(torch.autograd.Function):
             torch.zeros_like(mean) if grad is None else grad.to_dense().contiguous()  # an embedding's may be sparse
             for grad, mean in zip(grads[:-1], means, strict=True)
         ]
-        slopes = grads[-1]
-        if slopes is None:
-            slopes = torch.zeros(3, dtype=torch.float64, device=means[0].device)
-        if ctx.compiled:
-            of_means, of_rhos = ([torch.empty_like(mean) for mean in means] for _ in range(2))
-            columns = [means, rhos, eps, stds, given, of_means, of_rhos]
-            _call("sample_backward", columns, ctx.numbers, slopes.contiguous())
-        else:
-            of_means, of_rhos = _gradients(means, rhos, eps, stds, given, slopes, *ctx.numbers)
+        slopes = torch.zeros(3, dtype=torch.float64, device="cpu") if grads[-1] is None else grads[-1].contiguous()
+        of_means, of_rhos = ([torch.empty_like(mean) for mean in means] for _ in range(2))
+        _call("sample_backward", [means, rhos, eps, stds, given, of_means, of_rhos], ctx.numbers, slopes)
         return None, None, *of_means, *of_rhos, *[None] * len(eps)
 
 
 def _by_operations(
-    means: Sequence[Tensor], rhos: Sequence[Tensor], eps: Sequence[Tensor], center: float, around: float
-) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Standard deviations, samples and sums, by PyTorch's operations."""
+    means: Sequence[Tensor], rhos: Sequence[Tensor], eps: Sequence[Tensor] | None, center: float, *, around_mean: bool
+) -> tuple[list[Tensor], Tensor]:
+    """:func:`sample` by PyTorch's operations."""
     stds = [softplus(rho) for rho in rhos]
-    thetas = [std * e for std, e in zip(stds, eps or stds, strict=True)]
-    if around:
+    thetas = [std * factor for std, factor in zip(stds, eps or stds, strict=True)]
+    if around_mean:
         thetas = [(mean + theta).to(mean.dtype) for mean, theta in zip(means, thetas, strict=True)]
-    terms = (
-        [(mean.to(rho.dtype) - center).square() for mean, rho in zip(means, rhos, strict=True)],
-        [std.square() for std in stds],
-        [torch.where(_is_normal(std), std.log(), rho) for std, rho in zip(stds, rhos, strict=True)],
-    )
-    sums = [torch.stack([term.sum(dtype=torch.float64) for term in several]).sum() for several in terms]
-    return stds, thetas, torch.stack(sums)
+    thetas = [_Dense.apply(theta) for theta in thetas]  # type: ignore[no-untyped-call]
+    sums = [_sum([(mean.to(rho.dtype) - center).square() for mean, rho in zip(means, rhos, strict=True)])]
+    sums += [_sum([std.square() for std in stds]), _sum([std.log() for std in stds])]
+    return thetas, torch.stack(sums)
 
 
-def _gradients(
-    means: Sequence[Tensor],
-    rhos: Sequence[Tensor],
-    eps: Sequence[Tensor],
-    stds: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    slopes: Tensor,
-    center: float,
-    around: float,
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Gradients in means and ``rho``, by PyTorch's operations."""
-    factors = eps or [2.0 * std for std in stds]
-    of_means, of_rhos = [], []
-    for mean, rho, factor, std, grad in zip(means, rhos, factors, stds, grads, strict=True):
-        of_square, of_variance, of_log = (slopes * slopes.new_tensor([2.0, 2.0, 1.0])).to(std.dtype).unbind()
-        grad = grad.to(std.dtype)
-        of_means.append((around * grad + of_square * (mean - center)).to(mean.dtype))
-        of_std = torch.addcmul(of_variance * std, grad, factor)
-        logs = torch.where(_is_normal(std), rho.sigmoid() / std, 1.0)
-        of_rhos.append(torch.addcmul(of_log * logs, rho.sigmoid(), of_std))
-    return of_means, of_rhos
+class _Dense(torch.autograd.Function):
+    """A sample with a dense gradient, which may arrive sparse if it is an embedding's table."""
+
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor) -> Tensor:
+        return theta.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.to_dense()
 
 
-def _is_normal(std: Tensor) -> Tensor:
-    """Where a standard deviation has all its digits; its logarithm is ``rho`` elsewhere, to rounding."""
-    return std >= torch.finfo(std.dtype).tiny
+def _sum(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([tensor.sum(dtype=torch.float64) for tensor in tensors]).sum()
 
 
 def _fits(tensors: Sequence[Tensor]) -> bool:

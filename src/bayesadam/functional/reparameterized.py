@@ -11,8 +11,7 @@ from torch.autograd.function import once_differentiable
 
 def softplus(rho: Tensor) -> Tensor:
     """``log(1 + exp(rho))``, element-wise, the standard deviation for ``rho`` (Blundell et al. 2015)."""
-    result: Tensor = _Softplus.apply(rho)  # type: ignore[no-untyped-call]
-    return result
+    return torch.nn.functional.softplus(rho, threshold=_THRESHOLD)
 
 
 def inverse_softplus(std: Tensor) -> Tensor:
@@ -30,31 +29,6 @@ def sample_of_variance(mean: Tensor, variance: Tensor, eps: Tensor) -> Tensor:
 
 
 _THRESHOLD = 40.0  # above it softplus is the identity; of 20, PyTorch's default, float64 sees 1e-10
-
-
-def _softplus(rho: Tensor) -> Tensor:
-    return torch.nn.functional.softplus(rho, threshold=_THRESHOLD)
-
-
-def _times_slope(rho: Tensor, grad: Tensor, out: Tensor | None = None) -> Tensor:
-    """``grad / (1 + exp(-rho))``."""
-    if out is None:
-        out = torch.empty_like(rho)
-    product: Tensor = torch.ops.aten.softplus_backward.grad_input(grad, rho, 1.0, _THRESHOLD, grad_input=out)
-    return product
-
-
-class _Softplus(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rho: Tensor) -> Tensor:
-        ctx.save_for_backward(rho)
-        return _softplus(rho)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (rho,) = ctx.saved_tensors
-        return _times_slope(rho, grad)
 
 
 class _SampleOfVariance(torch.autograd.Function):
