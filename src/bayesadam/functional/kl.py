@@ -26,8 +26,11 @@ def gaussian(mean: Tensor, std: Tensor, prior_mean: float | Tensor, prior_log_st
     weights' shape.
     """
     log_prior = torch.as_tensor(prior_log_std, dtype=std.dtype, device=std.device)
-    squares = (-2.0 * log_prior).exp() * ((mean - prior_mean).square() + std.square())
-    return _sum(log_prior - std.log() + 0.5 * (squares - 1.0))
+    precision, shift = (-2.0 * log_prior).exp(), mean - prior_mean
+    if log_prior.ndim > 0:
+        return _sum(log_prior - std.log() + 0.5 * (precision * (shift.square() + std.square()) - 1.0))
+    squares = precision * (_sum_of_squares(shift) + _sum_of_squares(std))
+    return (log_prior - 0.5) * std.numel() - _sum(std.log()) + 0.5 * squares
 
 
 def laplace(mean: Tensor, std: Tensor, scale: float) -> Tensor:
@@ -35,9 +38,17 @@ def laplace(mean: Tensor, std: Tensor, scale: float) -> Tensor:
 
     It uses ``E|w| = std sqrt(2 / pi) exp(-z^2) + mean erf(z)`` with ``z = mean / (sqrt(2) std)``.
     """
-    ratio = math.sqrt(0.5) * mean / std
-    size = mean * torch.erf(ratio) + math.sqrt(2.0 / math.pi) * std * (-ratio.square()).exp()
-    return _sum(size / scale - std.log()) + (math.log(2.0 * scale) - 0.5 * (LOG_2PI + 1.0)) * std.numel()
+    with torch.no_grad():
+        ratio = (mean / std).mul_(math.sqrt(0.5))
+        sign = torch.erf(ratio)
+        bell = ratio.square_().neg_().exp_().mul_(math.sqrt(2.0 / math.pi))
+        size = (mean * sign).addcmul_(std, bell)
+        constant = math.log(2.0 * scale) - 0.5 * (LOG_2PI + 1.0)
+        total = _sum(size) / scale - _sum(std.log()) + constant * std.numel()
+        pairs = []
+        if _wanted(mean, std):
+            pairs = [(mean, sign.div_(scale)), (std, bell.div_(scale).sub_(std.reciprocal()))]
+    return with_gradients(total, *pairs)
 
 
 def bernoulli(logit: Tensor, prior_logit: float | Tensor) -> Tensor:
