@@ -73,7 +73,8 @@ class Scratch:
         key = (name, dtype, device)
         buffer = self._buffers.get(key)
         if buffer is None or buffer.numel() < numel:
-            buffer = torch.empty(numel, dtype=dtype, device=device)
+            with torch.inference_mode(False):  # whose tensors could not be written to outside of it
+                buffer = torch.empty(numel, dtype=dtype, device=device)
             self._buffers[key] = buffer
         return buffer[:numel]
 
@@ -166,7 +167,10 @@ def fill_many(
         stream: Stream, as for :func:`normal`.
         scratch: Buffers to reuse; by default new ones.
     """
-    rows: dict[Fill, list[list[int]]] = {}
+    if not outs:
+        return
+    low, high, *_ = _checked(seed, step, sample, max(outs), stream)
+    rows: dict[Fill, list[tuple[int, ...]]] = {}
     copies: list[tuple[Tensor, Tensor]] = []
     for index, out in outs.items():
         native_fill = _native(out)
@@ -178,8 +182,9 @@ def fill_many(
         target = out if direct else torch.empty(out.shape, dtype=torch.float32, device=out.device)
         if not direct:
             copies.append((out, target))
-        key = _checked(seed, step, sample, index, stream)
-        rows.setdefault(native_fill, []).append(_row(target, 0, key, lanes_of(out.numel())))
+        size = out.numel()
+        row = (0, size, lanes_of(size), low, high, step, sample | stream << 28, index, 1, target.data_ptr())
+        rows.setdefault(native_fill, []).append(row)
     for native_fill, table in rows.items():
         native_fill(np.array(table, dtype=np.int64), sum(row[1] for row in table))
     if copies:
@@ -368,7 +373,7 @@ def _set(word: Tensor, values: Sequence[int], shape: tuple[int, ...]) -> None:
 def _checked(*coordinates: object) -> tuple[int, ...]:
     """Check the ranges of seed, step, sample, index and stream; return them as Python's integers."""
     for (name, bits), value in zip(_LIMITS.items(), coordinates, strict=True):
-        if not isinstance(value, Integral) or not 0 <= int(value) < 2**bits:
+        if not (type(value) is int or isinstance(value, Integral)) or not 0 <= int(value) < 1 << bits:
             raise ValueError(f"{name} must be an integer in [0, 2**{bits}), got {value!r}")
     return tuple(map(int, coordinates))  # type: ignore[call-overload]
 
