@@ -27,7 +27,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from numbers import Integral
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -73,7 +73,8 @@ class Scratch:
         key = (name, dtype, device)
         buffer = self._buffers.get(key)
         if buffer is None or buffer.numel() < numel:
-            buffer = torch.empty(numel, dtype=dtype, device=device)
+            with torch.inference_mode(False):  # whose tensors could not be written to outside of it
+                buffer = torch.empty(numel, dtype=dtype, device=device)
             self._buffers[key] = buffer
         return buffer[:numel]
 
@@ -166,6 +167,9 @@ def fill_many(
         stream: Stream, as for :func:`normal`.
         scratch: Buffers to reuse; by default new ones.
     """
+    if not outs:
+        return
+    seed, step, sample, _, stream = _checked(seed, step, sample, max(outs), stream)
     rows: dict[Fill, list[list[int]]] = {}
     copies: list[tuple[Tensor, Tensor]] = []
     for index, out in outs.items():
@@ -178,8 +182,8 @@ def fill_many(
         target = out if direct else torch.empty(out.shape, dtype=torch.float32, device=out.device)
         if not direct:
             copies.append((out, target))
-        seed, step, sample, index, stream = _checked(seed, step, sample, index, stream)
-        row = _row(target.data_ptr(), (index, 0, out.numel(), out.numel()), seed, step, sample | stream << 28)
+        size = out.numel()
+        row = _row(target.data_ptr(), (index, 0, size, size), seed, step, sample | stream << 28)
         rows.setdefault(native_fill, []).append(row)
     for native_fill, table in rows.items():
         native_fill(np.array(table, dtype=np.int64), sum(row[1] for row in table))
@@ -366,12 +370,12 @@ def _set(word: Tensor, values: Sequence[int], shape: tuple[int, ...]) -> None:
         word.copy_(kernels.upload(np.array(values, dtype=np.int64), word.device).view(shape))
 
 
-def _checked(*coordinates: object) -> tuple[int, ...]:
+def _checked(*coordinates: Any) -> tuple[int, ...]:
     """Check the ranges of seed, step, sample, index and stream; return them as Python's integers."""
     for (name, bits), value in zip(_LIMITS.items(), coordinates, strict=True):
-        if not isinstance(value, Integral) or not 0 <= int(value) < 2**bits:
+        if not (type(value) is int or isinstance(value, Integral)) or not 0 <= int(value) < 1 << bits:
             raise ValueError(f"{name} must be an integer in [0, 2**{bits}), got {value!r}")
-    return tuple(map(int, coordinates))  # type: ignore[call-overload]
+    return tuple(map(int, coordinates))
 
 
 def lanes_of(numel: int) -> int:

@@ -1,9 +1,8 @@
 """Figures. Every function draws into a matplotlib axis and returns it; the colours are safe for colour-blind
 readers.
 
-These are static figures that users place beside others and save in any format. The page that ``bayesadam report``
-writes is drawn by Bokeh in the browser, because its charts show values under the pointer, follow the width of the
-screen and follow its dark mode; it shares these colours and takes its scores from :mod:`bayesadam.metrics`.
+These are figures that users place beside others and save in any format. The page that ``bayesadam report`` writes
+shares their colours.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class GaussianPrior(Prior):
             count: Number of weights.
         """
         factors = sums.new_tensor([0.5 * self.precision, 0.5 * self.precision, -1.0])
-        return (sums * factors).sum() - 0.5 * count * (1.0 + math.log(self.precision))
+        return torch.dot(sums, factors) - 0.5 * count * (1.0 + math.log(self.precision))
 
 
 class ScaleMixturePrior(Prior):

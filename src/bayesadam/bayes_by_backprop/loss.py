@@ -48,7 +48,7 @@ def negative_elbo(
     if antithetic and mc_samples % 2:
         raise ValueError(f"mc_samples must be even when antithetic=True, got {mc_samples!r}")
     scale = kl_scale(num_data, kl_weight, temperature)
-    total = torch.zeros(())
+    terms = []
     for sample in range(mc_samples):
         with net.common_draw(mirrored=antithetic and sample % 2 == 1):
             nll = likelihood.nll(_output(forward, inputs, output), target)
@@ -56,8 +56,8 @@ def negative_elbo(
                 nll = nll + (scale * net.kl_divergence()).to(nll)
             elif scale and sample == 0:
                 nll = nll + (mc_samples * scale * net.kl_divergence()).to(nll)
-        total = nll if sample == 0 else total + nll
-    return total / mc_samples
+        terms.append(nll)
+    return terms[0] if mc_samples == 1 else torch.stack(terms).mean()
 
 
 def kl_scale(num_data: float, kl_weight: float, temperature: float) -> float:
