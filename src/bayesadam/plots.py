@@ -19,7 +19,6 @@ from bayesadam import metrics
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from bayesadam.posterior import DiagonalGaussian
     from bayesadam.predictive import RegressionPredictive
     from bayesadam.pruning import PruningCurve
 
@@ -100,28 +99,6 @@ def entropy_histogram(axes: Axes, groups: Mapping[str, Tensor], classes: int) ->
             label=name,
         )
     axes.set(xlabel="predictive entropy (nats)", ylabel="density (log)", xlim=(0, edges[-1]), yscale="log")
-    return axes
-
-
-def signal_to_noise(axes: Axes, posteriors: Mapping[str, DiagonalGaussian]) -> Axes:
-    """Plot histograms of ``|mean| / standard deviation`` of all weights in decibels, by method; values below -60
-    count as -60.
-    """
-    for i, (name, posterior) in enumerate(posteriors.items()):
-        ratios = torch.cat([ratio.flatten() for ratio in posterior.signal_to_noise().values()])
-        decibels = 20 * ratios[(ratios > 0) & ratios.isfinite()].log10()
-        axes.hist(
-            decibels.clamp_min(-60).numpy(),
-            80,
-            density=True,
-            histtype="step",
-            color=COLOURS[i % len(COLOURS)],
-            lw=1.8,
-            ls=_STYLES[i % len(_STYLES)],
-            label=name,
-        )
-    axes.axvline(0, color=GREY, lw=1, ls=":")
-    axes.set(xlabel="signal-to-noise |mean| / sd (dB)", ylabel="density of weights")
     return axes
 
 

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import bayesadam as ba
 from bayesadam.curvature import PerExampleSquares
@@ -88,6 +89,11 @@ CALLS = {
     ),
     "no inputs": (WithConstant(), inputs(6, 3), "the input of module 'constant' (Constant) must be the 6 examples"),
     "packed": (nn.LSTM(3, 4, batch_first=True), packed(), "the input of LSTM must be a tensor, got a PackedSequence"),
+    "pruned": (
+        prune.random_unstructured(nn.Linear(3, 2), "weight", amount=0.3),
+        inputs(6, 3),
+        "Linear must hold no tensors that were computed from its parameters",
+    ),
     "positions": (transformer(), tokens(5), "the indices of module 'positions' (Embedding) must be unambiguous"),
     "tied": (Functional(True), tokens(), "parameter embedding.weight must be used only by calls of its module"),
     "weight only": (Functional(False), tokens(), "parameter linear.weight must be used only by calls of its module"),

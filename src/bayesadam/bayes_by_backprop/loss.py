@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from bayesadam.checks import check, check_temperature, is_whole
+from bayesadam.checks import check_count, check_temperature
 from bayesadam.likelihoods import Likelihood
 
 Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
@@ -44,11 +44,11 @@ def negative_elbo(
     output: Callable[[Any], Tensor] | None,
 ) -> Tensor:
     """The loss of :meth:`VariationalModule.loss`, with ``forward`` as the module that is called."""
-    check("mc_samples", mc_samples, "a whole number of at least 1", is_whole)
+    check_count("mc_samples", mc_samples)
     if antithetic and mc_samples % 2:
         raise ValueError(f"mc_samples must be even when antithetic=True, got {mc_samples!r}")
     scale = kl_scale(num_data, kl_weight, temperature)
-    total = torch.zeros(())
+    terms = []
     for sample in range(mc_samples):
         with net.common_draw(mirrored=antithetic and sample % 2 == 1):
             nll = likelihood.nll(_output(forward, inputs, output), target)
@@ -56,8 +56,8 @@ def negative_elbo(
                 nll = nll + (scale * net.kl_divergence()).to(nll)
             elif scale and sample == 0:
                 nll = nll + (mc_samples * scale * net.kl_divergence()).to(nll)
-        total = nll if sample == 0 else total + nll
-    return total / mc_samples
+        terms.append(nll)
+    return terms[0] if mc_samples == 1 else torch.stack(terms).mean()
 
 
 def kl_scale(num_data: float, kl_weight: float, temperature: float) -> float:
