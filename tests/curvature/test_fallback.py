@@ -96,8 +96,6 @@ class Masked(nn.Module):
         options = {}
         if self.kind == "padding":
             options["key_padding_mask"] = x[:, :, 0] > 1.0
-        elif self.kind == "of examples":
-            options["attn_mask"] = (x[:, None, :, :1] * x[:, None, None, :, 0]).expand(-1, 2, -1, -1).flatten(0, 1)
         else:
             options["attn_mask"] = torch.arange(length, dtype=x.dtype).outer(torch.ones(length, dtype=x.dtype)).tril()
         y, weights = self.attention(x, x.flip(1), x, **options, average_attn_weights=False)
@@ -182,7 +180,7 @@ MODULES = [
     # also when a sequence is as long as the minibatch
     *((SequenceFirst(cls(3, 4)), inputs(5, 5, 3)) for cls in (nn.RNN, nn.GRU, nn.LSTM)),
     *((SequenceFirst(nn.MultiheadAttention(6, 2)), inputs(examples, 4, 6)) for examples in (6, 4)),
-    *((Masked(kind), inputs(n, 4, 6)) for kind in ("padding", "of examples", "shared") for n in (6, 4)),
+    *((Masked(kind), inputs(n, 4, 6)) for kind in ("padding", "shared") for n in (6, 4)),
 ]
 
 
