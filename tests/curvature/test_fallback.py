@@ -177,6 +177,8 @@ MODULES = [
     *((Stated(cls(3, 4, batch_first=True)), inputs(6, 5, 3)) for cls in (nn.RNN, nn.GRU, nn.LSTM)),
     (Stated(nn.RNN(3, 4, 2, nonlinearity="relu", batch_first=True)), inputs(6, 5, 3)),
     (Stated(nn.LSTM(3, 4, 2, batch_first=True, proj_size=2, bidirectional=True)), inputs(6, 5, 3)),
+    (nn.InstanceNorm1d(3, affine=True), inputs(6, 3, 5)),
+    (nn.InstanceNorm2d(3, affine=True, track_running_stats=True).eval(), inputs(6, 3, 5, 2)),
     # also when a sequence is as long as the minibatch
     *((SequenceFirst(cls(3, 4)), inputs(5, 5, 3)) for cls in (nn.RNN, nn.GRU, nn.LSTM)),
     *((SequenceFirst(nn.MultiheadAttention(6, 2)), inputs(examples, 4, 6)) for examples in (6, 4)),
