@@ -323,7 +323,7 @@ FAULTS = [
     ),
     Fault(
         "variance of the samples of a stratum with the divisor S",
-        "predictive/mixture.py",
+        "predictive/base.py",
         "*values.shape[1:]).var(0).mean(0)",
         "*values.shape[1:]).var(0, correction=0).mean(0)",
         "predictive",

@@ -137,29 +137,6 @@ class ScaleMixturePrior(Prior):
         return kl.scale_mixture_log_prob(value, self.pi, self.sigma1, self.sigma2)
 
 
-class LaplacePrior(Prior):
-    """Laplace prior ``exp(-|w| / scale) / (2 scale)`` for every weight, with standard deviation ``sqrt(2) scale``.
-
-    Raises:
-        ValueError: The scale is not positive and finite.
-    """
-
-    def __init__(self, scale: float = 1.0) -> None:
-        super().__init__()
-        self.scale = _positive("scale", scale)
-
-    def extra_repr(self) -> str:
-        """The argument, as text."""
-        return f"scale={self.scale}"
-
-    def log_density(self, value: Tensor, name: str = "") -> Tensor:
-        """Log density of every weight, as in the base class."""
-        return value.abs() * (-1.0 / self.scale) - math.log(2.0 * self.scale)
-
-    def _divergence(self, mean: Tensor, std: Tensor, name: str) -> Tensor:
-        return kl.laplace(mean, std, self.scale)
-
-
 class LearnedGaussianPrior(Prior):
     """One Gaussian prior for all weights, whose mean and standard deviation are trained with the network.
 

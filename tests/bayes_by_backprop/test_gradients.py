@@ -37,7 +37,6 @@ def data():
 PRIORS = {
     "gaussian": lambda: priors.GaussianPrior(2.0, mean=0.1),
     "mixture": lambda: priors.ScaleMixturePrior(pi=0.6, sigma1=1.2, sigma2=0.3),
-    "laplace": lambda: priors.LaplacePrior(0.7),
     "learned": lambda: priors.LearnedGaussianPrior(mean=0.2, std=0.9).double(),
     "posterior": lambda: priors.PosteriorPrior(
         ba.DiagonalGaussian(
@@ -54,8 +53,6 @@ def log_prior(name, parameter, theta, learned):
     if name == "mixture":
         parts = [Normal(0.0, s).log_prob(theta) + math.log(w) for w, s in ((0.6, 1.2), (0.4, 0.3))]
         return torch.logsumexp(torch.stack(parts), 0)
-    if name == "laplace":
-        return torch.distributions.Laplace(double(0.0), double(0.7)).log_prob(theta)
     if name == "learned":
         return Normal(learned[0], learned[1].exp()).log_prob(theta)
     p = dict(network().named_parameters())[parameter].detach()
@@ -63,10 +60,6 @@ def log_prior(name, parameter, theta, learned):
 
 
 def closed_form(name, parameter, mu, sigma, learned):
-    if name == "laplace":
-        size = sigma * math.sqrt(2 / math.pi) * (-(mu**2) / (2 * sigma**2)).exp()
-        size = size + mu * torch.erf(mu / (sigma * math.sqrt(2)))
-        return size / 0.7 + math.log(1.4) - Normal(mu, sigma).entropy()
     if name == "gaussian":
         prior = Normal(0.1, 2.0**-0.5)
     elif name == "learned":

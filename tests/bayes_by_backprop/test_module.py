@@ -172,7 +172,8 @@ def test_batch_norm_and_dropout_keep_working():
 
 
 @pytest.mark.parametrize(
-    ("estimator", "prior"), [("shared", 1.0), ("local", priors.LaplacePrior()), ("flipout", priors.ScaleMixturePrior())]
+    ("estimator", "prior"),
+    [("shared", 1.0), ("local", priors.LearnedGaussianPrior()), ("flipout", priors.ScaleMixturePrior())],
 )
 def test_autocast(estimator, prior):
     net = variational(mlp(), prior=prior, initial_std=0.5, estimator=estimator)

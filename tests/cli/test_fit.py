@@ -102,14 +102,19 @@ class TestScreen:
         assert "left out  importance: it has the weights of the rows" in out
         assert "'PRICE' is the column 'price'" in out
 
-    def test_a_reader_that_has_gone(self, numbers, tmp_path):
-        """As with ``| head``: the fit goes on and is whole."""
+    @pytest.mark.parametrize(
+        ("output", "shown"),
+        [("| head -1; exit ${PIPESTATUS[0]}", "numbers.csv: 120 rows, 7 columns\n"), ("> /dev/full", "")],
+    )
+    def test_an_output_that_takes_nothing(self, numbers, tmp_path, output, shown):
+        """As with ``| head``, or a full disk: the fit goes on and is whole."""
         words = ["fit", numbers, "--target", "price", "--out", tmp_path / "run", *FAST]
-        command = " ".join(map(str, (sys.executable, "-m", "bayesadam", *words))) + " | head -1; exit ${PIPESTATUS[0]}"
+        command = f"{' '.join(map(str, (sys.executable, '-m', 'bayesadam', *words)))} {output}"
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        assert done.stdout == "numbers.csv: 120 rows, 7 columns\n"
+        assert done.stdout == shown
         assert "Error" not in done.stderr
+        assert done.stderr.count("standard output cannot be written to (No space left on device)") == (shown == "")
         assert files(tmp_path / "run") == sorted(FILES)
 
 
@@ -180,7 +185,7 @@ class TestRunFolder:
         def fails(*arguments, **options):
             raise RuntimeError("too difficult")
 
-        monkeypatch.setattr("bayesadam.report.report_data.effects", fails)
+        monkeypatch.setattr("bayesadam.sklearn.runs.report_data.effects", fails)
         fitted("fit", labels, "--target", "answer", "--out", tmp_path / "run", *FAST)
         report = read(tmp_path / "run", "report")
         assert "the report does not describe the inputs: RuntimeError: too difficult" in report["data"]["notes"]

@@ -28,7 +28,7 @@ from bayesadam.bayes_by_backprop.parameters import (
     random_parameters,
     replaced,
 )
-from bayesadam.checks import check, is_whole
+from bayesadam.checks import check, check_count
 from bayesadam.functional import kl as divergences
 from bayesadam.functional.recomputation import in_backward, recomputed_by
 from bayesadam.functional.reparameterized import inverse_softplus, softplus
@@ -229,7 +229,7 @@ class VariationalModule(nn.Module):
             ValueError: A number is out of its range, or ``wrapper`` does not contain this network.
             TypeError: The network does not return a tensor and ``output`` is not given.
         """
-        check("mc_samples", mc_samples, "a whole number of at least 1", is_whole)
+        check_count("mc_samples", mc_samples)
         if antithetic and mc_samples % 2:
             raise ValueError(f"mc_samples must be even when antithetic=True, got {mc_samples!r}")
         scale, net = kl_scale(num_data, kl_weight, temperature), around(self, wrapper)

@@ -33,24 +33,6 @@ def gaussian(mean: Tensor, std: Tensor, prior_mean: float | Tensor, prior_log_st
     return (log_prior - 0.5) * std.numel() - _sum(std.log()) + 0.5 * squares
 
 
-def laplace(mean: Tensor, std: Tensor, scale: float) -> Tensor:
-    """``KL(N(mean, std^2) || Laplace(0, scale))`` in nats, summed over all weights; 0-d float64.
-
-    It uses ``E|w| = std sqrt(2 / pi) exp(-z^2) + mean erf(z)`` with ``z = mean / (sqrt(2) std)``.
-    """
-    with torch.no_grad():
-        ratio = (mean / std).mul_(math.sqrt(0.5))
-        sign = torch.erf(ratio)
-        bell = ratio.square_().neg_().exp_().mul_(math.sqrt(2.0 / math.pi))
-        size = (mean * sign).addcmul_(std, bell)
-        constant = math.log(2.0 * scale) - 0.5 * (LOG_2PI + 1.0)
-        total = _sum(size) / scale - _sum(std.log()) + constant * std.numel()
-        pairs = []
-        if _wanted(mean, std):
-            pairs = [(mean, sign.div_(scale)), (std, bell.div_(scale).sub_(std.reciprocal()))]
-    return with_gradients(total, *pairs)
-
-
 def bernoulli(logit: Tensor, prior_logit: float | Tensor) -> Tensor:
     """``KL(Bernoulli(sigmoid(logit)) || Bernoulli(sigmoid(prior_logit)))`` in nats, summed over all weights; 0-d
     float64.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -14,9 +15,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from bayesadam.report.explain import FEWEST, Columns, Donors, effects, groups, text_of
 from bayesadam.report.numbers import column, percent
 from bayesadam.report.write import VERSION
+from bayesadam.sklearn.runs.evaluation import Arrays
+from bayesadam.sklearn.runs.explain import FEWEST, effects, groups, text_of
+from bayesadam.sklearn.runs.prepare import Prepared
+from bayesadam.sklearn.runs.settings import Settings
+from bayesadam.sklearn.tables.encoder import Encoded
 
 MAX_POINTS = 2_000
 SURPRISES = 10
@@ -24,104 +29,90 @@ _LEVELS = 3
 _PACKAGES = ("bayesadam", "torch", "numpy", "scikit-learn", "pyarrow")
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The rows of a table that were used for a fit.
-
-    Attributes:
-        inputs: Numbers, dates (``datetime64``) and texts, ``(N, D)``.
-        targets: Values or indices of classes, ``(N,)``.
-        lines: Number of each row in the file, ``(N,)``.
-        held_out: Indices of the held-out rows.
-        target: Name of the target.
-        classes: Labels of the classes; empty for a regression.
-    """
-
-    inputs: pd.DataFrame
-    targets: NDArray[Any]
-    lines: NDArray[np.int64]
-    held_out: NDArray[np.int64]
-    target: str
-    classes: Sequence[Any]
-
-
 def report_data(
-    rows: Rows,
-    predictions: dict[str, NDArray[np.float64]],
-    left_out: tuple[NDArray[np.int64], Columns] | None,
-    predictive: Callable[[Donors], Any],
-    *,
-    seed: int,
-    about: Mapping[str, Any],
-    notes: Sequence[str],
+    prepared: Prepared,
+    settings: Settings,
+    estimator: Any,
+    held_out: Arrays,
+    left_out: tuple[NDArray[np.int64], Arrays] | None,
     metrics: Mapping[str, Any],
     margins: Mapping[str, Any],
-    reproduce: Mapping[str, Any],
+    seconds: Mapping[str, float],
 ) -> dict[str, Any]:
     """Return the data of the report for :func:`bayesadam.report.write_report`.
 
     Args:
-        rows: The rows.
-        predictions: Predictions of the held-out rows.
-        left_out: Indices of training rows, and their predictions by networks that have not seen them.
-        predictive: Function that returns the predictive distribution of rows that are made of the rows of the table.
-        seed: Seed of the choice of rows and of the shuffles.
-        about: Facts: "file" (its name), "held_out_how", "left_out" (reasons by column), and "epistemic_error".
-        notes: Notes on the data and on the fit.
+        prepared: The table.
+        settings: Settings that repeat the fit. The data have no folders, because reports are shared.
+        estimator: The fitted estimator.
+        held_out: Predictions of the held-out rows.
+        left_out: Indices of training rows, and their predictions by members that left them out.
         metrics: Scores by name of the model.
         margins: NLL of each other model minus that of the estimator, and the standard error of the difference.
-        reproduce: "config" and "seconds". They must not contain folders, because reports are shared.
+        seconds: Duration of each stage.
     """
-    notes, explained = list(notes), {}
-    unseen, unseen_rows = predictions, rows.held_out
+    target, split, lines = prepared.target, prepared.split, prepared.rows + prepared.file.first_line
+    notes, explained = list(prepared.notes), {}
+    unseen, unseen_rows = held_out, split.held_out
     if left_out is not None:
-        unseen_rows = np.concatenate([rows.held_out, left_out[0]])
-        unseen = {name: np.concatenate([values, left_out[1][name]]) for name, values in predictions.items()}
+        unseen_rows = np.concatenate([split.held_out, left_out[0]])
+        unseen = {name: np.concatenate([values, left_out[1][name]]) for name, values in held_out.items()}
     try:
-        few = len(rows.held_out) < FEWEST
-        shown = np.arange(len(rows.targets)) if few else rows.held_out
-        if len(shown) >= FEWEST and len(rows.inputs.columns):
-            explained = effects(
-                rows.inputs.iloc[shown],
-                rows.targets[shown],
-                lambda donors: predictive(shown[donors]),
-                seed,
-                classes=len(rows.classes) > 0,
-            )
-            explained["about"] = f"Computed on {'all' if few else 'the held-out'} rows."
+        explained = _explained(prepared, estimator, settings.seed)
+        if explained:
             names = [entry["name"] for entry in explained["importance"]]
-            explained["groups"] = groups(rows.inputs.iloc[unseen_rows], names, unseen)
+            explained["groups"] = groups(prepared.inputs.iloc[unseen_rows], names, unseen)
     except Exception as error:  # no finished fit is lost for a part of the report
         notes.append(f"the report does not describe the inputs: {type(error).__name__}: {error}")
     return {
         "version": VERSION,
-        "title": rows.target,
-        "task": "classification" if len(rows.classes) else "regression",
-        "target": rows.target,
-        "classes": [str(label) for label in rows.classes],
+        "title": target.name,
+        "task": target.task,
+        "target": target.name,
+        "classes": [str(label) for label in target.classes],
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "data": {
-            "file": about["file"],
-            "rows": len(rows.targets),
-            "train_rows": len(rows.targets) - len(rows.held_out),
-            "held_out_rows": len(rows.held_out),
-            "held_out_how": about["held_out_how"],
-            "columns": [_described(rows.inputs[name]) for name in rows.inputs],
-            "left_out": dict(about["left_out"]),
+            "file": prepared.file.name,
+            "rows": len(prepared.y),
+            "train_rows": len(split.training),
+            "held_out_rows": len(split.held_out),
+            "held_out_how": split.how,
+            "columns": [_described(prepared.inputs[name]) for name in prepared.inputs],
+            "left_out": dict(prepared.left_out),
             "notes": notes,
         },
         "metrics": {name: dict(values) for name, values in metrics.items()},
         "margins": dict(margins),
-        "held_out": _thinned(predictions, rows.lines[rows.held_out], seed),
-        "unseen": None if left_out is None else _thinned(unseen, rows.lines[unseen_rows], seed),
+        "held_out": _thinned(held_out, lines[split.held_out], settings.seed),
+        "unseen": None if left_out is None else _thinned(unseen, lines[unseen_rows], settings.seed),
         "explained": _plain(explained),
-        "epistemic_error": about.get("epistemic_error"),
-        "surprises": _surprises(rows, predictions),
+        "epistemic_error": float(estimator.calibration_["error"][0]) if "error" in estimator.calibration_ else None,
+        "surprises": _surprises(prepared, held_out, lines),
         "reproduce": {
-            **_plain(reproduce),
+            "config": _plain(vars(replace(settings, data=prepared.file.name))),
+            "seconds": dict(seconds),
             "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         },
     }
+
+
+def _explained(prepared: Prepared, estimator: Any, seed: int) -> dict[str, Any]:
+    """Return the effects of the inputs, computed on the held-out rows, or on all rows if those are too few."""
+    few = len(prepared.split.held_out) < FEWEST
+    rows = np.arange(len(prepared.y)) if few else prepared.split.held_out
+    if len(rows) < FEWEST:
+        return {}
+    ends = np.cumsum([0, *(len(column.features) for column in prepared.encoder.columns_)])
+    found = effects(
+        prepared.inputs.iloc[rows],
+        prepared.y[rows],
+        prepared.matrix[rows],
+        [slice(start, end) for start, end in itertools.pairwise(ends.tolist())],
+        lambda matrix: estimator.predictive(Encoded(matrix)),
+        seed,
+        classes=len(prepared.target.classes) > 0,
+    )
+    return found | {"about": f"Computed on {'all' if few else 'the held-out'} rows."}
 
 
 def _thinned(predictions: dict[str, Any], lines: NDArray[np.int64], seed: int) -> dict[str, Any]:
@@ -150,25 +141,24 @@ def _described(values: pd.Series) -> dict[str, Any]:
     return {"name": str(values.name), "kind": kind, "missing": float(values.isna().mean()), "summary": summary}
 
 
-def _surprises(rows: Rows, predictions: Columns) -> list[dict[str, Any]]:
+def _surprises(prepared: Prepared, predictions: Arrays, lines: NDArray[np.int64]) -> list[dict[str, Any]]:
     """Return the held-out rows to which the model gave the lowest probability: of a class below a half."""
-    worst = np.argsort(-predictions["nll"], kind="stable")[:SURPRISES]
-    if len(rows.classes):
+    worst, classes = np.argsort(-predictions["nll"], kind="stable")[:SURPRISES], prepared.target.classes
+    if classes:
         worst = worst[predictions["nll"][worst] > math.log(2.0)]
-    if len(rows.classes):
         probs = predictions["probs"][worst]
         labels = predictions["label"][worst].astype(int)
-        actual = [f"{rows.classes[label]} ({percent(row[label], 1)})" for label, row in zip(labels, probs, strict=True)]
-        predicted = [f"{rows.classes[int(row.argmax())]} ({percent(row.max(), 1)})" for row in probs]
+        actual = [f"{classes[label]} ({percent(row[label], 1)})" for label, row in zip(labels, probs, strict=True)]
+        predicted = [f"{classes[int(row.argmax())]} ({percent(row.max(), 1)})" for row in probs]
     else:
         parts = [predictions[name][worst] for name in ("y", "mean", "lower", "upper")]
         texts = np.array(column(np.concatenate(parts))).reshape(4, -1)
         actual = texts[0].tolist()
         predicted = [f"{mean} ({low} to {high})" for mean, low, high in texts[1:].T]
     found = []
-    for place, row in enumerate(rows.held_out[worst]):
-        values = {str(name): text_of(value) for name, value in rows.inputs.iloc[int(row)].items()}
-        found.append({"row": int(rows.lines[row]), "values": values, "y": actual[place], "predicted": predicted[place]})
+    for place, row in enumerate(prepared.split.held_out[worst]):
+        values = {str(name): text_of(value) for name, value in prepared.inputs.iloc[int(row)].items()}
+        found.append({"row": int(lines[row]), "values": values, "y": actual[place], "predicted": predicted[place]})
     return found
 
 
