@@ -68,7 +68,7 @@ def uses_of(
             if following is None:
                 continue
             leaf = _behind_views(following)
-            parameter = getattr(leaf, "variable", None)
+            parameter: Any = getattr(leaf, "variable", None)
             if parameter in parameters:
                 shape = following._input_metadata[number].shape
                 if not _is_for_all_examples(node, shape, size):

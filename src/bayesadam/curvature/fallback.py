@@ -93,8 +93,8 @@ class Replay:
             added.observe(call, uses)
             return output
         _refuse_random(unit)
-        own = [hook for hook in module._forward_pre_hooks.values() if not isinstance(hook, Hook)]
-        if own and any(value.grad_fn is not None for value in _attributes(module).values()):
+        others = [hook for hook in module._forward_pre_hooks.values() if not isinstance(hook, Hook)]
+        if others and any(value.grad_fn is not None for value in _attributes(module).values()):
             raise RuntimeError(
                 f"{unit} must hold no tensors that were computed from its parameters while per-example gradients are "
                 "squared, as hooks of torch.nn.utils do (use torch.nn.utils.parametrizations)"
