@@ -169,7 +169,7 @@ def fill_many(
     """
     if not outs:
         return
-    low, high, *_ = _checked(seed, step, sample, max(outs), stream)
+    seed, step, sample, _, stream = _checked(seed, step, sample, max(outs), stream)
     rows: dict[Fill, list[tuple[int, ...]]] = {}
     copies: list[tuple[Tensor, Tensor]] = []
     for index, out in outs.items():
@@ -183,8 +183,8 @@ def fill_many(
         if not direct:
             copies.append((out, target))
         size = out.numel()
-        row = (0, size, lanes_of(size), low, high, step, sample | stream << 28, index, 1, target.data_ptr())
-        rows.setdefault(native_fill, []).append(row)
+        key = (seed & _MASK, seed >> 32, step, sample | stream << 28, index)
+        rows.setdefault(native_fill, []).append((0, size, lanes_of(size), *key, 1, target.data_ptr()))
     for native_fill, table in rows.items():
         native_fill(np.array(table, dtype=np.int64), sum(row[1] for row in table))
     if copies:
