@@ -27,7 +27,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from numbers import Integral
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -370,12 +370,12 @@ def _set(word: Tensor, values: Sequence[int], shape: tuple[int, ...]) -> None:
         word.copy_(kernels.upload(np.array(values, dtype=np.int64), word.device).view(shape))
 
 
-def _checked(*coordinates: object) -> tuple[int, ...]:
+def _checked(*coordinates: Any) -> tuple[int, ...]:
     """Check the ranges of seed, step, sample, index and stream; return them as Python's integers."""
     for (name, bits), value in zip(_LIMITS.items(), coordinates, strict=True):
         if not (type(value) is int or isinstance(value, Integral)) or not 0 <= int(value) < 1 << bits:
             raise ValueError(f"{name} must be an integer in [0, 2**{bits}), got {value!r}")
-    return tuple(map(int, coordinates))  # type: ignore[call-overload]
+    return tuple(map(int, coordinates))
 
 
 def contiguous_start(shape: Sequence[int], offset: Sequence[int], full_shape: Sequence[int]) -> int | None:
