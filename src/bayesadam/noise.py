@@ -140,7 +140,7 @@ def normal(
     scratch = scratch or Scratch()
     direct = out.dtype == torch.float32 and out.is_contiguous()
     flat = out.view(-1) if direct else scratch.get("normals", out.numel(), torch.float32, out.device)
-    _fill_runs(flat, _runs_of(index, shape, start, full), seed, step, sample | stream << 28, scratch)
+    _fill_runs(flat, runs_of(index, shape, start, full), seed, step, sample | stream << 28, scratch)
     if not direct:
         with torch.no_grad():
             out.copy_(flat.view(shape))
@@ -170,7 +170,7 @@ def fill_many(
     if not outs:
         return
     seed, step, sample, _, stream = _checked(seed, step, sample, max(outs), stream)
-    rows: dict[Fill, list[tuple[int, ...]]] = {}
+    rows: dict[Fill, list[list[int]]] = {}
     copies: list[tuple[Tensor, Tensor]] = []
     for index, out in outs.items():
         native_fill = _native(out)
@@ -183,8 +183,8 @@ def fill_many(
         if not direct:
             copies.append((out, target))
         size = out.numel()
-        key = (seed & _MASK, seed >> 32, step, sample | stream << 28, index)
-        rows.setdefault(native_fill, []).append((0, size, lanes_of(size), *key, 1, target.data_ptr()))
+        row = _row(target.data_ptr(), (index, 0, size, size), seed, step, sample | stream << 28)
+        rows.setdefault(native_fill, []).append(row)
     for native_fill, table in rows.items():
         native_fill(np.array(table, dtype=np.int64), sum(row[1] for row in table))
     if copies:
@@ -268,9 +268,9 @@ def _fill_runs(out: Tensor, runs: Sequence[Run], seed: int, step: int, number: i
                 _fill_many(part.view(1, 1, -1), own, [seed], [step], [number], scratch)
         return
     place, rows = out.data_ptr(), []
-    for index, first, size, whole in runs:
-        rows.append((first, size, lanes_of(whole), seed & _MASK, seed >> 32, step, number, index, 1, place))
-        place += 4 * size
+    for run in runs:
+        rows.append(_row(place, run, seed, step, number))
+        place += 4 * run[2]
     native_fill(np.array(rows, dtype=np.int64), out.numel())
 
 
@@ -378,28 +378,15 @@ def _checked(*coordinates: Any) -> tuple[int, ...]:
     return tuple(map(int, coordinates))
 
 
-def contiguous_start(shape: Sequence[int], offset: Sequence[int], full_shape: Sequence[int]) -> int | None:
-    """Flat index at which a slice starts in the full tensor if it is one contiguous run of it, else None."""
-    start, stride, cut = 0, 1, False
-    for size, first, full in zip(reversed(shape), reversed(offset), reversed(full_shape), strict=True):
-        if cut and size != 1:
-            return None
-        start += first * stride
-        stride *= full
-        cut = cut or size != full
-    return start
-
-
 def lanes_of(numel: int) -> int:
     """Number of counters in a tile of a tensor with so many elements, at least 1."""
     return LANES if numel >= TILE else -(-numel // 4)
 
 
-def _row(out: Tensor, start: int, key: tuple[int, ...], lanes: int) -> list[int]:
-    """A row of the table of ``native/normal.cpp``."""
-    seed, step, sample, index, stream = key
-    low, high = seed & _MASK, seed >> 32
-    return [start, out.numel(), lanes, low, high, step, sample | stream << 28, index, 1, out.data_ptr()]
+def _row(place: int, run: Run, seed: int, step: int, number: int) -> list[int]:
+    """A row of the table of ``native/normal.cpp``, for a run whose noise is written to a place in memory."""
+    index, first, size, whole = run
+    return [first, size, lanes_of(whole), seed & _MASK, seed >> 32, step, number, index, 1, place]
 
 
 def _native(out: Tensor) -> Fill | None:
@@ -458,10 +445,9 @@ def has_kernel(device: torch.device) -> bool:
 def _tried(fill: Fill, device: torch.device) -> Fill | None:
     """The function, if it gives the numbers of PyTorch's operations."""
     out, expected = (torch.empty(3 * TILE, dtype=torch.float32, device=device) for _ in range(2))
-    key = (987654321 << 32 | 123456789, 5, 3, 7, POSTERIOR)
-    fill(np.array(_row(out, TILE + 5, key, LANES), dtype=np.int64), out.numel())
-    run = (7, TILE + 5, 3 * TILE, TILE)
-    _fill_many(expected.view(1, 1, -1), [run], [key[0]], [key[1]], [key[2] | key[4] << 28], Scratch())
+    run, seed, step, number = (7, TILE + 5, 3 * TILE, TILE), 987654321 << 32 | 123456789, 5, 3 | POSTERIOR << 28
+    fill(np.array(_row(out.data_ptr(), run, seed, step, number), dtype=np.int64), out.numel())
+    _fill_many(expected.view(1, 1, -1), [run], [seed], [step], [number], Scratch())
     if not torch.allclose(out, expected, rtol=1e-4, atol=1e-5):
         warnings.warn(
             "noise is drawn without its compiled function, which gives other numbers on this machine",
@@ -479,7 +465,7 @@ def _words(shape: tuple[int, ...], device: torch.device, scratch: Scratch) -> Wo
     return first, second, third
 
 
-def _runs_of(index: int, shape: tuple[int, ...], offset: tuple[int, ...], full: tuple[int, ...]) -> list[Run]:
+def runs_of(index: int, shape: Sequence[int], offset: Sequence[int], full: Sequence[int]) -> list[Run]:
     """The runs of a slice of a parameter's noise: each one is of its longest contiguous trailing part."""
     axis = max((dim for dim, size in enumerate(shape) if size != full[dim]), default=0)
     starts = [0]

@@ -237,7 +237,7 @@ class TestDemo:
         written = json.loads((folder / "metrics.json").read_text())
         assert written == json.loads(json.dumps(record))
         assert written["effort"] == dataclasses.asdict(SHORT)
-        assert [len(written[part]) for part in ("prices", "digits", "pruned")] == [SHORT.tables, *[SHORT.splits] * 2]
+        assert [len(written[part]) for part in ("prices", "digits")] == [SHORT.tables, SHORT.splits]
         assert list(written["prices"][0]) == [demo.LINEAR, demo.QUANTILES, demo.OURS, demo.TRUTH]
         assert list(written["digits"][0]) == [demo.ADAM, demo.SCALED, "BayesAdam"]
 

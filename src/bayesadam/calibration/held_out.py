@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from bayesadam.calibration.search import is_near, least_within
 from bayesadam.likelihoods import Likelihood
-from bayesadam.posterior import NetworkDistribution
+from bayesadam.posterior import NetworkDistribution, Posterior
 from bayesadam.predictive.batches import tensors_of
 from bayesadam.predictive.how import How
 from bayesadam.predictive.pairs import Data, batches
@@ -44,7 +45,7 @@ class Scored:
 
         Args:
             likelihood: Likelihood of the kind that the network was run for.
-            scale: If it is taken (see ``takes_scale``), ``scale=`` multiplies the posterior's standard deviations.
+            scale: If the run takes it, ``scale=`` multiplies the posterior's standard deviations.
         """
         found: Predictive = self.run(likelihood, **scale)
         target = self.target.to(found.device)  # which is another one if the model is on several
@@ -52,11 +53,6 @@ class Scored:
             return -found.log_prob(target).double()
         counted = self.counted.to(found.device)
         return -found.log_prob(target.where(counted, 0))[counted].double()
-
-    @property
-    def takes_scale(self) -> bool:
-        """Whether the posterior's width can be changed without running the network again."""
-        return self.run.takes_scale
 
 
 class HeldOut:
@@ -95,6 +91,19 @@ class HeldOut:
         """
         given = {"likelihood": self.likelihood, "progress": False, **self.options, **options}
         return Scored(network_outputs(self.model, posterior, self.inputs, How(**given)), self.target, self.counted)
+
+    def at_widths(self, posterior: Posterior) -> Callable[[float], Callable[[Likelihood], Tensor]]:
+        """Return a function of a factor of the standard deviations that gives the score of every row, as
+        :meth:`scored` does; if it can, without running the network again.
+        """
+        unscaled = self.scored(posterior)
+
+        def at(factor: float) -> Callable[[Likelihood], Tensor]:
+            if unscaled.run.takes_scale:
+                return partial(unscaled, scale=factor)
+            return unscaled if factor == 1.0 else self.scored(posterior.scaled(factor))
+
+        return at
 
     def rows(self) -> set[bytes]:
         """Return the bytes of each row's inputs."""

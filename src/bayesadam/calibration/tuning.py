@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -277,15 +276,10 @@ class _Search:
 
     def scorer(self, posterior: Posterior, numbers: Mapping[str, float]) -> Callable[[float], float]:
         """Return a function that scores the posterior, which was made with ``numbers``, at a given width."""
-        unscaled = self.rows.scored(posterior)
+        at = self.rows.at_widths(posterior)
 
         def score_at(scale: float) -> float:
-            score: Callable[..., Tensor]
-            if unscaled.takes_scale:
-                score = partial(unscaled, scale=scale)
-            else:
-                score = unscaled if scale == 1.0 else self.rows.scored(posterior.scaled(scale))
-            temperature, value = self._tempered(score)
+            temperature, value = self._tempered(at(scale))
             self.table.append({**numbers, "scale": scale, "temperature": temperature, "score": value})
             if value < self.score:
                 self.best, self.posterior = self.table[-1], posterior

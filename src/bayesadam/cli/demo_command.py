@@ -29,10 +29,6 @@ TITLES = (
         "Adam's rate and temperature are chosen on images that BayesAdam does not use.",
     ),
     (
-        "Accuracy of BayesAdam's mean without so many of its weights",
-        "A posterior that knows which weights are needed is better than their magnitude.",
-    ),
-    (
         "(c) A curve with a gap in its data",
         "A 95% band should widen where there are no data, and hold the truth.",
     ),
@@ -78,8 +74,7 @@ def demo(
     prices = _scores(record["prices"], _demo.OURS, (_demo.LINEAR, _demo.QUANTILES), ".1%", money)
     _show(console, 0, "95% intervals", *prices)
     _show(console, 1, "", *_scores(record["digits"], "BayesAdam", (_demo.SCALED,), ".4f"))
-    _show(console, 2, "", *_scores(record["pruned"], _demo.SIGNAL, (_demo.MAGNITUDE,), ".4f"))
-    _show(console, 3, "epistemic deviation", *_bands(record["curve"]))
+    _show(console, 2, "epistemic deviation", *_bands(record["curve"]))
     console.print("[bold](d) BayesAdam on the digits, by opt.report()[/]\n")
     verdict = (out / "report.txt").read_text(encoding="utf-8").partition("\n\n")[2]  # below its table
     console.print(verdict, markup=False)

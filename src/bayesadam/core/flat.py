@@ -326,7 +326,8 @@ def noise_place(parameter: Tensor) -> tuple[int | None, int]:
     the number of elements of the whole parameter.
     """
     full_shape, offset = place(parameter)
-    return noise.contiguous_start(local(parameter).shape, offset, full_shape), math.prod(full_shape)
+    runs = noise.runs_of(0, local(parameter).shape, offset, full_shape)
+    return runs[0][1] if len(runs) == 1 else None, math.prod(full_shape)
 
 
 def group_numbers(rule: Rule, group: Mapping[str, Any]) -> dict[str, float]:

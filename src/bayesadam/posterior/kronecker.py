@@ -36,7 +36,7 @@ class KroneckerGaussian(GaussianPosterior):
     Args:
         mean: Mean of every weight tensor by name. The tensors are kept, not copied.
         eigenvalues: Eigenvalues ``v``, of the same names, shapes and devices; finite and not negative.
-        left: Matrices ``L`` by name, ``(O, O)``, for any of the tensors.
+        left: Matrices ``L`` by name, ``(O, O)``, for any of the tensors. Equal matrices in succession are kept once.
         right: Matrices ``R`` by name, ``(I, I)``, for any of the tensors.
         hyperparameters: JSON values that say how the posterior was found.
 

@@ -76,10 +76,8 @@ class Pulled:
 
         def pulled(vectors: Tensor, row: list[Tensor]) -> dict[str, Tensor]:
             batch_of_one = example(row)
-            outputs, pull = vjp(  # type: ignore[misc]  # without further outputs
-                lambda free: self.network.parts(batch_of_one, {**tensors, **free}).flatten(), random
-            )
-            (gradients,) = vmap(pull)(vectors.reshape(len(vectors), -1).to(outputs.dtype))
+            found = vjp(lambda free: self.network.parts(batch_of_one, {**tensors, **free}).flatten(), random)
+            (gradients,) = vmap(found[1])(vectors.reshape(len(vectors), -1).to(found[0].dtype))
             return {name: gradient.unsqueeze(-1).flatten(1) for name, gradient in gradients.items()}
 
         return dict(vmap(pulled)(vectors, all_rows))
