@@ -69,7 +69,7 @@ def test_every_method_learns(method, curve):
     x, y = curve
     epochs = 400 if method in ("vadam", "vprop", "ivon", "vogn", "von", "bbb") else 150
     model = BayesianMLPRegressor(method, **{**QUICK, "epochs": epochs, "mc_samples": 4}).fit(x[:120], y[:120])
-    assert model.score(x[120:], y[120:]) > (0.65 if "fawn" in method else 0.8)
+    assert model.score(x[120:], y[120:]) > 0.8
     _, std = model.predict(x, return_std=True)
     assert ((std > 0) & np.isfinite(std)).all()
     assert isinstance(model.posterior_, ba.Mixture)
@@ -130,7 +130,7 @@ class TestNoise:
 
 
 @pytest.mark.parametrize("calibrate", [True, False])
-@pytest.mark.parametrize("method", ["laplace", "ensemble", "fawn-ropd"])
+@pytest.mark.parametrize("method", ["laplace", "ensemble"])
 def test_uncertainty_grows_without_bound_away_from_the_data(method, calibrate, curve):
     model = BayesianMLPRegressor(method, **{**QUICK, "epochs": 60, "mc_samples": 4}, calibrate=calibrate).fit(*curve)
     for direction in ([1.0, 0.0], [0.6, -0.8]):
@@ -140,7 +140,7 @@ def test_uncertainty_grows_without_bound_away_from_the_data(method, calibrate, c
         assert std[4] == pytest.approx(3.0 * std[3], rel=0.2)
 
 
-@pytest.mark.parametrize("method", ["laplace", "vadam", "fawn-vi"])
+@pytest.mark.parametrize("method", ["laplace", "vadam"])
 def test_double_precision_as_default(method, curve, tmp_path):
     """The networks are in single precision all the same."""
     options = {**QUICK, "epochs": 5, "hidden": (4,), "mc_samples": 2}

@@ -58,7 +58,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         standardize: Whether to shift and scale the inputs; with ``False`` they must be standardised already.
         early_stopping: Whether to keep the weights of the epoch at which the members predicted the rows that they leave
             out best, and to stop the training when there was no improvement for long. The predictions are scored about
-            twenty times in a training. Without it the weights of the last epoch are kept. It has no effect on FAWN.
+            twenty times in a training. Without it the weights of the last epoch are kept.
         calibrate: Whether to fit the temperature and the weights of the companions on the rows left out. Otherwise the
             temperature is 1, and there are no companions.
         time_budget: Duration of the training in seconds, which determines the number of epochs.
