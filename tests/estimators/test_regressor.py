@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.multioutput import MultiOutputRegressor
 
 import bayesadam as ba
 from bayesadam.scaling import column_scales
-from bayesadam.sklearn import METHODS, BayesianMLPRegressor, load_estimator
+from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor, load_estimator
 
 QUICK = {"members": 4, "hidden": (20,), "epochs": 200, "lr": 0.03, "random_state": 0}
 
@@ -327,6 +328,19 @@ def test_predictions_of_the_rows_left_out(curve):
     np.testing.assert_array_equal(rows, np.arange(len(x)))
     error, seen = (float(np.mean((p.mean.numpy() - y) ** 2)) for p in (pred, several.predictive(x)))
     assert error > seen
+
+
+def test_several_targets_by_scikit_learn(curve):
+    """One estimator per target; the regressor itself has one network with several outputs."""
+    x, y = curve
+    both = np.stack([y, x[:, 0] - y], axis=1)
+    options = {**QUICK, "epochs": 20}
+    model = MultiOutputRegressor(BayesianMLPRegressor(**options)).fit(x, both)
+    alone = BayesianMLPRegressor(**options).fit(x, both[:, 1])
+    np.testing.assert_array_equal(model.predict(x)[:, 1], alone.predict(x))
+    np.testing.assert_array_equal(model.estimators_[1].predict_interval(x), alone.predict_interval(x))
+    with pytest.raises(ValueError, match=r"^y should be a 1d array, got an array of shape \(\d+, 2\) instead"):
+        BayesianMLPClassifier().fit(x, both > both.mean(0))
 
 
 def test_an_interrupted_fit_keeps_what_it_has(curve):

@@ -187,7 +187,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             X: ``(N, D)``.
             return_std: Whether to return a pair of means and standard deviations.
             quantiles: Probabilities in (0, 1). If given, return the quantiles at them, ``(N, Q)`` or ``(N, K, Q)``.
-                ``Pipeline`` and ``bayesadam.sklearn.TransformedTargetRegressor`` pass this argument on.
+                ``Pipeline`` and ``TransformedTargetRegressor`` of scikit-learn pass this argument on.
 
         Raises:
             ValueError: Both quantiles and standard deviations were requested, or a probability is not in (0, 1).
