@@ -5,7 +5,7 @@ data.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -154,7 +154,8 @@ class Pool:
             sizes, starts = (np.array([values[member] for member in members]) for values in (self.sizes, self._starts))
             rows = starts[:, None] + np.minimum(np.arange(sizes.max()), sizes[:, None] - 1)
             (batch,) = self._gathered(torch.from_numpy(rows)[None].to(self._x.device), sizes)
-            columns = batch.x.transpose(1, -1).contiguous()  # the memory in which products with it are fastest
-            self._whole = members, Batch(columns.transpose(1, -1), batch.y, batch.weight)
+            if batch.x.ndim == 3:  # products with it are fastest in this layout of the memory
+                batch = replace(batch, x=batch.x.mT.contiguous().mT)
+            self._whole = members, batch
         whole: Batch = self._whole[1]
         return whole

@@ -23,8 +23,6 @@ ELEMENTWISE = (
 )
 Weights = Mapping[str, Tensor]
 Layers = list[tuple[str, nn.Module]]
-Backward = Callable[[Tensor], Tensor]
-"""Function that overwrites the gradient of a layer's outputs with that of its inputs, and returns it."""
 
 
 def _tanh_(hidden: Tensor) -> Tensor:
@@ -41,7 +39,7 @@ def _relu_backward_(grad: Tensor, output: Tensor) -> Tensor:
 
 
 IN_PLACE = {nn.Tanh: (_tanh_, _tanh_backward_), nn.ReLU: (Tensor.relu_, _relu_backward_)}
-"""Functions whose slopes follow from their outputs, and which overwrite their inputs: fresh memory takes long."""
+"""Functions that overwrite their inputs, and functions of a gradient and the outputs that overwrite the gradient."""
 
 
 class Memory:
@@ -68,8 +66,8 @@ class Perceptron:
         layers: Layers with the prefix of their parameters' names, see :func:`plain_layers`.
         weights: Weights by name, ``(k, S, *shape)``.
         x: Inputs ``(k, M, D)``, the same for all samples.
-        memory: Memory of the intermediate results, which are kept for the backward pass. Without it there is none, and
-            the outputs are in fresh memory.
+        memory: Memory of the intermediate results and the outputs, which a further pass in it overwrites. Without it
+            there is no backward pass.
 
     Attributes:
         output: Outputs, ``(k, S, M, ...)``.

@@ -24,8 +24,8 @@ FIRST_LOOK, LOOKS_APART = 10, 1.1
 """
 
 PATIENCE = 3.0
-"""Ratio of the number of epochs to that of the best epoch after which the training ends. Of 30 tables and splits, 8
-chose other epochs on none, and 2 on some."""
+"""Ratio of the number of epochs to that of the best epoch after which the training ends. On 26 tables it finds the
+epochs that 8 would find; 2 finds earlier and worse ones on some of them."""
 
 
 @dataclass(frozen=True)
