@@ -123,7 +123,7 @@ class Flat:
         self.buffers: dict[Any, Any] = {}
         self.noise: dict[Draw, Tensor] = {}
 
-    @property
+    @cached_property
     def on_device(self) -> bool:
         """Whether the counters are on the device, where the kernels of a GPU advance them."""
         return self.kind.is_run and is_available(self.kind.device)

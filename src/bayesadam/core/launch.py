@@ -190,8 +190,10 @@ def _rows(
     values = [numbers[name] for name in names]
     if not any(isinstance(value, np.ndarray) for value in values):
         return np.array([values], dtype=np.float64)
-    columns = [np.broadcast_to(value, len(flat.members)) for value in values]
-    return np.ascontiguousarray(np.stack(columns, axis=1, dtype=np.float64)[chosen])
+    rows = np.empty((len(chosen), len(values)))
+    for column, value in enumerate(values):
+        rows[:, column] = value[chosen] if isinstance(value, np.ndarray) else value
+    return rows
 
 
 def _words(work: Pass, draws: Draws) -> NDArray[np.int64]:

@@ -45,6 +45,8 @@ def badam(
     ``v`` is the estimate by whose root the optimiser divided at its last step:
 
     ============================== ====================================================================
+    optimiser                      ``v``
+    ============================== ====================================================================
     Adam, AdamW, NAdam, RAdam      ``exp_avg_sq / (1 - b2^t)``
     with ``amsgrad=True``          ``max_exp_avg_sq / (1 - b2^t)``
     RMSprop                        ``square_avg``; minus ``grad_avg^2``, and at least 0, if centred
