@@ -102,9 +102,9 @@ class Perceptron:
     def _elementwise(self, layer: nn.Module, hidden: Tensor, is_fresh: bool) -> Tensor:
         if type(layer) in IN_PLACE and is_fresh and not torch.is_grad_enabled():
             forward_, backward_ = IN_PLACE[type(layer)]
-            output = forward_(hidden)
-            self._passed.append(lambda grad: backward_(grad, output))
-            return output
+            forward_(hidden)
+            self._passed.append(lambda grad: backward_(grad, hidden))
+            return hidden
         if self._memory is None:
             result: Tensor = layer(hidden.clone() if getattr(layer, "inplace", False) else hidden)
             return result
@@ -112,7 +112,8 @@ class Perceptron:
             before = hidden.detach().requires_grad_()
             after = layer(before.clone() if getattr(layer, "inplace", False) else before)
         self._passed.append(lambda grad: torch.autograd.grad(after, before, grad)[0])
-        return after.detach()
+        output: Tensor = after.detach()
+        return output
 
     @torch.no_grad()
     def backward(self, grad: Tensor, *, squares: bool = False) -> tuple[Tensor, Tensor | None]:

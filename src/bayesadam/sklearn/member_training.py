@@ -19,9 +19,11 @@ from bayesadam.population import Population
 from bayesadam.population.batches import Pair
 from bayesadam.predictive.result import Predictive
 
-FIRST_LOOK, LOOKS_APART = 10, 1.1
-"""The first epoch after which the members predict the rows that they leave out, and the ratio between two such epochs.
-"""
+LOOKS_APART = 1.1
+"""Ratio between two epochs after which the members predict the rows that they leave out."""
+
+FEWEST = 10
+"""Minimum number of epochs for early stopping."""
 
 PATIENCE = 3.0
 """Ratio of the number of epochs to that of the best epoch after which the training ends. On 26 tables it finds the
@@ -37,8 +39,8 @@ class TrainingStatus:
         epochs: Number of epochs of the whole training.
         loss: Mean training loss of the members, in nats per row, for standardised targets.
         held_out_nll: Negative log density of the rows that each member leaves out, under the member's mean weights,
-            averaged over the members, for targets in their units. It is computed after the tenth epoch, and then at
-            intervals of a tenth of the epochs so far; this is the last value.
+            averaged over the members, for targets in their units. It is computed after the first ten epochs, and then
+            at intervals of a tenth of the epochs so far; this is the last value.
         seconds: Seconds since the training began.
     """
 
@@ -106,7 +108,7 @@ class Training:
 
     def __post_init__(self) -> None:
         self._chosen: Population | None = None
-        self._least, self._next_look = math.inf, FIRST_LOOK
+        self._least, self._next_look = math.inf, 1
         self._steps: dict[str, Any] = {}
         self._held_out_nll: float | None = None
         self._begin = 0.0
@@ -214,7 +216,7 @@ class Training:
         values = torch.stack([-weighted_mean(pred.log_prob(y).double(), weight) for pred, (_, y), weight in parts])
         self.held_out_nll[:, epoch] = values + self.offset
         self._held_out_nll = float(self.held_out_nll[:, epoch].nanmean())  # with few rows, some members leave out none
-        if self.error is not None and (error := self.error(predicted)) < self._least:
+        if self.error is not None and epoch + 1 >= FEWEST and (error := self.error(predicted)) < self._least:
             self._least, self._chosen, self.best = error, nets, epoch + 1
 
 
