@@ -211,7 +211,7 @@ class Training:
     def _look(self, epoch: int, nets: Population) -> None:
         """Record the density of the rows left out, and keep the members if they are the best so far."""
         predicted = nets.predict([x for x, _ in self.held_out], method="mean")
-        weights = self.held_out_weights or [None] * len(nets)
+        weights: Sequence[Tensor | None] = self.held_out_weights or [None] * len(nets)
         parts = zip(predicted, self.held_out, weights, strict=True)
         values = torch.stack([-weighted_mean(pred.log_prob(y).double(), weight) for pred, (_, y), weight in parts])
         self.held_out_nll[:, epoch] = values + self.offset
