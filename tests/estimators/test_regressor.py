@@ -310,7 +310,7 @@ def test_status_after_every_epoch(curve):
     assert model.history_["loss"].shape == model.history_["held_out_nll"].shape == (4, 50)
     assert np.nanmean(model.history_["held_out_nll"][:, -1]) == pytest.approx(seen[-1].held_out_nll)
     recorded = np.flatnonzero(np.isfinite(model.history_["held_out_nll"]).any(0)) + 1
-    assert recorded.tolist() == [*range(1, 12), 13, 15, 17, 19, 21, 24, 27, 30, 33, 37, 41, 46, 50]  # on any machine
+    assert recorded.tolist() == [*range(1, 11), 13, 17, 23, 30, 39, 50]  # on any machine
 
 
 def test_predictions_of_the_rows_left_out(curve):

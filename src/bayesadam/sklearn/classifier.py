@@ -58,7 +58,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         standardize: Whether to shift and scale the inputs; with ``False`` they must be standardised already.
         early_stopping: Whether to keep the weights of the epoch at which the members predicted the rows that they leave
             out best, and to stop the training after three times as many epochs. The predictions are scored at intervals
-            of a tenth of the epochs so far. Without it the weights of the last epoch are kept.
+            of three tenths of the epochs so far. Without it the weights of the last epoch are kept.
         calibrate: Whether to fit the temperature and the weights of the companions on the rows left out. Otherwise the
             temperature is 1, and there are no companions.
         time_budget: Duration of the training in seconds, which determines the number of epochs.

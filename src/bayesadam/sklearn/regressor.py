@@ -95,7 +95,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         standardize: Whether to shift and scale the inputs; with ``False`` they must be standardised already.
         early_stopping: Whether to keep the weights of the epoch at which the members predicted the rows that they leave
             out best, and to stop the training after three times as many epochs. The predictions are scored at intervals
-            of a tenth of the epochs so far. Without it the weights of the last epoch are kept. It has no effect on
+            of three tenths of the epochs so far. Without it the weights of the last epoch are kept. It has no effect on
             ``"anchored"``.
         calibrate: Whether to fit the scales of the variances, and the weights of the companions, on the rows left out.
             Otherwise both scales are 1, the noise is constant, and there are no companions. There are none either with
