@@ -96,7 +96,12 @@ def run(folder: Path, *, seed: int, advance: Advance, effort: Effort = FULL) -> 
     digits, pruned, shown = compare_digits(effort, seed, advance)
     bands, curve = compare_bands(effort, seed, advance)
     numbers = {"prices": prices, "digits": digits, "pruned": pruned, "curve": bands}
-    record = {"seed": seed, "effort": dataclasses.asdict(effort), **numbers, "report": shown["report"].to_dict()}
+    record = {
+        "seed": seed,
+        "effort": dataclasses.asdict(effort),
+        **numbers,
+        "report": dataclasses.asdict(shown["report"]),
+    }
     write_json(folder / "metrics.json", record, digest=False, indent=2)
     write_text(folder / "report.txt", f"{shown['report']}\n")
     shown["posterior"].save(folder / "digits_bayesadam.safetensors")

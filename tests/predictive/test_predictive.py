@@ -443,7 +443,8 @@ class TestWrappers:
             assert ba.predict(model, q, x, likelihood=ba.Gaussian(), mc_samples=3).epistemic.min() > 0
         assert list(made[1].mean) == list(made[2].mean) == ["weight", "bias"]
         ba.pruning_curve(model, made[1], x, y, likelihood=ba.Gaussian(), fractions=[0.5])
-        ba.tune_laplace(laplace.posterior, model, (x, y), likelihood=ba.Gaussian(), prior_precision=[1.0])
+        options = {"candidates": {"prior_precision": [1.0]}, "scale": [1.0], "likelihood": ba.Gaussian()}
+        ba.tune_posterior(laplace.posterior, model, (x, y), **options)
 
 
 class TestProgress:

@@ -9,7 +9,7 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam import population
-from bayesadam.predictive.predict import METHODS
+from bayesadam.predictive.how import METHODS
 from bayesadam.sklearn import BayesianMLPRegressor
 
 THREADS, CALLS = 4, 5

@@ -16,8 +16,9 @@ from bayesadam.calibration.search import is_near, least_within
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.predictive.batches import tensors_of
+from bayesadam.predictive.how import How
 from bayesadam.predictive.pairs import Data, batches
-from bayesadam.predictive.predict import How, Run, network_outputs
+from bayesadam.predictive.predict import Run, network_outputs
 from bayesadam.predictive.result import Predictive
 
 STEPS = 20

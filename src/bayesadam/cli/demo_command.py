@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bayesadam.cli.mistakes import end_imports, fail, require, writing_to
+from bayesadam.cli.mistakes import fail, one_line, writing_to
 
 TITLES = (
     (
@@ -47,17 +47,17 @@ def demo(
     quick: Annotated[bool, typer.Option("--quick", help="A few seconds of training, to see that it runs.")] = False,
 ) -> None:
     """Demonstrate a posterior in a minute: intervals, images that are not digits, a gap in the data, a report."""
-    require("sklearn", "PIL", "matplotlib")
+    with one_line():
+        import matplotlib  # noqa: F401
+        import PIL  # noqa: F401
+        import torch
+
+        from bayesadam import demo as _demo
     with writing_to("--out", out):  # checked before the training, which takes some time
         if out.exists() and not out.is_dir():
             fail(f"--out must be a folder, got the file {str(out)!r}")
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
-    import torch
-
-    from bayesadam import demo as _demo
-
-    end_imports()
     torch.set_num_threads(1)  # the networks are so small that threads only wait for each other
     effort = _demo.QUICK if quick else _demo.FULL
     start = time.perf_counter()

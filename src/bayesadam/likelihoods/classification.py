@@ -153,8 +153,10 @@ class Categorical(ClassificationLikelihood):
             raise ValueError(f"target must be integer class numbers, got dtype {target.dtype}")
         if target.device.type == "cuda":
             return  # where ``gather`` checks the range itself, without a wait for the device
-        if target.numel() and not (0 <= target.min() and target.max() < classes):
-            raise ValueError(f"target must be in [0, {classes}), got {target.min().item()} to {target.max().item()}")
+        if target.numel():
+            lowest, highest = (extreme.item() for extreme in target.aminmax())
+            if not 0 <= lowest <= highest < classes:
+                raise ValueError(f"target must be in [0, {classes}), got {lowest} to {highest}")
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean negative log-likelihood over the data points that are not ignored: the training loss, 0-d."""

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from bayesadam.checks import check, check_temperature
+from bayesadam.checks import check_positive, check_temperature, is_positive
 from bayesadam.core.layout import INIT
 from bayesadam.core.rule import Hyper, Number, Option, State, average, maximum, with_prior
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.optim.base import PerturbedOptimizer, Prior
-from bayesadam.optim.groups import checked_squares, is_positive
+from bayesadam.optim.groups import checked_squares
 from bayesadam.optim.schedules import half_cosine
 from bayesadam.optim.vadam import VadamRule
 
@@ -123,8 +123,8 @@ def default_temperature(num_data: float, batch_size: float, total_steps: float |
     Trainings of more epochs and of more steps fit the noise of the data more closely, and need more noise in the
     weights. With many data it reaches 1, the temperature of Bayes' rule.
     """
-    check("num_data", num_data, "a positive, finite number", is_positive)
-    check("batch_size", batch_size, "a positive, finite number", is_positive)
+    check_positive("num_data", num_data)
+    check_positive("batch_size", batch_size)
     if total_steps is None:
         return UNPLANNED
     epochs = total_steps * batch_size / num_data

@@ -346,8 +346,9 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         near = np.abs(inputs) <= FARTHEST
         if not near.all():
             row, column = np.argwhere(~near)[0].tolist()
+            names = range(X.shape[1]) if self.inputs_ is None else self.inputs_.get_feature_names_out()
             raise TableError(
-                f"X must be near the training inputs, got {X[row, column]:g} in row {row}, column {column}"
+                f"X must be near the training inputs, got {X[row, column]:g} in row {row}, column {names[column]!r}"
             )
         return torch.from_numpy(inputs).to(self.device)
 
