@@ -1,11 +1,14 @@
 """Parameters that a module adds to its tensors or repeats, whose examples' gradients need no second call."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from bayesadam.curvature import PerExampleSquares
+from bayesadam.curvature.added import Use
 from bayesadam.curvature.fallback import Replay
 from curvature.conftest import by_example, check, read, squares_of_examples, started, targets
 from curvature.models import Attention, Block, inputs
@@ -126,3 +129,30 @@ def test_several_backward_passes():
             (gradient,) = torch.autograd.grad(output, model.positions, vector[example : example + 1])
             expected += gradient.square() / len(x)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_graphs_are_freed():
+    function, shape = ADDED["the first of many"]
+    model, x = Positions(function, *shape), inputs(6, 5, 3)
+    squares = started(model)
+    for backward in (True, False):
+        output = model(x)
+        if backward:
+            output.sum().backward()
+    squares.stop()
+    del output
+    squares.start()
+    gc.collect()
+    assert not [each for each in gc.get_objects() if type(each) is Use]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype):
+    function, shape = ADDED["the first of many"]
+    model, x = Positions(function, *shape).to(dtype), inputs(6, 5, 3).to(dtype)
+    squares = started(model)
+    by_example("mean")(model(x), torch.zeros(6, 5, 2, dtype=dtype)).backward()
+    found = squares.mean_squares(model.positions)
+    expected = squares_of_examples(model, x, torch.zeros(6, 5, 2))["positions"]
+    assert found.dtype == torch.float32
+    assert (found.double() - expected).norm() < 0.05 * expected.norm()

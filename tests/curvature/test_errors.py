@@ -56,6 +56,15 @@ class WithConstant(nn.Module):
         return x + self.constant()
 
 
+class MaskedOneByOne(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x, x, x, attn_mask=x.repeat(2, 1, 1))[0]
+
+
 class Functional(nn.Module):
     """Uses the embedding's weight once more, or a layer's weight only, without calling the module."""
 
@@ -89,6 +98,7 @@ CALLS = {
     ),
     "no inputs": (WithConstant(), inputs(6, 3), "the input of module 'constant' (Constant) must be the 6 examples"),
     "packed": (nn.LSTM(3, 4, batch_first=True), packed(), "the input of LSTM must be a tensor, got a PackedSequence"),
+    "a mask for each example": (MaskedOneByOne(), inputs(6, 4, 4), "attn_mask of MultiheadAttention must be the same"),
     "pruned": (
         prune.random_unstructured(nn.Linear(3, 2), "weight", amount=0.3),
         inputs(6, 3),

@@ -96,8 +96,6 @@ class Masked(nn.Module):
         options = {}
         if self.kind == "padding":
             options["key_padding_mask"] = x[:, :, 0] > 1.0
-        elif self.kind == "of examples":
-            options["attn_mask"] = (x[:, None, :, :1] * x[:, None, None, :, 0]).expand(-1, 2, -1, -1).flatten(0, 1)
         else:
             options["attn_mask"] = torch.arange(length, dtype=x.dtype).outer(torch.ones(length, dtype=x.dtype)).tril()
         y, weights = self.attention(x, x.flip(1), x, **options, average_attn_weights=False)
@@ -179,10 +177,12 @@ MODULES = [
     *((Stated(cls(3, 4, batch_first=True)), inputs(6, 5, 3)) for cls in (nn.RNN, nn.GRU, nn.LSTM)),
     (Stated(nn.RNN(3, 4, 2, nonlinearity="relu", batch_first=True)), inputs(6, 5, 3)),
     (Stated(nn.LSTM(3, 4, 2, batch_first=True, proj_size=2, bidirectional=True)), inputs(6, 5, 3)),
+    (nn.InstanceNorm1d(3, affine=True), inputs(6, 3, 5)),
+    (nn.InstanceNorm2d(3, affine=True, track_running_stats=True).eval(), inputs(6, 3, 5, 2)),
     # also when a sequence is as long as the minibatch
     *((SequenceFirst(cls(3, 4)), inputs(5, 5, 3)) for cls in (nn.RNN, nn.GRU, nn.LSTM)),
     *((SequenceFirst(nn.MultiheadAttention(6, 2)), inputs(examples, 4, 6)) for examples in (6, 4)),
-    *((Masked(kind), inputs(n, 4, 6)) for kind in ("padding", "of examples", "shared") for n in (6, 4)),
+    *((Masked(kind), inputs(n, 4, 6)) for kind in ("padding", "shared") for n in (6, 4)),
 ]
 
 

@@ -33,6 +33,8 @@ MAPS = {
 KINKED = ("relu", "leaky", "abs", "steep")
 QUADRATURES = {
     "gauss_hermite": functools.partial(quadrature.gauss_hermite, torch.sin),
+    "closed_sigmoid": functools.partial(logistic.sigmoid, approximation="closed_form"),
+    "closed_tanh": functools.partial(logistic.tanh, approximation="closed_form"),
 }
 EVERY = {name: row[0] for name, row in MAPS.items()} | QUADRATURES
 # Where it is compiled, the tail's probability is a polynomial.
@@ -247,6 +249,22 @@ def test_gauss_hermite_keeps_small_variances_and_differentiates_what_the_functio
     assert torch.autograd.grad(second.sum(), scale)[0].item() == pytest.approx(4e-10, rel=1e-5)
 
 
+def test_the_published_logistic_forms():
+    mean, variance = tensors([-2.0, 0.0, 0.7, 3.0], [0.01, 1.0, 4.0, 16.0])
+    first, second = logistic.sigmoid(mean, variance, approximation="closed_form")
+    slope, offset = 4 - 2 * 2**0.5, -math.log(2**0.5 - 1)
+    for m, v, ours, spread in zip(*(t.tolist() for t in (mean, variance, first, second)), strict=True):
+        one = expit(m / math.sqrt(1 + math.pi * v / 8))
+        square = expit(slope * (m - offset) / math.sqrt(1 + math.pi * slope**2 * v / 8))
+        assert ours == pytest.approx(one, rel=1e-12)
+        assert spread == pytest.approx(square - one**2, rel=1e-12)
+        assert abs(one - integrate(expit, m, math.sqrt(v))[0]) < 0.018
+    first, second = logistic.tanh(mean, variance, approximation="closed_form")
+    one, square = logistic.sigmoid(2 * mean, 4 * variance, approximation="closed_form")
+    torch.testing.assert_close(first, 2 * one - 1)
+    torch.testing.assert_close(second, 4 * square)
+
+
 def test_noise_against_samples():
     draws = np.random.default_rng(1).standard_normal((2, 400_000))
     mean, variance = tensors(1.3, 0.5)
@@ -406,6 +424,7 @@ def test_class_expectations_gradients_vmap_and_extremes(name):
 ONE, LOGITS, INDEX = torch.zeros(2), torch.zeros(3, 4), torch.zeros(2).long()
 REFUSED = {
     "slope": (lambda: rectifier.leaky_relu(ONE, ONE, math.inf), "negative_slope must be finite, got inf"),
+    "approximation": (lambda: logistic.sigmoid(ONE, ONE, approximation="fast"), "must be one of .*, got 'fast'"),
     "nodes": (lambda: quadrature.gauss_hermite(torch.sin, ONE, ONE, 0), "nodes must be at least 1, got 0"),
     "p": (lambda: noise.dropout(ONE, None, 1.5), r"p must be in \[0, 1\], got 1.5"),
     "index": (lambda: expectations.expected_log_softmax(LOGITS, LOGITS, INDEX), r"index must be of shape \(3,\), got"),

@@ -175,7 +175,7 @@ def test_attached_optimizers():
     assert all(torch.equal(p, q.mean[name]) for name, p in model.named_parameters())
 
 
-@pytest.mark.parametrize("method", ["anchored", "laplace", "vadam", "fawn-vi"])
+@pytest.mark.parametrize("method", ["anchored", "laplace", "vadam"])
 def test_estimators(method):
     x, y = X.numpy(), X[:, 0].numpy()
     estimator = BayesianMLPRegressor(method=method, epochs=3, members=2, hidden=(8,), random_state=0).fit(x, y)

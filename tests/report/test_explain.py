@@ -162,6 +162,9 @@ def test_the_work_is_bounded_for_many_inputs(inputs, classes):
     ("value", "text"),
     [
         (10115, "10115"),
+        (np.int64(2021), "2021"),
+        (np.float64(0.5), "0.5"),
+        (np.float32(0.25), "0.25"),
         (10000.0, "10000"),
         (15140.0, "15140"),
         (0.30000000000000004, "0.3"),
@@ -179,6 +182,8 @@ def test_the_work_is_bounded_for_many_inputs(inputs, classes):
         (pd.NA, "–"),  # noqa: RUF001
         (np.float64("nan"), "–"),  # noqa: RUF001
         (True, "True"),
+        (np.bool_(True), "True"),
+        (None, "–"),  # noqa: RUF001
         ("01067", "01067"),
     ],
 )

@@ -43,19 +43,6 @@ def shared(draw: Draw, run: Run) -> Any:
     return run(uncompiled(draw.sample)())
 
 
-def local(draw: Draw, run: Run) -> Any:
-    """Run the model with sampled outputs of linear functions (Kingma et al. 2015, section 2.3)."""
-    return uncompiled(_run)(Local, draw, run)
-
-
-def flipout(draw: Draw, run: Run) -> Any:
-    """Run the model with random signs of the deviation from the mean for every data point (Wen et al. 2018, eq. 4)."""
-    return uncompiled(_run)(Flipout, draw, run)
-
-
-ESTIMATORS: Mapping[str, Callable[[Draw, Run], Any]] = {"shared": shared, "local": local, "flipout": flipout}
-
-
 class Reparameterized(TorchFunctionMode):
     """Replaces linear functions of random weights while it is active, for one forward pass."""
 
@@ -154,7 +141,7 @@ def _placeholder(name: str, shape: torch.Size, dtype: torch.dtype, device: torch
 
 
 class Local(Reparameterized):
-    """``y = E[y] + std(y) * eps`` with ``Var[y] = call(x^2, std^2)``."""
+    """``y = E[y] + std(y) * eps`` with ``Var[y] = call(x^2, std^2)`` (Kingma et al. 2015, section 2.3)."""
 
     estimator = "local"
 
@@ -174,8 +161,9 @@ class Local(Reparameterized):
 
 
 class Flipout(Reparameterized):
-    """``y = call(x, mean) + s * call(x * r, deviation)``, with signs ``s`` and ``r`` that differ between data
-    points.
+    """``y = call(x, mean) + s * call(x * r, deviation)``, with signs ``s`` and ``r`` that differ between data points.
+
+    It is eq. 4 of Wen et al. 2018.
     """
 
     estimator = "flipout"
@@ -205,3 +193,14 @@ def _run(kind: type[Reparameterized], draw: Draw, run: Run) -> Any:
     mode = kind(draw)
     with mode:
         return run(mode.placeholders)
+
+
+def _by_layers(kind: type[Reparameterized]) -> Callable[[Draw, Run], Any]:
+    return lambda draw, run: uncompiled(_run)(kind, draw, run)
+
+
+ESTIMATORS: Mapping[str, Callable[[Draw, Run], Any]] = {
+    "shared": shared,
+    "local": _by_layers(Local),
+    "flipout": _by_layers(Flipout),
+}

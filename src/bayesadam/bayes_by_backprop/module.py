@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bayesadam.bayes_by_backprop.draws import Draw, Noise, uncompiled
 from bayesadam.bayes_by_backprop.estimators import ESTIMATORS
-from bayesadam.bayes_by_backprop.loss import Inputs, negative_elbo
+from bayesadam.bayes_by_backprop.loss import Inputs, kl_scale, output_of
 from bayesadam.bayes_by_backprop.parameters import (
     InitialStd,
     around,
@@ -28,7 +28,7 @@ from bayesadam.bayes_by_backprop.parameters import (
     random_parameters,
     replaced,
 )
-from bayesadam.checks import check
+from bayesadam.checks import check, check_count
 from bayesadam.functional import kl as divergences
 from bayesadam.functional.recomputation import in_backward, recomputed_by
 from bayesadam.functional.reparameterized import inverse_softplus, softplus
@@ -229,19 +229,20 @@ class VariationalModule(nn.Module):
             ValueError: A number is out of its range, or ``wrapper`` does not contain this network.
             TypeError: The network does not return a tensor and ``output`` is not given.
         """
-        return negative_elbo(
-            self,
-            around(self, wrapper),
-            inputs,
-            target,
-            likelihood=likelihood,
-            num_data=num_data,
-            mc_samples=mc_samples,
-            antithetic=antithetic,
-            kl_weight=kl_weight,
-            temperature=temperature,
-            output=output,
-        )
+        check_count("mc_samples", mc_samples)
+        if antithetic and mc_samples % 2:
+            raise ValueError(f"mc_samples must be even when antithetic=True, got {mc_samples!r}")
+        scale, net = kl_scale(num_data, kl_weight, temperature), around(self, wrapper)
+        terms = []
+        for sample in range(mc_samples):
+            with self.common_draw(mirrored=antithetic and sample % 2 == 1):
+                nll = likelihood.nll(output_of(net, inputs, output), target)
+                if scale and not self.closed_form:
+                    nll = nll + (scale * self.kl_divergence()).to(nll)
+                elif scale and sample == 0:
+                    nll = nll + (mc_samples * scale * self.kl_divergence()).to(nll)
+            terms.append(nll)
+        return terms[0] if mc_samples == 1 else torch.stack(terms).mean()
 
     def posterior(self) -> DiagonalGaussian:
         """Return the current posterior, by the model's names, with copies in float32 or wider.

@@ -49,9 +49,7 @@ def _delimiter(text: str) -> str:
     return "\t" if text in ("\\t", "tab") else text  # a tab is hard to type
 
 
-Methods = Literal[
-    "laplace", "badam", "anchored", "ensemble", "vadam", "vprop", "ivon", "vogn", "von", "bbb", "fawn-ropd", "fawn-vi"
-]  # fmt: skip
+Methods = Literal["laplace", "badam", "anchored", "ensemble", "vadam", "vprop", "ivon", "vogn", "von", "bbb"]
 Tasks = Literal["regression", "classification"]
 Transforms = Literal["auto", "none", "log", "log1p", "sqrt", "yeo-johnson", "quantile"]
 Likelihoods = Literal["auto", "gaussian", "student_t", "poisson", "negative_binomial", "log_normal", "gamma"]

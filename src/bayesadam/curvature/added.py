@@ -32,14 +32,12 @@ class Use:
 
     Attributes:
         name: Name of the parameter in its module.
-        node: Node of the result, which has the axis of the examples.
         view: Place in the graph of the view of the parameter that is added or repeated.
         leaf: Place of the parameter.
         shape: Shape of the view.
     """
 
     name: str
-    node: Any
     view: GradientEdge
     leaf: GradientEdge
     shape: Sequence[int]
@@ -47,7 +45,7 @@ class Use:
 
 def uses_of(
     parameters: Mapping[nn.Parameter, str], outputs: Iterable[Tensor], sources: Iterable[Any], size: int | None
-) -> list[Use] | None:
+) -> list[tuple[Any, Use]] | None:
     """The uses of parameters between some outputs and the nodes of their inputs, if all are additions or repetitions.
 
     Args:
@@ -57,7 +55,8 @@ def uses_of(
         size: Number of examples.
 
     Returns:
-        None if there is another use, or a parameter has none.
+        The uses, each with the node of its result, which has the axis of the examples. None if there is another use, or
+        a parameter has none.
     """
     queue = nodes_of(iter(outputs))
     seen = {*queue, *sources}
@@ -68,27 +67,27 @@ def uses_of(
             if following is None:
                 continue
             leaf = _behind_views(following)
-            parameter = getattr(leaf, "variable", None)
+            parameter: Any = getattr(leaf, "variable", None)
             if parameter in parameters:
                 shape = following._input_metadata[number].shape
                 if not _is_for_all_examples(node, shape, size):
                     return None
                 edges = GradientEdge(following, number), GradientEdge(leaf, 0)
-                uses.append(Use(parameters[parameter], node, *edges, shape))
+                uses.append((node, Use(parameters[parameter], *edges, shape)))
             elif following not in seen:
                 seen.add(following)
                 queue.append(following)
-    return uses if {use.name for use in uses} == set(parameters.values()) else None
+    return uses if {use.name for _, use in uses} == set(parameters.values()) else None
 
 
-def observe(call: Call, uses: Sequence[Use]) -> None:
+def observe(call: Call, uses: Sequence[tuple[Any, Use]]) -> None:
     """Make every use report its gradient as a call of its own; ``call`` is that of the module."""
     calls = call.during.calls
     calls[call.unit] += len(uses) - len(call.names)  # gradients of several uses must be added
-    for use in uses:
+    for node, use in uses:  # the call must not know the node, which would then never be freed
         own = replace(call, names=(use.name,), method=Added(), context=use)
-        use.node.metadata["call"] = own
-        use.node.register_prehook(_reporting(own))
+        node.metadata["call"] = own
+        node.register_prehook(_reporting(own))
 
 
 class Added:
@@ -124,7 +123,7 @@ class Added:
         if use.view.node is not use.leaf.node:
             edges = [use.view], [use.leaf]
             (found,) = torch.autograd.grad(*edges, [found], retain_graph=True, is_grads_batched=True)
-        return {name: found.contiguous() for name in names}
+        return {name: found.to(wide(found.dtype)).contiguous() for name in names}
 
 
 def _behind_views(node: Any) -> Any:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,14 +41,12 @@ class Leaf:
 
     Attributes:
         position: Position among the leaves of the nested arguments.
-        axis: Axis of the examples; None for tensors that all examples share.
-        several: Number of rows of axis 0 that belong to one example, if there are several; the module is then called
-            with all of them. Otherwise it is called with an axis of length 1 in place of the axis of the examples.
+        axis: Axis of the examples, in place of which the module is called with one of length 1; None for tensors that
+            all examples share.
     """
 
     position: int
     axis: int | None
-    several: int = 0
 
 
 @dataclass
@@ -95,8 +93,8 @@ class Replay:
             added.observe(call, uses)
             return output
         _refuse_random(unit)
-        own = [hook for hook in module._forward_pre_hooks.values() if not isinstance(hook, Hook)]
-        if own and any(value.grad_fn is not None for value in _attributes(module).values()):
+        others = [hook for hook in module._forward_pre_hooks.values() if not isinstance(hook, Hook)]
+        if others and any(value.grad_fn is not None for value in _attributes(module).values()):
             raise RuntimeError(
                 f"{unit} must hold no tensors that were computed from its parameters while per-example gradients are "
                 "squared, as hooks of torch.nn.utils do (use torch.nn.utils.parametrizations)"
@@ -213,9 +211,7 @@ class Replay:
             """The forward pass of one example; no argument has the axis of the examples."""
             given = list(context.leaves)
             for leaf, tensor in zip(context.inputs, tensors, strict=True):
-                given[leaf.position] = (
-                    tensor.unsqueeze(leaf.axis) if leaf.axis is not None and not leaf.several else tensor
-                )
+                given[leaf.position] = tensor if leaf.axis is None else tensor.unsqueeze(leaf.axis)
             args, kwargs = tree_unflatten(given, context.spec)
             found, _ = tree_flatten(functional_call(bare, {**fixed, **values}, args, kwargs))
             return [found[leaf.position].squeeze(leaf.axis) for leaf in context.outputs]
@@ -308,16 +304,19 @@ def _input_leaves(
     attention = isinstance(module, nn.MultiheadAttention)
     axis = 0 if module.batch_first else 1
     axes = {"query": axis, "key": axis, "value": axis, "input": axis, "key_padding_mask": 0, "hx": 1}
-    found: dict[int, tuple[int | None, int]] = {}
+    found: dict[int, int | None] = {}
     for name, value in inspect.signature(module.forward).bind(*args, **kwargs).arguments.items():
         for tensor in tree_flatten(value)[0]:
             if isinstance(tensor, Tensor):
                 own = axes.get(name)
                 fits = own is not None and tensor.ndim > own and tensor.shape[own] == size
-                found[id(tensor)] = (own if fits else None), 0
+                found[id(tensor)] = own if fits else None
                 if name == "attn_mask" and tensor.ndim == 3:
-                    found[id(tensor)] = 0, cast(int, module.num_heads)
-    return [Leaf(k, *found[id(t)]) for k, t in tensors], axis, 0 if attention else 1
+                    raise RuntimeError(
+                        f"attn_mask of {type(module).__name__} must be the same for all examples while per-example "
+                        f"gradients are squared, got shape {tuple(tensor.shape)}"
+                    )
+    return [Leaf(k, found[id(t)]) for k, t in tensors], axis, 0 if attention else 1
 
 
 def _refuse_random(unit: Unit) -> None:
@@ -345,8 +344,6 @@ def _mark(outputs: Tensor) -> tuple[Tensor, Tensor]:
 
 def _take(tensor: Tensor, leaf: Leaf, part: slice) -> Tensor:
     """Some examples, along axis 0."""
-    if leaf.several:
-        tensor = tensor.view(-1, leaf.several, *tensor.shape[1:])
     return tensor if leaf.axis is None else tensor.movedim(leaf.axis, 0)[part]
 
 

@@ -169,7 +169,7 @@ class Categorical(ClassificationLikelihood):
     def log_density(self, output: Tensor, target: Tensor) -> Tensor:
         """Log density of every element of the target."""
         index = target.long().expand(output.shape[:-1]).unsqueeze(-1)
-        return output.log_softmax(-1).gather(-1, index).squeeze(-1)
+        return log_softmax(output).gather(-1, index).squeeze(-1)
 
     def log_probs(self, output: Tensor) -> Tensor:
         """Log softmax of the logits."""
@@ -183,7 +183,7 @@ class Categorical(ClassificationLikelihood):
     def score(self, output: Tensor, target: Tensor) -> Tensor:
         """One for the class of the target, minus the probabilities."""
         index = target.long().unsqueeze(-1).expand(*output.shape[:-1], 1)
-        slope = output.softmax(-1).neg_()
+        slope = log_softmax(output).exp_().neg_()
         # 1 - p of the class is computed as the sum of the other probabilities, since it cancels where p is near 1.
         rest = slope.scatter(-1, index, 0.0).sum(-1, keepdim=True).neg_()
         return slope.scatter_(-1, index, rest)

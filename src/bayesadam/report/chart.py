@@ -73,8 +73,8 @@ class Chart:
         with rc_context(_STYLE):
             self.axes: Any = Figure(figsize=(5.0, height), layout="constrained").subplots()
         self.axes.set(xlabel=short_text(x), ylabel=short_text(y))
-        for axis in (self.axes.xaxis, self.axes.yaxis):
-            axis.set_major_locator(MaxNLocator(6))
+        for axis, most in ((self.axes.xaxis, 4), (self.axes.yaxis, 6)):
+            axis.set_major_locator(MaxNLocator(most))
             axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
             axis.set_tick_params(length=0)
 

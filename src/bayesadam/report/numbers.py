@@ -1,4 +1,4 @@
-"""Numbers, shares and values of the user's data as short texts for people."""
+"""Numbers and shares as short texts for people."""
 
 from __future__ import annotations
 
@@ -43,17 +43,6 @@ def _fixed(value: float, decimals: int) -> str:
     """Format a number with a number of decimals, which may be negative, and separated thousands."""
     text = f"{round(value, decimals):,.{max(0, decimals)}f}"
     return text.replace("-", "−")  # noqa: RUF001
-
-
-def data_value(value: Any) -> str:
-    """Format a value of the user's data as in a file: a year or a postcode has no separated thousands."""
-    if value is None or value != value:
-        return NONE
-    if not isinstance(value, float) or not math.isfinite(value):
-        return str(value)
-    decimals = 0 if value.is_integer() else max(0, 3 - math.floor(math.log10(abs(value))))
-    text = f"{value:.{decimals}f}" if decimals <= 10 else f"{value:.3e}"
-    return text.rstrip("0").rstrip(".") if 0 < decimals <= 10 else text
 
 
 def percent(share: float, decimals: int = 0) -> str:

@@ -15,7 +15,7 @@ from bayesadam.report import charts as drawn
 from bayesadam.report import verdict
 from bayesadam.report.chart import Chart
 from bayesadam.report.headline import OURS, headline
-from bayesadam.report.numbers import data_value, percent
+from bayesadam.report.numbers import percent
 from bayesadam.report.palette import custom_properties
 from bayesadam.report.predicted import FEW, PredictedClasses, PredictedNumbers, predicted
 from bayesadam.report.scores import confusion, importance, scores
@@ -26,7 +26,7 @@ def render(data: Mapping[str, Any]) -> str:
     held_out = predicted(data.get("held_out"), data["task"])
     unseen = predicted(data.get("unseen"), data["task"]) or held_out
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "data_value": data_value}
+    environment.filters["percent"] = percent
     return environment.from_string(_file("template.html")).render(
         regression=data["task"] == "regression",
         target=data.get("target"),

@@ -23,8 +23,9 @@ def verdict(rows: Predicted) -> str:
     """Return the verdict on intervals, or on the probabilities of predicted classes, as the end of a sentence.
 
     The number of kept promises is compared with its expectation, and so are the numbers in the first rows, ordered by
-    uncertainty, for any number of first rows. Each test is at half of 5%. Their normalised sums follow a Brownian
-    motion, which exceeds a bound anywhere with at most twice the probability with which it does at the end.
+    uncertainty, for any number of first rows. Their normalised sums follow a Brownian motion, which exceeds a bound
+    anywhere with at most twice the probability with which it does at the end. Intervals of all levels are tested
+    together (Kolmogorov). Each test is at a third of 5%.
     """
     intervals = isinstance(rows, PredictedNumbers)
     kept, promised, key = rows.promises
@@ -33,24 +34,28 @@ def verdict(rows: Predicted) -> str:
     excess = np.cumsum((kept - promised)[order]) / math.sqrt(max(variance, 1e-12))
     ends = np.flatnonzero(np.diff(key[order], append=np.inf))  # equal keys stay together
     end, worst = float(excess[-1]), int(ends[np.abs(excess[ends]).argmax()])
-    if abs(end) > stats.norm.isf(CHANCE / 4):
+    if abs(end) > stats.norm.isf(CHANCE / 6):
         if intervals:
             less, kind = ("less", "narrow") if end < 0 else ("more", "wide")
             return f"{less} than they promise: they are too {kind}"
         return "too sure of itself" if end < 0 else "more careful than it need be"
     fine = "as they should" if intervals else "as sure as it should be"
-    if abs(excess[worst]) > stats.norm.isf(CHANCE / 8):
+    if abs(excess[worst]) > stats.norm.isf(CHANCE / 12):
         share = percent(float(kept[order[: worst + 1]].mean()))
-        wrong = ("narrow", "wide") if intervals else ("sure", "careful")
-        return (
-            f"{fine} on average, but not everywhere: of the {worst + 1:,} rows "
-            + (
-                f"with the narrowest intervals {share} are inside"
-                if intervals
-                else f"it is least sure of {share} are right"
-            )
-            + f", where {'they are' if intervals else 'it is'} too {wrong[int(excess[worst] > 0)]}"
-        )
+        if intervals:
+            kind = "narrow" if excess[worst] < 0 else "wide"
+            where = f"with the narrowest intervals {share} are inside, where they are too {kind}"
+        else:
+            kind = "sure" if excess[worst] < 0 else "careful"
+            where = f"it is least sure of {share} are right, where it is too {kind}"
+        return f"{fine} on average, but not everywhere: of the {worst + 1:,} rows {where}"
+    if isinstance(rows, PredictedNumbers):
+        test = stats.kstest(2.0 * np.abs(rows.pit - 0.5), "uniform")
+        level = float(test.statistic_location)
+        reached = level + float(test.statistic_sign * test.statistic)
+        kind = "narrow" if reached < level else "wide"
+        if test.pvalue < CHANCE / 3:
+            return f"but those of other levels are too {kind}: {percent(level)} intervals cover {percent(reached)}"
     low, high = stats.binomtest(int(kept.sum()), len(kept)).proportion_ci(method="wilson")
     if high - low > UNCERTAIN:
         reach = f"of all rows anything from {percent(low)} to {percent(high)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.feature_selection import mutual_info_classif, mutual_info_regression
 
-from bayesadam.report.numbers import data_value
+from bayesadam.report.numbers import NONE
 from bayesadam.sklearn.runs.evaluation import COVERAGE, Arrays
 
 Matrix = NDArray[np.float64]
@@ -126,7 +127,7 @@ def _dependence(
     numbers = _numbers(column)
     entry = {
         "name": str(column.name),
-        "kind": _kind(column),
+        "kind": kind_of(column),
         "at": [text_of(column.iloc[donor]) for donor in donors],
         "order": None if numbers is None else numbers[donors].tolist(),
     }
@@ -148,7 +149,8 @@ def _dependence(
     return entry | {"curves": curves}
 
 
-def _kind(column: pd.Series) -> str:
+def kind_of(column: pd.Series) -> str:
+    """Return "date", "number" or "category"."""
     if pd.api.types.is_datetime64_any_dtype(column):
         return "date"
     return "number" if pd.api.types.is_numeric_dtype(column) and column.dtype != bool else "category"
@@ -156,7 +158,7 @@ def _kind(column: pd.Series) -> str:
 
 def _numbers(column: pd.Series) -> NDArray[np.float64] | None:
     """Return numbers, or dates as days, with NaN for missing values; ``None`` for a category."""
-    kind = _kind(column)
+    kind = kind_of(column)
     if kind == "date":
         column = (column - pd.Timestamp(0)) / pd.Timedelta(days=1)
     return None if kind == "category" else np.asarray(column, dtype=np.float64)
@@ -200,7 +202,7 @@ def groups(inputs: pd.DataFrame, names: Sequence[str], predictions: Arrays) -> l
 
 def _group_names(column: pd.Series) -> pd.Series:
     """Return the group of each row: a quarter of the values, or one of the most frequent levels, or "missing"."""
-    if _kind(column) == "category":
+    if kind_of(column) == "category":
         names = column.map(text_of).where(column.isin(column.value_counts().index[:LEVELS]))
     else:
         quarter = pd.qcut(column, PARTS, labels=False, duplicates="drop")
@@ -210,9 +212,13 @@ def _group_names(column: pd.Series) -> pd.Series:
 
 
 def text_of(value: Any) -> str:
-    """Return a value of the user's data as text; dates have one form, and codes such as postcodes all their digits."""
+    """Return a value of the user's data as in a file: a year or a postcode has no separated thousands."""
+    if pd.isna(value):
+        return NONE
     if isinstance(value, pd.Timestamp):
         return str(value.date()) if value == value.normalize() else f"{value:%Y-%m-%d %H:%M}"
-    if value is pd.NA or value is None:
-        return data_value(None)
-    return data_value(value.item() if isinstance(value, np.generic) else value)
+    if not isinstance(value, float) or not math.isfinite(value):  # the float64 of NumPy is a float
+        return str(value)
+    decimals = 0 if value.is_integer() else max(0, 3 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{decimals}f}" if decimals <= 10 else f"{value:.3e}"
+    return text.rstrip("0").rstrip(".") if 0 < decimals <= 10 else text

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from bayesadam.report.numbers import column, percent
 from bayesadam.report.write import VERSION
 from bayesadam.sklearn.runs.evaluation import Arrays
-from bayesadam.sklearn.runs.explain import FEWEST, effects, groups, text_of
+from bayesadam.sklearn.runs.explain import FEWEST, effects, groups, kind_of, text_of
 from bayesadam.sklearn.runs.prepare import Prepared
 from bayesadam.sklearn.runs.settings import Settings
 from bayesadam.sklearn.tables.encoder import Encoded
@@ -126,12 +126,10 @@ def _thinned(predictions: dict[str, Any], lines: NDArray[np.int64], seed: int) -
 
 def _described(values: pd.Series) -> dict[str, Any]:
     """Describe an input by its "name", "kind", "missing" (share of the rows) and "summary"."""
-    known = values.dropna()
-    kind = "category"
-    if pd.api.types.is_datetime64_any_dtype(values):
-        kind, summary = "date", f"{text_of(known.min())} to {text_of(known.max())}"
-    elif pd.api.types.is_numeric_dtype(values) and values.dtype != bool:
-        kind = "number"
+    known, kind = values.dropna(), kind_of(values)
+    if kind == "date":
+        summary = f"{text_of(known.min())} to {text_of(known.max())}"
+    elif kind == "number":
         low, middle, high = (text_of(float(value)) for value in known.quantile([0.0, 0.5, 1.0]))
         summary = f"{low} to {high}, median {middle}"
     else:

@@ -30,7 +30,7 @@ def is_table(X: Any) -> bool:
             return False
     elif getattr(X, "ndim", 2) != 2:
         return False
-    return any(_is_special(column) for column in as_table(X).columns)
+    return any(_is_special(column) for column in _columns(X)[1])
 
 
 def as_table(X: Any) -> pa.Table:
@@ -41,15 +41,7 @@ def as_table(X: Any) -> pa.Table:
     Raises:
         ValueError: Two columns have the same name.
     """
-    if isinstance(X, pa.Table):
-        names, columns = X.column_names, [_plain_category(column) for column in X.columns]
-    elif hasattr(X, "iloc"):
-        names, columns = [str(name) for name in X.columns], [_column(X.iloc[:, i]) for i in range(X.shape[1])]
-    elif _is_frame(X):
-        return as_table(X.to_arrow() if hasattr(X, "to_arrow") else pa.table(X))
-    else:
-        columns = [_column(pd.Series(column)) for column in _array(X).T]
-        names = [f"x{number}" for number in range(len(columns))]
+    names, columns = _columns(X)
     if twice := [name for place, name in enumerate(names) if name in names[:place]]:
         raise ValueError(f"X must have a name of its own for every column, got {twice[0]!r} more than once")
     return pa.table(dict(zip(names, columns, strict=True)))
@@ -79,6 +71,17 @@ def cleaned(column: pa.ChunkedArray, missing: Sequence[str]) -> pa.ChunkedArray:
 
 def _is_frame(X: Any) -> bool:
     return any(hasattr(X, name) for name in ("iloc", "to_arrow", "__arrow_c_stream__"))
+
+
+def _columns(X: Any) -> tuple[list[str], list[pa.ChunkedArray]]:
+    """Return the names and the columns of a data frame, a table or a matrix."""
+    if hasattr(X, "iloc"):
+        return [str(name) for name in X.columns], [_column(X.iloc[:, i]) for i in range(X.shape[1])]
+    if _is_frame(X):
+        table = X.to_arrow() if hasattr(X, "to_arrow") else pa.table(X)
+        return table.column_names, [_plain_category(column) for column in table.columns]
+    columns = [_column(pd.Series(column)) for column in _array(X).T]
+    return [f"x{number}" for number in range(len(columns))], columns
 
 
 def _array(X: Any) -> NDArray[Any]:
