@@ -95,8 +95,8 @@ class GaussianPrior(Prior):
             sums: Sums of ``(mean - self.mean)^2``, ``std^2`` and ``log(std)``, ``(3,)`` in float64.
             count: Number of weights.
         """
-        factors = sums.new_tensor([0.5 * self.precision, 0.5 * self.precision, -1.0])
-        return torch.dot(sums, factors) - 0.5 * count * (1.0 + math.log(self.precision))
+        shifts, spreads, log_stds = sums.unbind()
+        return 0.5 * (self.precision * (shifts + spreads) - count * (1.0 + math.log(self.precision))) - log_stds
 
 
 class ScaleMixturePrior(Prior):

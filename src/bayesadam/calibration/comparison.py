@@ -140,14 +140,18 @@ def _tempered(method: str, score: Scored, likelihood: Likelihood) -> Candidate:
     with few or no mistakes would be close to 0, and the next mistake would cost hundreds of nats.
     """
 
+    log_loss = torch.empty_like(score(likelihood))
+    rows = torch.arange(len(log_loss), device=log_loss.device)
+
     def fitted(part: Tensor) -> float:
-        prior = 1.0 / int(part.sum()) if likelihood.defines("log_probs") else 0.0
+        if not len(part):
+            return 1.0
+        prior = 1.0 / log_loss[part].numel() if likelihood.defines("log_probs") else 0.0
         return best_temperature(lambda tempered: score(tempered)[part], likelihood, prior=prior)[0]
 
-    log_loss = torch.empty_like(score(likelihood))
-    fold = torch.arange(len(log_loss), device=log_loss.device) % FOLDS
-    for number in range(min(FOLDS, len(log_loss))):
-        own, others = fold == number, fold != number
-        log_loss[own] = score(likelihood.tempered(fitted(others) if others.any() else 1.0))[own]
-    temperature = fitted(fold >= 0)
+    parts = [rows[number::FOLDS] for number in range(min(FOLDS, len(rows)))]
+    for number, own in enumerate(parts):
+        others = torch.cat([rows[:0], *parts[:number], *parts[number + 1 :]])
+        log_loss[own] = score(likelihood.tempered(fitted(others)))[own]
+    temperature = fitted(rows)
     return Candidate(method, likelihood.tempered(temperature), temperature, log_loss.flatten())

@@ -25,12 +25,17 @@ def gaussian(mean: Tensor, std: Tensor, prior_mean: float | Tensor, prior_log_st
     It is differentiable in all arguments that are tensors. Those of the prior are numbers, 0-d tensors, or of the
     weights' shape.
     """
-    log_prior = torch.as_tensor(prior_log_std, dtype=std.dtype, device=std.device)
-    precision, shift = (-2.0 * log_prior).exp(), mean - prior_mean
-    if log_prior.ndim > 0:
-        return _sum(log_prior - std.log() + 0.5 * (precision * (shift.square() + std.square()) - 1.0))
+    shift = mean - prior_mean
+    precision: float | Tensor
+    if isinstance(prior_log_std, Tensor):
+        prior_log_std = prior_log_std.to(std.dtype)
+        precision = (-2.0 * prior_log_std).exp()
+        if prior_log_std.ndim > 0:
+            return _sum(prior_log_std - std.log() + 0.5 * (precision * (shift.square() + std.square()) - 1.0))
+    else:  # a number stays one: on a GPU a tensor of it would be waited for
+        precision = math.exp(-2.0 * prior_log_std)
     squares = precision * (_sum_of_squares(shift) + _sum_of_squares(std))
-    return (log_prior - 0.5) * std.numel() - _sum(std.log()) + 0.5 * squares
+    return (prior_log_std - 0.5) * std.numel() - _sum(std.log()) + 0.5 * squares
 
 
 def bernoulli(logit: Tensor, prior_logit: float | Tensor) -> Tensor:
