@@ -152,7 +152,7 @@ def measure_time(case: str, names: Sequence[str]) -> dict[str, Any]:
     count = sum(g.numel() for g in grads)
     print(f"\n{case}: {count:,} parameters in {len(shapes)}")
     made = {name: CONTENDERS[name](parameters(shapes), grads) for name in names}
-    results = take_turns({name: step for name, (_, step) in made.items()}, rounds)
+    results = take_turns({name: step for name, (_, step) in made.items()}, rounds, warm=False)
     for name, (opt, _) in made.items():
         results[name]["state_bytes_per_parameter"] = round(state_bytes(opt) / count, 2)
     return {"parameters": count, "tensors": len(shapes), "rounds": rounds, "results": results}

@@ -9,16 +9,18 @@ from record import clock
 
 
 def take_turns(
-    functions: Mapping[str, Callable[[], object]], rounds: int, *, repeats: int = 1
+    functions: Mapping[str, Callable[[], object]], rounds: int, *, repeats: int = 1, warm: bool = True
 ) -> dict[str, dict[str, float]]:
     """Time functions round by round, and print the table.
 
-    In its turn each runs once untimed and then ``repeats`` times. The times are those of :func:`record.clock`.
+    In its turn each runs ``repeats`` times. The times are those of :func:`record.clock`.
 
     Args:
         functions: By name; the first one is the reference.
         rounds: How often all take turns, after one round that is not counted.
         repeats: Timed runs of a turn.
+        warm: Whether a run that is not timed comes before them. Without it the caches hold what the others used, as
+            those that an optimiser finds after a forward and backward pass.
 
     Returns:
         For every function ``milliseconds`` of a run, the median over the rounds; ``lower_quartile_milliseconds``; and
@@ -27,7 +29,8 @@ def take_turns(
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for number in range(rounds + 1):
         for name, function in functions.items():
-            function()
+            if warm:
+                function()
             begin = clock()
             for _ in range(repeats):
                 function()
