@@ -46,7 +46,6 @@ benchmark: $(READY)
 	$(BIN)/python benchmarks/optimizer_step.py
 	$(BIN)/python benchmarks/iteration.py
 	$(BIN)/python benchmarks/training_loops.py
-	$(BIN)/python benchmarks/curvature.py
 	$(BIN)/python benchmarks/variational.py
 	$(BIN)/python benchmarks/laplace.py
 	$(BIN)/python benchmarks/prediction.py

@@ -1,27 +1,183 @@
 """What a whole training iteration costs: forward and backward pass, and a sample and a step of the optimiser.
 
-    python benchmarks/iteration.py        # prints the tables, writes runs/benchmarks/iteration.json
+    python benchmarks/iteration.py --threads 1     # prints the tables, writes runs/benchmarks/iteration.json
 
-All contenders live in one process and take turns, round by round, as in ``curvature.py``, whose models and minibatches
-these are, and a transformer that is half as wide (52 tensors). The tables have medians, and the ratio to an iteration
-with ``torch.optim.Adam(fused=True)``. "drop-in" is ``opt.train()`` and an ordinary loop, "compiled" ``compile=True``;
-``ivon-opt`` is ``sampled_params(train=True)`` and ``step()``.
+The ratios are to an iteration with ``torch.optim.Adam(fused=True)``. "drop-in" is ``opt.train()`` and an ordinary loop,
+"blocks" is ``with opt.sampled_params(): ...``, "compiled" is ``compile=True``; ``ivon-opt`` is
+``sampled_params(train=True)`` and ``step()``.
+
+"squares" is Adam's iteration with ``PerExampleSquares`` on, all means of squares read: what curvature alone costs. The
+peers compute the same squares during Adam's iteration: BackPACK (``SumGradSquared``), Opacus (``grad_sample``,
+squared), and ``torch.func``'s ``vmap(grad)`` in chunks of bounded memory. One that raises, or leaves a parameter out,
+"fails" with the reason in the JSON; "error" is the largest difference from ``vmap(grad)`` in float64 on one minibatch,
+relative to the parameter's largest entry.
+
+The peers would exchange torch if they could choose; `make benchmark` installs them without their dependencies.
 """
 
 from __future__ import annotations
 
+import copy
 import os
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-import curvature
-from curvature import Case, Decoder, Iteration, measure, of_tokens, perturbed, plain, print_case
+import bayesadam as ba
+from bayesadam.curvature import PerExampleSquares
 from record import arguments, conditions, save
+from turns import take_turns
+
+REFERENCE = "Adam fused"
+VMAP_BYTES = 256 * 2**20
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Squares = Callable[[], list[Tensor]]
 
 
-def ivon_opt(case: Case) -> tuple[Iteration, None]:
+class Block(nn.Module):
+    """Pre-norm attention and MLP."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attend, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Causal."""
+        qkv = self.attend(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).transpose(-2, -4)
+        q, k, v = qkv.unbind(-3)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(-2, -3).flatten(-2)
+        x = x + self.project(attended)
+        return x + self.mlp(self.norm2(x))
+
+
+class Decoder(nn.Module):
+    """A transformer that predicts the next token."""
+
+    def __init__(self, vocabulary: int = 1000, width: int = 256, layers: int = 4, context: int = 64) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(Block(width, 4) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits at every position."""
+        # One row of positions for every example: the peers need that.
+        places = torch.arange(x.shape[-1], device=x.device).expand(x.shape)
+        return self.head(self.norm(self.blocks(self.tokens(x) + self.positions(places))))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10))
+
+
+def convnet() -> nn.Module:
+    convolutions = [nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    convolutions += [nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    return nn.Sequential(*convolutions, nn.Linear(3136, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def of_tokens(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+@dataclass
+class Case:
+    """A model, its minibatch and its loss, the same for every contender."""
+
+    make: Callable[[], nn.Module]
+    x: Tensor
+    y: Tensor
+    loss: Loss
+    rounds: int
+
+    def model(self) -> nn.Module:
+        """The same weights every time."""
+        torch.manual_seed(0)
+        return self.make()
+
+    def backward(self, model: nn.Module) -> None:
+        """Of the minibatch."""
+        self.loss(model(self.x), self.y).backward()
+
+
+@dataclass
+class Contender:
+    """A training iteration, and the mean squares of the examples' gradients where it computes them."""
+
+    iterate: Callable[[], Any]
+    squares: Squares | None = None
+
+
+def cases() -> dict[str, Case]:
+    torch.manual_seed(1)
+    classes, tokens = torch.randint(0, 10, (128,)), torch.randint(0, 1000, (16, 65))
+    text = tokens[:, :-1], tokens[:, 1:], of_tokens
+    return {
+        "mlp": Case(mlp, torch.randn(128, 784), classes, F.cross_entropy, 41),
+        "convnet": Case(convnet, torch.randn(128, 1, 28, 28), classes, F.cross_entropy, 15),
+        "transformer": Case(Decoder, *text, 9),
+        "transformer 128 wide": Case(lambda: Decoder(width=128), *text, 15),
+    }
+
+
+def by_adam(model: nn.Module, squares: Squares | None, backward: Callable[[], Any]) -> Contender:
+    """Adam's iteration, around a backward pass that may compute squares as well."""
+    opt = torch.optim.Adam(model.parameters(), fused=True)
+
+    def iterate() -> None:
+        opt.zero_grad()
+        backward()
+        opt.step()
+
+    return Contender(iterate, squares)
+
+
+def plain(case: Case) -> Contender:
+    model = case.model()
+    return by_adam(model, None, lambda: case.backward(model))
+
+
+def with_squares(case: Case) -> Contender:
+    model = case.model()
+    collector = PerExampleSquares(model)
+
+    def squares() -> list[Tensor]:
+        collector.start()
+        case.backward(model)
+        collector.stop()
+        return [collector.mean_squares(p) for p in model.parameters()]
+
+    return by_adam(model, squares, squares)
+
+
+def perturbed(case: Case, method: str, compile: bool, drop_in: bool = False) -> Contender:
+    model = case.model()
+    own = {"VOGN": {"curvature": PerExampleSquares(model)}, "BayesAdam": {"batch_size": len(case.x)}}
+    opt = getattr(ba, method)(model.parameters(), lr=1e-3, num_data=60_000, compile=compile, **own.get(method, {}))
+    if drop_in:
+        opt.train()
+
+    def iterate() -> None:
+        with nullcontext() if drop_in else opt.sampled_params():
+            opt.zero_grad()
+            case.backward(model)
+        opt.step()
+
+    return Contender(iterate)
+
+
+def ivon_opt(case: Case) -> Contender:
     import ivon
 
     model = case.model()
@@ -30,14 +186,74 @@ def ivon_opt(case: Case) -> tuple[Iteration, None]:
     def iterate() -> None:
         with opt.sampled_params(train=True):
             opt.zero_grad()
-            case.loss(model(case.x), case.y).backward()
+            case.backward(model)
         opt.step()
 
-    return iterate, None
+    return Contender(iterate)
 
 
-CONTENDERS = {
-    curvature.REFERENCE: plain,
+def backpack(case: Case) -> Contender:
+    from backpack import backpack as collecting
+    from backpack import extend
+    from backpack.extensions import SumGradSquared
+
+    model, loss = extend(case.model()), extend(nn.CrossEntropyLoss())
+
+    def squares() -> list[Tensor]:
+        with collecting(SumGradSquared()):
+            loss(model(case.x).flatten(0, -2), case.y.flatten()).backward()
+        # Gradients are those of the mean: n times the sum of their squares is the mean of the examples' squares.
+        return [p.sum_grad_squared.mul_(len(case.x)) for p in model.parameters()]
+
+    return by_adam(model, squares, squares)
+
+
+def opacus(case: Case) -> Contender:
+    from opacus.grad_sample import GradSampleModule
+
+    model = GradSampleModule(case.model())
+
+    def squares() -> list[Tensor]:
+        for p in model.parameters():
+            p.grad_sample = None
+        case.backward(model)
+        return [p.grad_sample.square().mean(0) for p in model.parameters()]
+
+    return by_adam(model, squares, squares)
+
+
+def vmap(case: Case) -> Contender:
+    model = case.model()
+    squares = vmapped(case, model)
+
+    def both() -> None:
+        case.backward(model)
+        squares()
+
+    return by_adam(model, squares, both)
+
+
+def vmapped(case: Case, model: nn.Module) -> Squares:
+    def loss(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return case.loss(torch.func.functional_call(model, values, (x[None],)), y[None])
+
+    gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
+    bytes_each = sum(p.nbytes for p in model.parameters())
+    chunk = max(1, VMAP_BYTES // bytes_each)
+
+    def compute() -> list[Tensor]:
+        values = {name: p.detach() for name, p in model.named_parameters()}
+        totals = {name: torch.zeros_like(p) for name, p in values.items()}
+        for x, y in zip(case.x.split(chunk), case.y.split(chunk), strict=True):
+            for name, found in gradients(values, x, y).items():
+                totals[name] += found.square_().sum(0)
+        return [total.div_(len(case.x)) for total in totals.values()]
+
+    return compute
+
+
+CONTENDERS: dict[str, Callable[[Case], Contender]] = {
+    REFERENCE: plain,
     "ivon-opt": ivon_opt,
     **{
         f"{method} drop-in{' compiled' if on else ''}": partial(perturbed, method=method, compile=on, drop_in=True)
@@ -47,14 +263,43 @@ CONTENDERS = {
     "Vadam blocks compiled": partial(perturbed, method="Vadam", compile=True),
     "VOGN blocks": partial(perturbed, method="VOGN", compile=False),
     "VOGN blocks compiled": partial(perturbed, method="VOGN", compile=True),
+    "squares": with_squares,
+    "BackPACK": backpack,
+    "Opacus": opacus,
+    "vmap(grad)": vmap,
 }
 
 
-def cases() -> dict[str, Case]:
-    torch.manual_seed(2)
-    tokens = torch.randint(0, 1000, (16, 65))
-    small = Case(lambda: Decoder(width=128), tokens[:, :-1], tokens[:, 1:], of_tokens, 15)
-    return {**curvature.cases(), "transformer 128 wide": small}
+def largest_error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    return max(float((f - e).abs().max() / e.abs().max()) for f, e in zip(found, expected, strict=True))
+
+
+def reference(case: Case) -> list[Tensor]:
+    exact = copy.copy(case)
+    exact.x = case.x.double() if case.x.is_floating_point() else case.x
+    return vmapped(exact, case.model().double())()
+
+
+def measure(case: Case, names: Sequence[str]) -> dict[str, Any]:
+    """Times and errors of the contenders that work, and the reasons of those that do not."""
+    expected = reference(case)
+    rows: dict[str, dict[str, Any]] = {}
+    working: dict[str, Callable[[], Any]] = {}
+    for name in names:
+        try:
+            made = CONTENDERS[name](case)
+            if made.squares is not None:
+                rows[name] = {"error": float(f"{largest_error(made.squares(), expected):.2g}")}
+            made.iterate()
+        except Exception as error:  # of any kind: a peer's, to be reported
+            rows[name] = {"fails": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+            print(f"  {name:34} fails: {rows[name]['fails'][:80]}")
+        else:
+            working[name] = made.iterate
+    times = take_turns(working, case.rounds)
+    count = sum(p.numel() for p in case.model().parameters())
+    results = {name: {**rows.get(name, {}), **times.get(name, {})} for name in names}
+    return {"parameters": count, "examples": len(case.x), "rounds": case.rounds, "results": results}
 
 
 def main() -> None:
@@ -64,15 +309,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    curvature.CONTENDERS.update(CONTENDERS)
-    names = list(dict.fromkeys([curvature.REFERENCE, *options.contenders]))
-    report: dict[str, Any] = {**conditions("torch", "bayesadam", "ivon-opt"), "cases": {}}
+    warnings.simplefilter("ignore")  # of the peers
+    names = list(dict.fromkeys([REFERENCE, *options.contenders]))
+    report: dict[str, Any] = conditions("torch", "bayesadam", "ivon-opt", "backpack-for-pytorch", "opacus")
+    report["cases"] = {}
     for name in options.cases:
+        print(name)
         report["cases"][name] = measure(cases()[name], names)
-        print_case(name, report["cases"][name])
     report["load_averages"].append(os.getloadavg())
     save(options.output / "iteration.json", report)
-    print(f"wrote {options.output / 'iteration.json'}")
 
 
 if __name__ == "__main__":

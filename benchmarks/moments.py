@@ -3,15 +3,14 @@
     python benchmarks/moments.py          # prints the tables, writes runs/benchmarks/moments.json
 
 The network is 784-400-400-10, minibatches have 128 rows. "textbook" is FAWN written down from the paper's formulae for
-autograd, softplus standard deviations and all; "monte carlo" is ``predict`` with 64 samples. Medians of rounds in which
-all take turns; ratios are medians of the rounds' ratios. The products alone cost 2.43 (training) and 2.34 (prediction).
+autograd, softplus standard deviations and all; "monte carlo" is ``predict`` with 64 samples. The products alone
+cost 2.43 (training) and 2.34 (prediction).
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import bayesadam as ba
-from record import arguments, clock, conditions, save
+from record import arguments, conditions, save
+from turns import take_turns
 
-BATCH, NUM_DATA, ROUNDS, REPEATS = 128, 60_000, 15, 10
+BATCH, NUM_DATA, ROUNDS, REPEATS = 128, 60_000, 15, 3
 X = torch.randn(BATCH, 784, generator=torch.Generator().manual_seed(1))
 Y = torch.randn(BATCH, 10, generator=torch.Generator().manual_seed(2))
 LABELS = torch.arange(BATCH) % 10
@@ -68,17 +68,18 @@ class Textbook(nn.Module):
         return 0.5 * means.numel() * spread.log() - stds.log().sum()
 
 
+def iteration(parameters: Iterable[nn.Parameter], loss: Callable[[], Tensor]) -> Callable[[], None]:
+    optimizer = torch.optim.Adam(parameters, lr=1e-4, fused=True)
+
+    def run() -> None:
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+
+    return run
+
+
 def training() -> dict[str, Callable[[], Any]]:
-    def iteration(parameters: Any, loss: Callable[[], Tensor]) -> Callable[[], None]:
-        optimizer = torch.optim.Adam(parameters, lr=1e-4, fused=True)
-
-        def run() -> None:
-            optimizer.zero_grad()
-            loss().backward()
-            optimizer.step()
-
-        return run
-
     plain, classes = network(), network()
     nets = {name: ba.fawn(network()) for name in ("ropd", "vi", "classes", "compiled")}
     full, book = ba.fawn(network(), covariance=True), Textbook()
@@ -120,83 +121,38 @@ def convolutions(batch: int) -> dict[str, Callable[[], Any]]:
 
     plain, moments = make(), ba.fawn(make())
     x, y = torch.randn(batch, 1, 28, 28), torch.arange(batch) % 10
-    losses: dict[nn.Module, Callable[[], Tensor]] = {
-        plain: lambda: functional.cross_entropy(plain(x), y),
-        moments: lambda: moments.loss(x, y, likelihood=ba.Categorical(), num_data=NUM_DATA),
+    return {
+        "deterministic": iteration(plain.parameters(), lambda: functional.cross_entropy(plain(x), y)),
+        "fawn": iteration(
+            moments.parameters(), lambda: moments.loss(x, y, likelihood=ba.Categorical(), num_data=NUM_DATA)
+        ),
     }
-
-    def iteration(net: nn.Module) -> Callable[[], None]:
-        optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, fused=True)
-
-        def run() -> None:
-            optimizer.zero_grad()
-            losses[net]().backward()
-            optimizer.step()
-
-        return run
-
-    return {"deterministic": iteration(plain), "fawn": iteration(moments)}
 
 
 def prediction() -> dict[str, Callable[[], Any]]:
     net = network()
     posterior = ba.fawn(net).posterior()
     module, book = ba.fawn(network()), Textbook()
-    compiled = torch.compile(module)
     regression, classes = ba.Gaussian(11.0), ba.Categorical()
     x = X.repeat(8, 1)
 
     def predict(likelihood: Any, **options: Any) -> Callable[[], Any]:
         return lambda: ba.predict(net, posterior, x, likelihood=likelihood, **options)
 
-    @torch.no_grad()
-    def plain() -> Tensor:
-        return net(x)
-
-    @torch.no_grad()
-    def propagated() -> Any:
-        return module(x)
-
-    @torch.no_grad()
-    def fused() -> Any:
-        return compiled(x)
-
-    @torch.no_grad()
-    def textbook() -> Any:
-        return book(x)
+    def forward(module: Callable[[Tensor], Any]) -> Callable[[], Any]:
+        return torch.no_grad()(lambda: module(x))
 
     return {
-        "deterministic": plain,
-        "the module of fawn": propagated,
-        "the module, compiled": fused,
+        "deterministic": forward(net),
+        "the module of fawn": forward(module),
+        "the module, compiled": forward(torch.compile(module)),
         "predict, moments": predict(regression, method="moments"),
         "predict, classes, probit": predict(classes, method="moments", link="probit"),
         "predict, classes": predict(classes, method="moments"),
         "predict, mean": predict(regression, method="mean"),
-        "textbook": textbook,
+        "textbook": forward(book),
         "predict, monte carlo": predict(regression, mc_samples=64),
     }
-
-
-def measured(functions: dict[str, Callable[[], Any]]) -> dict[str, dict[str, float]]:
-    """Milliseconds, and times of the first function."""
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for round_ in range(ROUNDS + 1):
-        for name, function in functions.items():
-            function()
-            repeats = 1 if "monte carlo" in name else REPEATS
-            begin = clock()
-            for _ in range(repeats):
-                function()
-            if round_:
-                seconds[name].append((clock() - begin) / repeats)
-    first = next(iter(functions))
-    found = {}
-    for name, values in seconds.items():
-        ratio = statistics.median(v / r for v, r in zip(values, seconds[first], strict=True))
-        found[name] = {"milliseconds": round(1e3 * statistics.median(values), 2), "ratio": round(ratio, 2)}
-        print(f"  {name:26}{found[name]['milliseconds']:10.2f} ms{found[name]['ratio']:8.2f}")
-    return found
 
 
 def main() -> None:
@@ -209,7 +165,7 @@ def main() -> None:
         ("training iteration, convolutions and max pooling, batch 128", convolutions(128)),
     ):
         print(title)
-        report[title] = measured(functions)
+        report[title] = take_turns(functions, ROUNDS, repeats=REPEATS)
     save(options.output / "moments.json", report)
 
 

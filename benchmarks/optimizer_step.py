@@ -2,12 +2,10 @@
 
     python benchmarks/optimizer_step.py                  # prints the table, writes runs/benchmarks/optimizer_step.json
 
-Time: all contenders live in one process and take turns, round by round; the table has medians of the rounds, and the
-ratio to ``torch.optim.Adam(fused=True)``, which neither samples nor keeps a posterior. The gradient is there already:
-no forward or backward pass is timed. "blocks" is ``with opt.sampled_params(): ...`` and ``opt.step()``, "drop-in" is
-``opt.step()`` after ``opt.train()``. "compiled" is ``compile=True``; how far its numbers are from the eager ones is
-stored too. Other load on the machine shows in all of them, most of all in those of many short parallel
-operations; the load averages are in the JSON.
+Time: ratios to ``torch.optim.Adam(fused=True)``, which neither samples nor keeps a posterior. The gradient is there
+already: no forward or backward pass is timed. "blocks" is ``with opt.sampled_params(): ...`` and ``opt.step()``,
+"drop-in" is ``opt.step()`` after ``opt.train()``. "compiled" is ``compile=True``, and "low memory" also
+``low_memory=True``.
 
 Memory, Linux only: "state" is the optimiser's tensors. "extra" is the peak of the resident memory (``VmHWM``, reset
 through ``/proc/self/clear_refs``) over two steps at the largest size, less parameters, gradients, state, and what the
@@ -21,11 +19,9 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +32,7 @@ from torch import Tensor, nn
 import bayesadam as ba
 from bayesadam import noise
 from record import arguments, conditions, save
+from turns import take_turns
 
 Shapes = Sequence[Sequence[int]]
 Step = Callable[[], Any]
@@ -107,10 +104,10 @@ def ivon_opt(params: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> tuple[A
 
 
 def ours(
-    method: str, dropin: bool, params: Sequence[nn.Parameter], grads: Sequence[Tensor], compile: bool = False
+    method: str, dropin: bool, params: Sequence[nn.Parameter], grads: Sequence[Tensor], **options: bool
 ) -> tuple[Any, Step]:
     extra = {"batch_size": BATCH_SIZE} if method == "BayesAdam" else {}
-    opt = getattr(ba, method)(params, num_data=NUM_DATA, compile=compile, **extra)
+    opt = getattr(ba, method)(params, num_data=NUM_DATA, **extra, **options)
     if dropin:
         opt.train()
         assign(params, grads)
@@ -130,15 +127,15 @@ CONTENDERS: dict[str, Callable[[Sequence[nn.Parameter], Sequence[Tensor]], tuple
     "Adam foreach": partial(adam, "foreach"),
     "ivon-opt": ivon_opt,
     **{
-        f"{method} {'drop-in' if dropin else 'blocks'}": partial(ours, method, dropin)
+        f"{method} {'drop-in' if dropin else 'blocks'}{' compiled' if compile else ''}": partial(
+            ours, method, dropin, compile=compile
+        )
+        for compile in (False, True)
         for method in ("BayesAdam", "Vadam", "IVON")
         for dropin in (False, True)
     },
-    **{
-        f"{method} {'drop-in' if dropin else 'blocks'} compiled": partial(ours, method, dropin, compile=True)
-        for method in ("BayesAdam", "Vadam", "IVON")
-        for dropin in (False, True)
-    },
+    "Vadam drop-in low memory": partial(ours, "Vadam", True, compile=True, low_memory=True),
+    "IVON drop-in low memory": partial(ours, "IVON", True, compile=True, low_memory=True),
 }
 
 
@@ -153,26 +150,11 @@ def measure_time(case: str, names: Sequence[str]) -> dict[str, Any]:
     shapes, rounds = CASES[case]
     grads = gradients(shapes)
     count = sum(g.numel() for g in grads)
+    print(f"\n{case}: {count:,} parameters in {len(shapes)}")
     made = {name: CONTENDERS[name](parameters(shapes), grads) for name in names}
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(3):
-        for _, step in made.values():
-            step()
-    for _ in range(rounds):
-        for name, (_, step) in made.items():
-            begin = time.perf_counter()
-            step()
-            seconds[name].append(time.perf_counter() - begin)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    results = {}
+    results = take_turns({name: step for name, (_, step) in made.items()}, rounds)
     for name, (opt, _) in made.items():
-        results[name] = {
-            "microseconds": round(medians[name] * 1e6, 1),
-            "ns_per_parameter": round(medians[name] / count * 1e9, 3),
-            "lower_quartile_ns_per_parameter": round(statistics.quantiles(seconds[name])[0] / count * 1e9, 3),
-            "ratio": round(medians[name] / medians[REFERENCE], 2),
-            "state_bytes_per_parameter": round(state_bytes(opt) / count, 2),
-        }
+        results[name]["state_bytes_per_parameter"] = round(state_bytes(opt) / count, 2)
     return {"parameters": count, "tensors": len(shapes), "rounds": rounds, "results": results}
 
 
@@ -208,35 +190,6 @@ def measure_memory(name: str) -> int | None:
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
-def compiled_difference(steps: int = 20) -> dict[str, float]:
-    """Largest difference between eager and compiled Vadam after some steps, relative to the largest entry."""
-    shapes = [(noise.BLOCK + 38528,), (1000,)]
-    first, second = parameters(shapes), parameters(shapes)
-    grads = gradients(shapes)
-    eager, eager_step = ours("Vadam", False, first, grads)
-    fused, fused_step = ours("Vadam", False, second, grads, compile=True)
-    for _ in range(steps):
-        eager_step()
-        fused_step()
-    found = {}
-    for name in ("mean", "exp_avg", "exp_avg_sq"):
-        pairs = [(eager.state[p][name], fused.state[q][name]) for p, q in zip(first, second, strict=True)]
-        found[name] = max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
-    return found
-
-
-def print_case(case: str, found: Mapping[str, Any], extra: Mapping[str, int | None]) -> None:
-    print(f"\n{case}: {found['parameters']:,} parameters in {found['tensors']}, {found['rounds']} rounds")
-    print(f"{'':24}{'us':>12}{'ns/param':>10}{'ratio':>8}{'state B/param':>15}{'extra B/param':>15}")
-    for name, row in found["results"].items():
-        peak = extra.get(name) if case == LARGEST else None
-        print(
-            f"{name:24}{row['microseconds']:12,.0f}{row['ns_per_parameter']:10.2f}{row['ratio']:8.1f}"
-            f"{row['state_bytes_per_parameter']:15.1f}"
-            + ("" if peak is None else f"{peak / found['parameters']:15.2f}")
-        )
-
-
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
@@ -253,18 +206,13 @@ def main() -> None:
         **conditions("torch", "bayesadam", "ivon-opt"),
         "cases": {},
     }
-    extra = {name: measure_memory(name) for name in names} if LARGEST in options.cases else {}
+    if LARGEST in options.cases:
+        report["extra_peak_bytes"] = {name: measure_memory(name) for name in names}
+        print("extra peak, bytes:", report["extra_peak_bytes"])
     for case in options.cases:
-        found = measure_time(case, names)
-        print_case(case, found, extra)
-        report["cases"][case] = found
-    report["extra_peak_bytes"] = {"parameters": 10_000_000, **extra}
-    if any(name.endswith("compiled") for name in names):
-        report["compiled_relative_difference"] = compiled_difference()
-        print("\ncompiled against eager Vadam after 20 steps, relative:", report["compiled_relative_difference"])
+        report["cases"][case] = measure_time(case, names)
     report["load_averages"].append(os.getloadavg())
     save(options.output / "optimizer_step.json", report)
-    print(f"wrote {options.output / 'optimizer_step.json'}")
 
 
 if __name__ == "__main__":

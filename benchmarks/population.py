@@ -5,16 +5,13 @@
 Networks and minibatches are those of Khan et al. 2018, Table 1 (one hidden layer of 50 ReLU): "boston" stands for its
 small data sets (M = 32, S = 10), "power" for the large ones (M = 128, S = 5); targets are random, which costs the same.
 The loop trains each network by ``ba.Vadam`` with a closure, and by ``torch.optim.Adam`` (no samples, one gradient) for
-comparison. Fits per second are of whole fits of 40 epochs, from the time of the epochs that were run. Medians of rounds
-in which all take turns. "kept memory" is the same with the C library told not to give freed memory back to the system.
+comparison. Each runs one epoch in its turn.
 """
 
 from __future__ import annotations
 
-import ctypes
-import statistics
-import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,14 +19,15 @@ from torch import nn
 import bayesadam as ba
 from bayesadam import population
 from record import arguments, conditions, save
+from turns import take_turns
 
-MEMBERS, ROUNDS, EPOCHS = 100, 3, 40
+MEMBERS, ROUNDS = 100, 3
 SHAPES = {"boston": (364, 13, 32, 10), "power": (6889, 4, 128, 5)}
 """Training points of a fold, inputs, batch size, samples."""
 
 
-def contenders(points: int, inputs: int, batch: int, samples: int) -> dict[str, tuple[Callable[[], object], int]]:
-    """Functions and how many epochs of one member each runs."""
+def contenders(points: int, inputs: int, batch: int, samples: int) -> dict[str, Callable[[], object]]:
+    """Functions that train one member, and all of the population, for an epoch."""
     torch.manual_seed(0)
 
     def make() -> nn.Module:
@@ -75,63 +73,22 @@ def contenders(points: int, inputs: int, batch: int, samples: int) -> dict[str, 
             likelihoods[0].nll(model(x[rows]), y[rows]).backward()
             optimizer.step()
 
-    found: dict[str, tuple[Callable[[], object], int]] = {
-        "torch.optim.Adam, one by one": (adam_alone, 1),
-        "ba.Vadam, one by one": (vadam_alone, 1),
-        f"population of {MEMBERS}": (together, MEMBERS),
-    }
-    return found
-
-
-def keep_memory() -> bool:
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):
-        return False
-    return bool(mallopt(-1, 2**31 - 1) and mallopt(-3, 2**25))
-
-
-def measure(name: str, kept: str) -> list[dict[str, object]]:
-    points, inputs, batch, samples = SHAPES[name]
-    functions = contenders(points, inputs, batch, samples)
-    seconds: dict[str, list[float]] = {method: [] for method in functions}
-    for function, _ in functions.values():
-        function()
-    for _ in range(ROUNDS):
-        for method, (function, members) in functions.items():
-            start = time.perf_counter()
-            function()
-            seconds[method].append((time.perf_counter() - start) / members)
-    steps = -(-points // batch)
-    rows: list[dict[str, object]] = []
-    alone = statistics.median(seconds["ba.Vadam, one by one"])
-    for method, times in seconds.items():
-        one = statistics.median(times)
-        rows.append(
-            {
-                "shape": name,
-                "method": method + kept,
-                "ms_per_step": 1e3 * one / steps,
-                "fits_per_second": 1 / (EPOCHS * one),
-                "times_faster_than_vadam_alone": alone / one,
-            }
-        )
-        print(
-            f"{name:8}{method + kept:48}{1e3 * one / steps:8.3f} ms per member and step"
-            f"{1 / (EPOCHS * one):9.3f} fits/s{alone / one:8.1f}x",
-            flush=True,
-        )
-    return rows
+    return {"ba.Vadam, one by one": vadam_alone, "torch.optim.Adam, one by one": adam_alone, "population": together}
 
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
     torch.set_num_threads(1)
-    started = conditions("torch", "bayesadam")
-    rows = [row for name in SHAPES for row in measure(name, "")]
-    if keep_memory():
-        rows += [row for name in SHAPES for row in measure(name, ", kept memory")]
-    save(options.output / "population.json", {**started, "rows": rows})
+    report: dict[str, Any] = {**conditions("torch", "bayesadam"), "members": MEMBERS, "cases": {}}
+    for name, shape in SHAPES.items():
+        print(name)
+        report["cases"][name] = found = take_turns(contenders(*shape), ROUNDS)
+        steps = -(-shape[0] // shape[2])
+        for method, row in found.items():
+            members = MEMBERS if method == "population" else 1
+            row["milliseconds per member and step"] = round(row["milliseconds"] / members / steps, 4)
+            print(f"  {method}: {row['milliseconds per member and step']} ms per member and step")
+    save(options.output / "population.json", report)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,12 @@ peer's own loop over ``sampled_params``; "vmap" stacks the samples and maps the 
 without the forward passes. The small network is 64-64-10 with 4,000 inputs beside one forward pass, by default and in
 passes of 250 rows, and the tiny one is 5-20-3 with 64 samples. "last layer" is a Laplace posterior over the last layer
 of the ordinary network, beside laplace-torch's 64 samples (left out if it is not installed; see ``laplace.py``).
-Medians of rounds in which all take turns, of processor time on one thread.
 """
 
 from __future__ import annotations
 
 import importlib
 import itertools
-import statistics
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +23,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
-from record import arguments, clock, conditions, save
+from record import arguments, conditions, save
+from turns import take_turns
 
 SAMPLES = 64
 Contenders = dict[str, Callable[[], Any]]
@@ -123,29 +122,13 @@ CASES: dict[str, tuple[Callable[[], Contenders], int]] = {
 }
 
 
-def measured(functions: Contenders, rounds: int) -> dict[str, dict[str, float]]:
-    """Milliseconds, and times of the first."""
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for round_ in range(rounds + 1):
-        for name, function in functions.items():
-            begin = clock()
-            function()
-            if round_:
-                seconds[name].append(clock() - begin)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    first = next(iter(medians.values()))
-    return {name: {"milliseconds": round(m * 1e3, 3), "ratio": round(m / first, 2)} for name, m in medians.items()}
-
-
 def main() -> None:
     options = arguments(__doc__).parse_args()
     report: dict[str, Any] = {**conditions("torch", "bayesadam", "ivon-opt", "laplace-torch"), "cases": {}}
     torch.manual_seed(0)
     for title, (make, rounds) in CASES.items():
-        report["cases"][title] = found = measured(make(), rounds)
         print(title)
-        for name, row in found.items():
-            print(f"  {name:28}{row['milliseconds']:10.2f} ms{row['ratio']:8.2f}")
+        report["cases"][title] = take_turns(make(), rounds)
     save(options.output / "prediction.json", report)
 
 

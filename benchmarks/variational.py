@@ -11,7 +11,6 @@ they pin old versions of others:
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -22,7 +21,8 @@ from torch import Tensor, nn
 import bayesadam as ba
 from bayesadam import priors
 from bayesadam.bayes_by_backprop import variational
-from record import arguments, clock, conditions, save
+from record import arguments, conditions, save
+from turns import take_turns
 
 NUM_DATA = 60_000
 WIDTHS, BATCH = (784, 400, 400, 10), 128
@@ -105,24 +105,6 @@ def iterations(widths: Sequence[int], batch: int) -> dict[str, Callable[[], None
     return result
 
 
-def measured(functions: dict[str, Callable[[], None]], rounds: int) -> dict[str, dict[str, float]]:
-    """Milliseconds and ratios of the medians of rounds in which all take turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for round_ in range(rounds + 2):
-        for name, function in functions.items():
-            begin = clock()
-            function()
-            if round_ > 1:
-                seconds[name].append(clock() - begin)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    for name, value in medians.items():
-        print(f"{name:34}{value * 1e3:8.2f} ms{value / medians[REFERENCE]:8.2f}")
-    return {
-        "milliseconds": {name: round(value * 1e3, 2) for name, value in medians.items()},
-        "ratio": {name: round(value / medians[REFERENCE], 2) for name, value in medians.items()},
-    }
-
-
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=41)
@@ -130,8 +112,8 @@ def main() -> None:
     report = {
         **conditions("torch", "bayesadam", "bayesian-torch", "torchbnn"),
         "rounds": options.rounds,
-        **measured(iterations(WIDTHS, BATCH), options.rounds),
-        "tiny": measured(iterations(TINY, TINY_BATCH), options.rounds),
+        "ordinary": take_turns(iterations(WIDTHS, BATCH), options.rounds),
+        "tiny": take_turns(iterations(TINY, TINY_BATCH), options.rounds),
     }
     save(options.output / "variational.json", report)
 

@@ -24,11 +24,11 @@ class Markdown(griffe.Extension):
 
 
 def as_markdown(text: str) -> str:
-    """Roles become links (or code, where there is no page), ``::`` a colon, tables a block."""
+    """Roles become links (or code, where there is no page), ``::`` a colon, tables those of Markdown."""
     text = _ROLE.sub(_link, text)
     text = re.sub(r"(?<=[.]) ::$", "", text, flags=re.MULTILINE)
     text = re.sub(r"::$", ":", text, flags=re.MULTILINE)
-    return _TABLE.sub(_block, text + "\n").rstrip()
+    return _TABLE.sub(_table, text + "\n").rstrip()
 
 
 def _link(match: re.Match[str]) -> str:
@@ -42,6 +42,9 @@ def _link(match: re.Match[str]) -> str:
     return f"[`{name}`][{target.__module__}.{target.__qualname__}]"
 
 
-def _block(match: re.Match[str]) -> str:
-    rows = [line for line in match[0].splitlines() if not line.startswith("=")]
-    return "".join(f"    {row}\n" for row in rows)
+def _table(match: re.Match[str]) -> str:
+    border, *lines = match[0].splitlines()
+    second = border.index(" ") + 1  # where the second column begins
+    rows = [f"| {line[:second].strip()} | {line[second:].strip()} |\n" for line in lines if not line.startswith("=")]
+    head = rows.pop(0) if match[0].count(border) == 3 else "| | |\n"
+    return f"{head}|---|---|\n{''.join(rows)}"

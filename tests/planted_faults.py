@@ -51,9 +51,7 @@ FAULTS = [
         "angle.copy_(first.bitwise_and_(_MASK))",
         "test_noise.py",
     ),
-    Fault(
-        "a slice starts elsewhere", "noise.py", "        stride *= full\n", "        stride *= size\n", "test_noise.py"
-    ),
+    Fault("a slice starts elsewhere", "noise.py", "(offset[axis] * inner, ", "(offset[axis], ", "test_noise.py"),
     Fault(
         "Vadam: prior's gradient left out of the momentum",
         "optim/vadam.py",
@@ -205,15 +203,15 @@ FAULTS = [
     Fault(
         "local reparameterisation with absolute inputs",
         "bayes_by_backprop/estimators.py",
-        "root(call(x.to(dtype).square(), variance, of_bias))",
-        "root(call(x.to(dtype).abs(), variance, of_bias))",
+        "call(x.to(dtype).square(), variance, of_bias)",
+        "call(x.to(dtype).abs(), variance, of_bias)",
         "bayes_by_backprop/test_estimators.py",
     ),
     Fault(
-        "gradient of the divergence by the scale 1% off",
+        "gradient of the scale mixture 1% off",
         "functional/kl.py",
-        "std.reciprocal().mul_(-grad).addcmul_(std, scale)",
-        "std.reciprocal().mul_(-0.99 * grad).addcmul_(std, scale)",
+        "sub_(narrow**-2).mul_(value)",
+        "sub_(narrow**-2).mul_(0.99 * value)",
         "test_priors.py bayes_by_backprop/test_gradients.py",
     ),
     Fault(
@@ -282,8 +280,8 @@ FAULTS = [
     Fault(
         "compiled noise 1% too wide",
         "native/normal.h",
-        "const float r1 = sign * std::sqrt(-2.0f *",
-        "const float r1 = sign * std::sqrt(-2.04f *",
+        "const float r1 = sign * __builtin_sqrtf(-2.0f *",
+        "const float r1 = sign * __builtin_sqrtf(-2.04f *",
         "test_noise.py",
     ),
     Fault(
@@ -323,7 +321,7 @@ FAULTS = [
     ),
     Fault(
         "variance of the samples of a stratum with the divisor S",
-        "predictive/mixture.py",
+        "predictive/base.py",
         "*values.shape[1:]).var(0).mean(0)",
         "*values.shape[1:]).var(0, correction=0).mean(0)",
         "predictive",

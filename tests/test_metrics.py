@@ -46,7 +46,6 @@ class TestRegression:
     def test_differences_do_not_wrap(self, dtype):
         one, two = torch.tensor([0, 1], dtype=dtype), torch.tensor([1, 1], dtype=dtype)
         assert metrics.rmse(one, two) == pytest.approx(math.sqrt(0.5))
-        assert metrics.interval_width(two, one) == -0.5
         assert metrics.crps(one, two, two) == pytest.approx(metrics.crps(one.double(), two.double(), two.double()))
 
     def test_crps_against_numerical_integration(self):
@@ -66,7 +65,6 @@ class TestRegression:
         lower, upper = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([1.0, 2.0, 3.0, 1.0])
         target = torch.tensor([1.0, -0.1, 0.0, math.nan])  # the borders belong to the interval, nan to none
         assert metrics.coverage(lower, upper, target) == 0.5
-        assert metrics.interval_width(lower, upper) == 1.5
 
 
 class TestLogLikelihood:
@@ -196,7 +194,6 @@ def test_results_are_floats(grad):
         metrics.brier_score(probs, target),
         metrics.expected_calibration_error(probs, target),
         metrics.coverage(values, values, values),
-        metrics.interval_width(values, values),
         metrics.ood_auroc(values, values),
     ):
         assert type(value) is float
@@ -214,7 +211,6 @@ NAN, ONES = torch.tensor([math.nan, 1.0]), torch.ones(2)
         (metrics.crps, (ONES, NAN, ONES)),
         (metrics.coverage, (NAN, ONES, ONES)),
         (metrics.coverage, (ONES, NAN, ONES)),
-        (metrics.interval_width, (NAN, ONES)),
         (metrics.ood_auroc, (NAN, ONES)),
         (metrics.ood_auroc, (ONES, NAN)),
         *((metric, (NAN, ONES)) for metric in SCORES),
@@ -251,7 +247,6 @@ SHAPES = r"^probs must be \(N, C\) with at least 2 classes, or \(N,\) of class 1
         (metrics.crps, (B, A, B), "^variance must be of the target's shape"),
         (metrics.coverage, (A, B, B), "^lower must be of the target's shape"),
         (metrics.coverage, (B, A, B), "^upper must be of the target's shape"),
-        (metrics.interval_width, (A, B), "^lower must be of the upper's shape"),
         *((metric, (torch.zeros(5, 3), torch.zeros(5, 1).long()), SHAPES) for metric in SCORES),
         *((metric, (torch.zeros(5, 1), torch.zeros(5).long()), SHAPES) for metric in SCORES),
         (metrics.calibration_curve, (torch.zeros(()), torch.zeros(()).long()), SHAPES),

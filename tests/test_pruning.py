@@ -51,12 +51,7 @@ class TestMagnitude:
 
     def test_of_equal_weights_the_first_go(self):
         q = ba.DiagonalGaussian.point_mass({"a": torch.ones(2, 2), "b": -torch.ones(6)})
-        assert q.pruning_order("magnitude").tolist() == [*range(10)]
         assert flat(q.prune(0.3, by="magnitude").mean).tolist() == [0.0] * 3 + [1.0] + [-1.0] * 6
-        assert {n: m.tolist() for n, m in q.mask(torch.tensor([1, 4])).items()} == {
-            "a": [[False, True], [False, False]],
-            "b": [True] + [False] * 5,
-        }
 
 
 @pytest.mark.parametrize("method", ["mean", "monte_carlo", "linearized", "moments"])
@@ -160,7 +155,7 @@ class TestCurve:
             pruning_curve(model, q, **arguments)
 
     def test_a_mixture_is_refused(self, model, q):
-        message = r"^posterior must be a DiagonalGaussian, LowRankGaussian, .*, got a Mixture$"
+        message = r"^posterior must be a DiagonalGaussian, LowRankGaussian or .*, got a Mixture$"
         with pytest.raises(TypeError, match=message):
             pruning_curve(model, ba.Mixture([q, q]), evaluate=lambda pruned: pytest.fail("nothing must run"))
 

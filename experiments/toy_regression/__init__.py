@@ -221,9 +221,9 @@ def _least_squares(problem: Problem, config: Mapping[str, Any], progress: Told) 
         return _predictor(model, masks, ba.Gaussian(1.0 / noise)), {"noise_sd": math.sqrt(noise)}
     noise = _residual_variance(problem, lambda x: model(x).detach()[:, 0])
     likelihood, make = ba.Gaussian(1.0 / noise), partial(ba.badam, optimizer, model)
-    options: dict[str, Any] = {"prior_precision": [0.0], "method": "linearized", "progress": False}
-    options |= {"likelihood": likelihood, "num_data": config["num_data"]}
-    tuned = ba.tune_laplace(make, model, problem.validation, **options)
+    options: dict[str, Any] = {"scale": [1.0], "temperature": [1.0], "method": "linearized", "progress": False}
+    options |= {"likelihood": likelihood, "candidates": {"num_data": config["num_data"], "prior_precision": [0.0]}}
+    tuned = ba.tune_posterior(make, model, problem.validation, **options)
     chosen = min(row["num_data"] for row in tuned.table if row["score"] <= tuned.score + MARGIN)
     found = {"noise_sd": math.sqrt(noise), "num_data": chosen, "validation": [dict(row) for row in tuned.table]}
     return _predictor(model, make(num_data=chosen, prior_precision=0.0), likelihood, method="linearized"), found

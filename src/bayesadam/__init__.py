@@ -26,46 +26,50 @@ if TYPE_CHECKING:
     from bayesadam import priors as priors
     from bayesadam import pruning as pruning
     from bayesadam import sklearn as sklearn
-    from bayesadam.anchored import anchored_ensemble
-    from bayesadam.bayes_by_backprop import variational
-    from bayesadam.calibration import calibrate, compare, tune_posterior
-    from bayesadam.curvature import PerExampleSquares
-    from bayesadam.dropout import MCDropout
-    from bayesadam.ensembles import train_ensemble
-    from bayesadam.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
-    from bayesadam.moments import fawn, variational_last_layer
-    from bayesadam.objectives import elbo, kl_warmup, kl_weights
-    from bayesadam.optim import (
-        IVON,
-        NGVI,
-        VAN,
-        VOGN,
-        VON,
-        BayesAdam,
-        BetaScheduler,
-        NaturalVadam,
-        NaturalVON,
-        VadaGrad,
-        Vadam,
-        Vprop,
-    )
-    from bayesadam.optim.param_groups import param_groups
-    from bayesadam.posterior import (
-        DenseGaussian,
-        DiagonalGaussian,
-        KroneckerGaussian,
-        LowRankGaussian,
-        Mixture,
-        Posterior,
-        ensemble,
-        load_posterior,
-        merge,
-    )
-    from bayesadam.posthoc import laplace, tune_laplace
-    from bayesadam.posthoc.badam import badam
-    from bayesadam.predictive.predict import predict
-    from bayesadam.pruning import pruning_curve
-    from bayesadam.swag import SWAG
+    from bayesadam.anchored import anchored_ensemble as anchored_ensemble
+    from bayesadam.bayes_by_backprop import variational as variational
+    from bayesadam.calibration import calibrate as calibrate
+    from bayesadam.calibration import compare as compare
+    from bayesadam.calibration import tune_posterior as tune_posterior
+    from bayesadam.curvature import PerExampleSquares as PerExampleSquares
+    from bayesadam.dropout import MCDropout as MCDropout
+    from bayesadam.ensembles import train_ensemble as train_ensemble
+    from bayesadam.likelihoods import Bernoulli as Bernoulli
+    from bayesadam.likelihoods import Categorical as Categorical
+    from bayesadam.likelihoods import Gaussian as Gaussian
+    from bayesadam.likelihoods import HeteroscedasticGaussian as HeteroscedasticGaussian
+    from bayesadam.moments import fawn as fawn
+    from bayesadam.moments import variational_last_layer as variational_last_layer
+    from bayesadam.objectives import elbo as elbo
+    from bayesadam.objectives import kl_warmup as kl_warmup
+    from bayesadam.objectives import kl_weights as kl_weights
+    from bayesadam.optim import IVON as IVON
+    from bayesadam.optim import NGVI as NGVI
+    from bayesadam.optim import VAN as VAN
+    from bayesadam.optim import VOGN as VOGN
+    from bayesadam.optim import VON as VON
+    from bayesadam.optim import BayesAdam as BayesAdam
+    from bayesadam.optim import BetaScheduler as BetaScheduler
+    from bayesadam.optim import NaturalVadam as NaturalVadam
+    from bayesadam.optim import NaturalVON as NaturalVON
+    from bayesadam.optim import VadaGrad as VadaGrad
+    from bayesadam.optim import Vadam as Vadam
+    from bayesadam.optim import Vprop as Vprop
+    from bayesadam.optim.param_groups import param_groups as param_groups
+    from bayesadam.posterior import DenseGaussian as DenseGaussian
+    from bayesadam.posterior import DiagonalGaussian as DiagonalGaussian
+    from bayesadam.posterior import KroneckerGaussian as KroneckerGaussian
+    from bayesadam.posterior import LowRankGaussian as LowRankGaussian
+    from bayesadam.posterior import Mixture as Mixture
+    from bayesadam.posterior import Posterior as Posterior
+    from bayesadam.posterior import ensemble as ensemble
+    from bayesadam.posterior import load_posterior as load_posterior
+    from bayesadam.posterior import merge as merge
+    from bayesadam.posthoc import laplace as laplace
+    from bayesadam.posthoc.badam import badam as badam
+    from bayesadam.predictive.predict import predict as predict
+    from bayesadam.pruning import pruning_curve as pruning_curve
+    from bayesadam.swag import SWAG as SWAG
 
 __version__ = "0.1.0"
 
@@ -86,60 +90,14 @@ _HOMES = {
     "optim": "IVON NGVI VAN VOGN VON BayesAdam BetaScheduler NaturalVadam NaturalVON VadaGrad Vadam Vprop param_groups",
     "posterior": "DenseGaussian DiagonalGaussian KroneckerGaussian LowRankGaussian "
     "Mixture Posterior ensemble load_posterior merge",
-    "posthoc": "badam laplace tune_laplace",
+    "posthoc": "badam laplace",
     "predictive": "predict",
     "pruning": "pruning_curve",
     "swag": "SWAG",
 }
 """Public names by module. Modules are imported when they are needed: a help text must not wait for PyTorch."""
 
-__all__ = [
-    "IVON",
-    "NGVI",
-    "SWAG",
-    "VAN",
-    "VOGN",
-    "VON",
-    "BayesAdam",
-    "Bernoulli",
-    "BetaScheduler",
-    "Categorical",
-    "DenseGaussian",
-    "DiagonalGaussian",
-    "Gaussian",
-    "HeteroscedasticGaussian",
-    "KroneckerGaussian",
-    "LowRankGaussian",
-    "MCDropout",
-    "Mixture",
-    "NaturalVON",
-    "NaturalVadam",
-    "PerExampleSquares",
-    "Posterior",
-    "VadaGrad",
-    "Vadam",
-    "Vprop",
-    "anchored_ensemble",
-    "badam",
-    "calibrate",
-    "compare",
-    "elbo",
-    "ensemble",
-    "fawn",
-    "kl_warmup",
-    "kl_weights",
-    "laplace",
-    "load_posterior",
-    "merge",
-    "param_groups",
-    "predict",
-    "pruning_curve",
-    "train_ensemble",
-    "tune_laplace",
-    "tune_posterior",
-    "variational",
-    "variational_last_layer",
-]
+__all__ = sorted(name for names in _HOMES.values() for name in names.split())
 
 
 def __getattr__(name: str) -> Any:

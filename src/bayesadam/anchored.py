@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam import noise
-from bayesadam.checks import check, is_whole
+from bayesadam.checks import check, check_count, check_pair, check_positive, is_positive
 from bayesadam.core.layout import INIT, initial_priors
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim import half_cosine
@@ -94,16 +94,12 @@ def anchored_ensemble(
         FloatingPointError: A gradient is not finite.
     """
     for name, value in {"members": members, "steps": steps, "batch_size": batch_size}.items():
-        check(name, value, "a whole number of at least 1", is_whole)
-    check("lr", lr, "a positive, finite number", _is_positive)
+        check_count(name, value)
+    check_positive("lr", lr)
     if prior_precision != INIT:
-        check("prior_precision", prior_precision, f"a positive, finite number or {INIT!r}", _is_positive)
-    check_likelihood(likelihood)
-    learned = [name for name, parameter in likelihood.named_parameters() if parameter.requires_grad]
-    if learned:
-        raise ValueError(f"likelihood must have no learned parameters, got {learned}")
-    if not isinstance(data, tuple) or len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
-        raise ValueError(f"data must be a pair of tensors (x, y), got {type(data).__name__}")
+        check("prior_precision", prior_precision, f"a positive, finite number or {INIT!r}", is_positive)
+    check_likelihood(likelihood, learned=False)
+    check_pair(data)
     models = _made(make_model, range(seed, seed + members))
     prior = prior_of(models[0], prior_precision)
     if last_layer:
@@ -265,7 +261,3 @@ def _score(model: nn.Module, layer: list[nn.Parameter], data: Pair, likelihood: 
         density = likelihood.log_density(model(inputs), target).sum()
         total = total + torch.cat([part.flatten() for part in torch.autograd.grad(density, layer)])
     return total
-
-
-def _is_positive(value: float) -> bool:
-    return 0 < value < math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -64,9 +65,32 @@ def check_temperature(value: Any, *, zero: bool = True) -> None:
     check("temperature", value, rule, lambda v: (0 <= v if zero else 0 < v) and v <= 1)
 
 
+def check_positive(name: str, value: Any) -> None:
+    """Raise ``ValueError`` unless a value is a positive, finite number."""
+    check(name, value, "a positive, finite number", is_positive)
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raise ``ValueError`` unless a value is a whole number of at least 1."""
+    check(name, value, "a whole number of at least 1", is_whole)
+
+
+def check_pair(data: Any) -> None:
+    """Raise ``ValueError`` unless data are a pair of tensors with as many inputs as targets, and not empty."""
+    if not isinstance(data, tuple) or len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
+        raise ValueError(f"data must be a pair of tensors (x, y), got {type(data).__name__}")
+    if len(data[0]) != len(data[1]) or not len(data[0]):
+        raise ValueError(f"data must be as many inputs as targets, got {len(data[0])} and {len(data[1])}")
+
+
 def check_nonfinite(value: Any) -> None:
     """Raise ``ValueError`` unless a value says what to do with numbers that are not finite."""
     check("nonfinite", value, "'raise' or 'skip'", lambda v: v in ("raise", "skip"), words=True)
+
+
+def is_positive(value: Any) -> bool:
+    """Whether a value is a positive, finite number."""
+    return bool(0 < value < math.inf)
 
 
 def is_whole(value: Any, least: int = 1) -> bool:

@@ -26,7 +26,6 @@ from bayesadam.likelihoods import Categorical, Gaussian
 from bayesadam.optim import BayesAdam
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.predictive import predict
-from bayesadam.pruning import PruningCurve, pruning_curve
 
 Array = NDArray[Any]
 Scores = dict[str, dict[str, float]]
@@ -41,8 +40,7 @@ COLUMNS = ("area", "rooms", "year", "km_to_centre", "floor")
 OURS, LINEAR, QUANTILES, TRUTH = "BayesianMLPRegressor", "linear model", "quantile boosting", "the truth"
 RATES, BATCH_SIZE, VALIDATION = (1e-3, 3e-3, 1e-2), 32, 200
 """Adam's learning rates, and how many images choose one of them and the temperature; BayesAdam does without."""
-ADAM, SCALED, SIGNAL, MAGNITUDE = "Adam", "Adam, scaled", "by signal-to-noise", "by magnitude"
-PRUNED = (0.5, 0.8, 0.9, 0.95, 0.98)
+ADAM, SCALED = "Adam", "Adam, scaled"
 DIGITS, PHOTOGRAPHS, SHUFFLED = "digits", "photographs", "shuffled"
 LEFT, RIGHT, NOISE, GRID = (-2.0, -0.5), (0.8, 2.0), 0.1, torch.linspace(-3.0, 3.0, 301)
 
@@ -93,10 +91,16 @@ def run(folder: Path, *, seed: int, advance: Advance, effort: Effort = FULL) -> 
     matplotlib.use("Agg")
     folder.mkdir(parents=True, exist_ok=True)
     prices, flats = compare_prices(effort, seed, advance)
-    digits, pruned, shown = compare_digits(effort, seed, advance)
+    digits, shown = compare_digits(effort, seed, advance)
     bands, curve = compare_bands(effort, seed, advance)
-    numbers = {"prices": prices, "digits": digits, "pruned": pruned, "curve": bands}
-    record = {"seed": seed, "effort": dataclasses.asdict(effort), **numbers, "report": shown["report"].to_dict()}
+    record = {
+        "seed": seed,
+        "effort": dataclasses.asdict(effort),
+        "prices": prices,
+        "digits": digits,
+        "curve": bands,
+        "report": dataclasses.asdict(shown["report"]),
+    }
     write_json(folder / "metrics.json", record, digest=False, indent=2)
     write_text(folder / "report.txt", f"{shown['report']}\n")
     shown["posterior"].save(folder / "digits_bayesadam.safetensors")
@@ -107,8 +111,7 @@ def run(folder: Path, *, seed: int, advance: Advance, effort: Effort = FULL) -> 
         _draw(folder / "prices.png", flats["intervals"], partial(_draw_prices, flats["new"]), (11, 4.2))
         _draw(folder / "digits.png", shown["entropy"], _draw_entropy, (9.5, 4))
         _draw(folder / "curve.png", curve["predictions"], partial(_draw_band, curve["data"]), (10, 4))
-        panels = {"Widths (digits, BayesAdam)": shown, "BayesAdam's mean without its weakest weights": pruned}
-        _draw(folder / "weights.png", panels, _draw_weights, (10, 4), alike=False)
+        _draw(folder / "weights.png", {"Widths (digits, BayesAdam)": shown}, _draw_weights, (6, 4))
     return record
 
 
@@ -198,13 +201,13 @@ def _boosting(inputs: Array, price: Array, new: Array) -> Array:
     return np.stack(ends)
 
 
-def compare_digits(effort: Effort, seed: int, advance: Advance) -> tuple[list[Scores], list[Scores], dict[str, Any]]:
-    """Compare predictions and pruning on several splits of the digits; also return what the figures show."""
+def compare_digits(effort: Effort, seed: int, advance: Advance) -> tuple[list[Scores], dict[str, Any]]:
+    """Compare predictions on several splits of the digits; also return what the figures show."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(images / 16.0, dtype=torch.float32), torch.tensor(labels)
-    found, pruned, others = [], [], photographs()
+    found, others = [], photographs()
     shown: dict[str, Any] = {"entropy": {ADAM: [], "BayesAdam": []}}
     for split in range(effort.splits):
         own = seed_of(seed, 2, split)
@@ -234,18 +237,12 @@ def compare_digits(effort: Effort, seed: int, advance: Advance) -> tuple[list[Sc
                 **{o: metrics.ood_auroc(entropy[name][DIGITS], entropy[name][o]) for o in (PHOTOGRAPHS, SHUFFLED)},
             }
         found.append(scores)
-        cuts = {}
-        for name, by in ((SIGNAL, "signal_to_noise"), (MAGNITUDE, "magnitude")):
-            options: dict[str, Any] = {"likelihood": Categorical(), "fractions": PRUNED, "by": by, "progress": False}
-            accuracies = pruning_curve(network, q, x[test], y[test], **options).scores["accuracy"]
-            cuts[name] = {f"{share:.0%}": value for share, value in zip(PRUNED, accuracies, strict=True)}
-        pruned.append(cuts)
         for name, entropies in shown["entropy"].items():
             entropies.append(entropy[name])
         if not split:
             shown |= {"report": optimizer.report(), "posterior": q, "start": start}
         advance("digits", split + 1, effort.splits)
-    return found, pruned, shown
+    return found, shown
 
 
 def photographs() -> Tensor:
@@ -345,22 +342,18 @@ def compare_bands(effort: Effort, seed: int, advance: Advance) -> tuple[dict[str
     return found, {"data": (x, y), "predictions": predicted}
 
 
-def _draw(path: Path, panels: Mapping[str, Any], draw: Callable[..., Any], size: Any, *, alike: bool = True) -> None:
-    """Write a figure with one panel for each of some names, which are ``alike`` if they share an axis and a legend."""
+def _draw(path: Path, panels: Mapping[str, Any], draw: Callable[..., Any], size: Any) -> None:
+    """Write a figure with one panel for each of some names, which share an axis and a legend."""
     from matplotlib import pyplot
 
     shown = {name: value for name, value in panels.items() if name != TRUTH}
-    figure, row = pyplot.subplots(1, len(shown), figsize=size, sharey=alike, layout="constrained")
-    for axes, (name, value) in zip(row, shown.items(), strict=True):
+    figure, grid = pyplot.subplots(1, len(shown), figsize=size, sharey=True, squeeze=False, layout="constrained")
+    for axes, (name, value) in zip(grid[0], shown.items(), strict=True):
         draw(axes, value)
         axes.set_title(name)
-        if alike:
-            axes.label_outer()
-        else:
-            axes.legend(frameon=False)
-    if alike:
-        handles = row[0].get_legend_handles_labels()
-        figure.legend(*handles, loc="outside lower center", ncols=len(handles[0]), frameon=False)
+        axes.label_outer()
+    handles = axes.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=len(handles[0]), frameon=False)
     with whole_file(path) as temporary:
         figure.savefig(temporary, dpi=150, facecolor="white")
     pyplot.close(figure)
@@ -398,16 +391,9 @@ def _draw_band(data: Data, axes: Any, predicted: Any) -> None:
 
 
 def _draw_weights(axes: Any, shown: Any) -> None:
-    """Draw widths of all weights before and after training, or the accuracy without the weakest weights."""
+    """Draw widths of all weights before and after training."""
     from bayesadam import plots
 
-    if isinstance(shown, list):
-        curves = {}
-        for name in (SIGNAL, MAGNITUDE):
-            means = np.mean([list(cuts[name].values()) for cuts in shown], axis=0)
-            curves[name] = PruningCurve(list(PRUNED), [], {"accuracy": means.tolist()})
-        plots.pruning(axes, curves)
-        return
     for name, q, line, colour in (("after training", "posterior", "-", 0), ("at the start", "start", "--", 1)):
         widths = torch.cat([variance.flatten() for variance in shown[q].variance.values()]).sqrt().numpy()
         options: dict[str, Any] = {"histtype": "step", "ls": line, "lw": 1.8, "color": plots.COLOURS[colour]}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from bayesadam.checks import check, is_whole
+from bayesadam.checks import check_count, check_pair, check_positive
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim import OPTIMIZERS, VOGN, BayesAdam, PerturbedOptimizer
@@ -75,19 +75,13 @@ def train_ensemble(
         FloatingPointError: A gradient is not finite.
     """
     for name, value in {"epochs": epochs, "batch_size": batch_size, "members": members}.items():
-        check(name, value, "a whole number of at least 1", is_whole)
+        check_count(name, value)
     if method not in METHODS:
         raise ValueError(f"method must be one of {METHODS}, got {method!r}")
     if lr is not None:
-        check("lr", lr, "a positive, finite number", lambda value: 0 < value < math.inf)
-    check_likelihood(likelihood)
-    learned = [name for name, parameter in likelihood.named_parameters() if parameter.requires_grad]
-    if learned:
-        raise ValueError(f"likelihood must have no learned parameters, got {learned}")
-    if not isinstance(data, tuple) or len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
-        raise ValueError(f"data must be a pair of tensors (x, y), got {type(data).__name__}")
-    if len(data[0]) != len(data[1]) or not len(data[0]):
-        raise ValueError(f"data must be as many inputs as targets, got {len(data[0])} and {len(data[1])}")
+        check_positive("lr", lr)
+    check_likelihood(likelihood, learned=False)
+    check_pair(data)
     told = {"method": method, "epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed, **(options or {})}
     steps = math.ceil(len(data[0]) / batch_size) * epochs
     found = []
@@ -98,7 +92,10 @@ def train_ensemble(
                 model = make_model()
                 optimizer = _optimizer(model, method, lr, len(data[0]), batch_size, steps, number, dict(options or {}))
                 _train(model, optimizer, data, likelihood, epochs, batch_size, number, advance)
-            posterior = _posterior(model, optimizer)
+            if isinstance(optimizer, PerturbedOptimizer):
+                posterior: Gaussians = optimizer.posterior(model)
+            else:
+                posterior = DiagonalGaussian.point_mass(model)
             found.append((posterior, _constants(model, posterior)))
     return Mixture(_together(found), hyperparameters=told)
 
@@ -166,12 +163,6 @@ def _check_finite(losses: list[Tensor], seed: int) -> None:
         raise FloatingPointError(
             f"the loss of member {seed} must be finite, got {together[~together.isfinite()][0].item()!r}"
         )
-
-
-def _posterior(model: nn.Module, optimizer: torch.optim.Optimizer) -> Gaussians:
-    if isinstance(optimizer, PerturbedOptimizer):
-        return optimizer.posterior(model)
-    return DiagonalGaussian.point_mass({n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad})
 
 
 def _constants(model: nn.Module, posterior: Gaussians) -> dict[str, Tensor]:

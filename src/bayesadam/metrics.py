@@ -165,12 +165,6 @@ def coverage(lower: Tensor, upper: Tensor, target: Tensor) -> float:
     return torch.where(lower.isnan() | upper.isnan(), torch.nan, inside).mean().item()
 
 
-def interval_width(lower: Tensor, upper: Tensor) -> float:
-    """Mean width of intervals, in the units of the target."""
-    _same_shape("lower", lower, upper, "upper")
-    return (upper.double() - lower.double()).mean().item()
-
-
 def ood_auroc(inside: Tensor, outside: Tensor) -> float:
     """Area under the ROC curve of a score, such as the entropy, that should be higher out of distribution.
 

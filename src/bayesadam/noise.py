@@ -27,7 +27,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from numbers import Integral
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -73,7 +73,8 @@ class Scratch:
         key = (name, dtype, device)
         buffer = self._buffers.get(key)
         if buffer is None or buffer.numel() < numel:
-            buffer = torch.empty(numel, dtype=dtype, device=device)
+            with torch.inference_mode(False):  # whose tensors could not be written to outside of it
+                buffer = torch.empty(numel, dtype=dtype, device=device)
             self._buffers[key] = buffer
         return buffer[:numel]
 
@@ -117,7 +118,7 @@ def normal(
         ValueError: A coordinate is out of range, or the slice does not lie in ``full_shape``.
     """
     shape = tuple(shape)
-    key = _checked(seed, step, sample, index, stream)
+    seed, step, sample, index, stream = _checked(seed, step, sample, index, stream)
     if (offset is None) != (full_shape is None):
         raise ValueError(f"offset and full_shape must be given both or neither, got {offset!r} and {full_shape!r}")
     full = shape if full_shape is None else tuple(full_shape)
@@ -137,15 +138,11 @@ def normal(
     if out.numel() == 0:
         return out
     scratch = scratch or Scratch()
-    first = contiguous_start(shape, start, full)
-    with torch.no_grad():
-        if first is None:
-            _fill_slice(out, start, full, key, scratch)
-        elif out.is_contiguous():
-            fill_(out.view(-1), first, key, scratch, lanes_of(math.prod(full)))
-        else:
-            flat = scratch.get("strided", out.numel(), torch.float32, out.device)
-            fill_(flat, first, key, scratch, lanes_of(math.prod(full)))
+    direct = out.dtype == torch.float32 and out.is_contiguous()
+    flat = out.view(-1) if direct else scratch.get("normals", out.numel(), torch.float32, out.device)
+    _fill_runs(flat, runs_of(index, shape, start, full), seed, step, sample | stream << 28, scratch)
+    if not direct:
+        with torch.no_grad():
             out.copy_(flat.view(shape))
     return out
 
@@ -170,6 +167,9 @@ def fill_many(
         stream: Stream, as for :func:`normal`.
         scratch: Buffers to reuse; by default new ones.
     """
+    if not outs:
+        return
+    seed, step, sample, _, stream = _checked(seed, step, sample, max(outs), stream)
     rows: dict[Fill, list[list[int]]] = {}
     copies: list[tuple[Tensor, Tensor]] = []
     for index, out in outs.items():
@@ -182,8 +182,9 @@ def fill_many(
         target = out if direct else torch.empty(out.shape, dtype=torch.float32, device=out.device)
         if not direct:
             copies.append((out, target))
-        key = _checked(seed, step, sample, index, stream)
-        rows.setdefault(native_fill, []).append(_row(target, 0, key, lanes_of(out.numel())))
+        size = out.numel()
+        row = _row(target.data_ptr(), (index, 0, size, size), seed, step, sample | stream << 28)
+        rows.setdefault(native_fill, []).append(row)
     for native_fill, table in rows.items():
         native_fill(np.array(table, dtype=np.int64), sum(row[1] for row in table))
     if copies:
@@ -267,9 +268,9 @@ def _fill_runs(out: Tensor, runs: Sequence[Run], seed: int, step: int, number: i
                 _fill_many(part.view(1, 1, -1), own, [seed], [step], [number], scratch)
         return
     place, rows = out.data_ptr(), []
-    for index, first, size, whole in runs:
-        rows.append((first, size, lanes_of(whole), seed & _MASK, seed >> 32, step, number, index, 1, place))
-        place += 4 * size
+    for run in runs:
+        rows.append(_row(place, run, seed, step, number))
+        place += 4 * run[2]
     native_fill(np.array(rows, dtype=np.int64), out.numel())
 
 
@@ -369,28 +370,12 @@ def _set(word: Tensor, values: Sequence[int], shape: tuple[int, ...]) -> None:
         word.copy_(kernels.upload(np.array(values, dtype=np.int64), word.device).view(shape))
 
 
-def _checked(*coordinates: object) -> tuple[int, ...]:
-    """Check the ranges of the coordinates; return them as the words of a key: seed halves, step, sample, index,
-    stream.
-    """
-    words: list[int] = []
+def _checked(*coordinates: Any) -> tuple[int, ...]:
+    """Check the ranges of seed, step, sample, index and stream; return them as Python's integers."""
     for (name, bits), value in zip(_LIMITS.items(), coordinates, strict=True):
-        if not isinstance(value, Integral) or not 0 <= int(value) < 2**bits:
+        if not (type(value) is int or isinstance(value, Integral)) or not 0 <= int(value) < 1 << bits:
             raise ValueError(f"{name} must be an integer in [0, 2**{bits}), got {value!r}")
-        words += [int(value) & _MASK, int(value) >> 32] if name == "seed" else [int(value)]
-    return tuple(words)
-
-
-def contiguous_start(shape: Sequence[int], offset: Sequence[int], full_shape: Sequence[int]) -> int | None:
-    """Flat index at which a slice starts in the full tensor if it is one contiguous run of it, else None."""
-    start, stride, cut = 0, 1, False
-    for size, first, full in zip(reversed(shape), reversed(offset), reversed(full_shape), strict=True):
-        if cut and size != 1:
-            return None
-        start += first * stride
-        stride *= full
-        cut = cut or size != full
-    return start
+    return tuple(map(int, coordinates))
 
 
 def lanes_of(numel: int) -> int:
@@ -398,24 +383,10 @@ def lanes_of(numel: int) -> int:
     return LANES if numel >= TILE else -(-numel // 4)
 
 
-def fill_(out: Tensor, start: int, key: tuple[int, ...], scratch: Scratch, lanes: int = LANES) -> None:
-    """Write elements ``start ... start + out.numel()`` of a draw into a 1-D tensor.
-
-    ``key`` comes from :func:`_checked`; :func:`normal` is the version with checks. ``lanes`` is that of the whole draw.
-    """
-    low, high, step, sample, index, stream = key
-    direct = out.dtype == torch.float32 and out.is_contiguous()
-    target = out if direct else scratch.get("normals", out.numel(), torch.float32, out.device)
-    run = (index, start, out.numel(), 4 * lanes)
-    _fill_runs(target, [run], low | high << 32, step, sample | stream << 28, scratch)
-    if target is not out:
-        out.copy_(target)
-
-
-def _row(out: Tensor, start: int, key: tuple[int, ...], lanes: int) -> list[int]:
-    """A row of the table of ``native/normal.cpp``."""
-    low, high, step, sample, index, stream = key
-    return [start, out.numel(), lanes, low, high, step, sample | stream << 28, index, 1, out.data_ptr()]
+def _row(place: int, run: Run, seed: int, step: int, number: int) -> list[int]:
+    """A row of the table of ``native/normal.cpp``, for a run whose noise is written to a place in memory."""
+    index, first, size, whole = run
+    return [first, size, lanes_of(whole), seed & _MASK, seed >> 32, step, number, index, 1, place]
 
 
 def _native(out: Tensor) -> Fill | None:
@@ -474,11 +445,9 @@ def has_kernel(device: torch.device) -> bool:
 def _tried(fill: Fill, device: torch.device) -> Fill | None:
     """The function, if it gives the numbers of PyTorch's operations."""
     out, expected = (torch.empty(3 * TILE, dtype=torch.float32, device=device) for _ in range(2))
-    key = (123456789, 987654321, 5, 3, 7, POSTERIOR)
-    fill(np.array(_row(out, TILE + 5, key, LANES), dtype=np.int64), out.numel())
-    run = (7, TILE + 5, 3 * TILE, TILE)
-    seed, number = key[0] | key[1] << 32, key[3] | key[5] << 28
-    _fill_many(expected.view(1, 1, -1), [run], [seed], [key[2]], [number], Scratch())
+    run, seed, step, number = (7, TILE + 5, 3 * TILE, TILE), 987654321 << 32 | 123456789, 5, 3 | POSTERIOR << 28
+    fill(np.array(_row(out.data_ptr(), run, seed, step, number), dtype=np.int64), out.numel())
+    _fill_many(expected.view(1, 1, -1), [run], [seed], [step], [number], Scratch())
     if not torch.allclose(out, expected, rtol=1e-4, atol=1e-5):
         warnings.warn(
             "noise is drawn without its compiled function, which gives other numbers on this machine",
@@ -496,21 +465,13 @@ def _words(shape: tuple[int, ...], device: torch.device, scratch: Scratch) -> Wo
     return first, second, third
 
 
-def _fill_slice(
-    out: Tensor, offset: tuple[int, ...], full: tuple[int, ...], key: tuple[int, ...], scratch: Scratch
-) -> None:
-    """Write a slice that is not one run of the full tensor, run by run of its longest contiguous trailing part."""
-    axis = len(full) - 1
-    while out.shape[axis] == full[axis]:
-        axis -= 1
-    inner = math.prod(full[axis + 1 :])
-    rows = out.reshape(-1, out.shape[axis] * inner)
-    copied = rows.data_ptr() != out.data_ptr()
-    starts = torch.zeros(1, dtype=torch.int64)
+def runs_of(index: int, shape: Sequence[int], offset: Sequence[int], full: Sequence[int]) -> list[Run]:
+    """The runs of a slice of a parameter's noise: each one is of its longest contiguous trailing part."""
+    axis = max((dim for dim, size in enumerate(shape) if size != full[dim]), default=0)
+    starts = [0]
     for dim in range(axis):
-        positions = torch.arange(offset[dim], offset[dim] + out.shape[dim]) * math.prod(full[dim + 1 :])
-        starts = (starts[:, None] + positions).reshape(-1)
-    for row, first in zip(rows, starts.tolist(), strict=True):
-        fill_(row, first + offset[axis] * inner, key, scratch, lanes_of(math.prod(full)))
-    if copied:
-        out.copy_(rows.view(out.shape))
+        stride, positions = math.prod(full[dim + 1 :]), range(offset[dim], offset[dim] + shape[dim])
+        starts = [start + position * stride for start in starts for position in positions]
+    inner = math.prod(full[axis + 1 :])
+    first, size = (offset[axis] * inner, shape[axis] * inner) if shape else (0, 1)
+    return [(index, start + first, size, math.prod(full)) for start in starts]

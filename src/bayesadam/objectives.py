@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.checks import check, is_whole
+from bayesadam.checks import check_count, check_positive
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, Mixture
 from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.predictive.how import How
 from bayesadam.predictive.monte_carlo import outputs_at_samples
 from bayesadam.priors import Prior, as_prior
 
@@ -62,20 +63,12 @@ def elbo(
             point masses.
         TypeError: The model does not return a tensor and ``output`` is not given.
     """
-    _check_count("mc_samples", mc_samples)
-    if num_data is not None and not 0 < num_data < math.inf:
-        raise ValueError(f"num_data must be a positive, finite number, got {num_data!r}")
+    check_count("mc_samples", mc_samples)
+    if num_data is not None:
+        check_positive("num_data", num_data)
     divergence = _divergence(posterior, prior, mc_samples, seed)
-    outputs = outputs_at_samples(
-        model,
-        posterior,
-        inputs,
-        range(mc_samples),
-        seed=seed,
-        output=output,
-        batch_size=batch_size,
-        progress=None,
-    )
+    how = How(likelihood, seed=seed, output=output, batch_size=batch_size)
+    outputs = outputs_at_samples(model, posterior, inputs, range(mc_samples), how)
     log_prob = likelihood.log_prob(outputs, target.to(outputs.device)).double().flatten(1)
     total = log_prob.mean() * (log_prob.shape[1] if num_data is None else num_data)
     return total.cpu() - divergence.cpu()
@@ -97,7 +90,7 @@ def kl_weights(num_batches: int, *, schedule: str = "uniform") -> Tensor:
     Raises:
         ValueError: There is no minibatch, or the schedule is unknown.
     """
-    _check_count("num_batches", num_batches)
+    check_count("num_batches", num_batches)
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule must be one of {SCHEDULES}, got {schedule!r}")
     if schedule == "uniform":
@@ -112,7 +105,7 @@ def kl_warmup(step: int, steps: int) -> float:
     Raises:
         ValueError: ``steps`` is below 1, or the step is negative.
     """
-    _check_count("steps", steps)
+    check_count("steps", steps)
     if step < 0:
         raise ValueError(f"step must not be negative, got {step!r}")
     return min(1.0, (step + 1) / steps)
@@ -154,7 +147,3 @@ def _check_density(posterior: GaussianPosterior | Mixture) -> None:
     for name, variance in posterior.variance.items():
         if not (variance > 0).all():
             raise ValueError(f"posterior must have no point masses if it is a mixture, got some in {name!r}")
-
-
-def _check_count(name: str, value: Any) -> None:
-    check(name, value, "a whole number of at least 1", is_whole)

@@ -1,9 +1,8 @@
 """Figures. Every function draws into a matplotlib axis and returns it; the colours are safe for colour-blind
 readers.
 
-These are static figures that users place beside others and save in any format. The page that ``bayesadam report``
-writes is drawn by Bokeh in the browser, because its charts show values under the pointer, follow the width of the
-screen and follow its dark mode; it shares these colours and takes its scores from :mod:`bayesadam.metrics`.
+These are figures that users place beside others and save in any format. The page that ``bayesadam report`` writes
+shares their colours.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from bayesadam import metrics
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from bayesadam.posterior import DiagonalGaussian
     from bayesadam.predictive import RegressionPredictive
     from bayesadam.pruning import PruningCurve
 
@@ -101,28 +99,6 @@ def entropy_histogram(axes: Axes, groups: Mapping[str, Tensor], classes: int) ->
             label=name,
         )
     axes.set(xlabel="predictive entropy (nats)", ylabel="density (log)", xlim=(0, edges[-1]), yscale="log")
-    return axes
-
-
-def signal_to_noise(axes: Axes, posteriors: Mapping[str, DiagonalGaussian]) -> Axes:
-    """Plot histograms of ``|mean| / standard deviation`` of all weights in decibels, by method; values below -60
-    count as -60.
-    """
-    for i, (name, posterior) in enumerate(posteriors.items()):
-        ratios = torch.cat([ratio.flatten() for ratio in posterior.signal_to_noise().values()])
-        decibels = 20 * ratios[(ratios > 0) & ratios.isfinite()].log10()
-        axes.hist(
-            decibels.clamp_min(-60).numpy(),
-            80,
-            density=True,
-            histtype="step",
-            color=COLOURS[i % len(COLOURS)],
-            lw=1.8,
-            ls=_STYLES[i % len(_STYLES)],
-            label=name,
-        )
-    axes.axvline(0, color=GREY, lw=1, ls=":")
-    axes.set(xlabel="signal-to-noise |mean| / sd (dB)", ylabel="density of weights")
     return axes
 
 

@@ -95,8 +95,8 @@ class GaussianPrior(Prior):
             sums: Sums of ``(mean - self.mean)^2``, ``std^2`` and ``log(std)``, ``(3,)`` in float64.
             count: Number of weights.
         """
-        factors = sums.new_tensor([0.5 * self.precision, 0.5 * self.precision, -1.0])
-        return (sums * factors).sum() - 0.5 * count * (1.0 + math.log(self.precision))
+        shifts, spreads, log_stds = sums.unbind()
+        return 0.5 * (self.precision * (shifts + spreads) - count * (1.0 + math.log(self.precision))) - log_stds
 
 
 class ScaleMixturePrior(Prior):
@@ -135,29 +135,6 @@ class ScaleMixturePrior(Prior):
 
     def _log_prob(self, value: Tensor, name: str) -> Tensor:
         return kl.scale_mixture_log_prob(value, self.pi, self.sigma1, self.sigma2)
-
-
-class LaplacePrior(Prior):
-    """Laplace prior ``exp(-|w| / scale) / (2 scale)`` for every weight, with standard deviation ``sqrt(2) scale``.
-
-    Raises:
-        ValueError: The scale is not positive and finite.
-    """
-
-    def __init__(self, scale: float = 1.0) -> None:
-        super().__init__()
-        self.scale = _positive("scale", scale)
-
-    def extra_repr(self) -> str:
-        """The argument, as text."""
-        return f"scale={self.scale}"
-
-    def log_density(self, value: Tensor, name: str = "") -> Tensor:
-        """Log density of every weight, as in the base class."""
-        return value.abs() * (-1.0 / self.scale) - math.log(2.0 * self.scale)
-
-    def _divergence(self, mean: Tensor, std: Tensor, name: str) -> Tensor:
-        return kl.laplace(mean, std, self.scale)
 
 
 class LearnedGaussianPrior(Prior):

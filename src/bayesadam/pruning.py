@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from bayesadam import metrics
 from bayesadam.likelihoods import Likelihood
-from bayesadam.moments import Moments
-from bayesadam.posterior import NetworkDistribution
 from bayesadam.posterior.gaussian import GaussianPosterior, check_fraction
 from bayesadam.predictive import ClassificationPredictive, MixturePredictive, predict
-from bayesadam.predictive.covariance import WeightCovariance, weight_covariance
-from bayesadam.predictive.moment_propagation import independent_weights
 from bayesadam.predictive.result import Predictive
 from bayesadam.progress import progress_bar
 
@@ -48,7 +42,7 @@ def pruning_curve(
     target: Tensor | None = None,
     *,
     likelihood: Likelihood | None = None,
-    evaluate: Callable[[NetworkDistribution], Mapping[str, float]] | None = None,
+    evaluate: Callable[[GaussianPosterior], Mapping[str, float]] | None = None,
     fractions: Sequence[float] = FRACTIONS,
     by: str = "signal_to_noise",
     method: str = "mean",
@@ -60,9 +54,8 @@ def pruning_curve(
 ) -> PruningCurve:
     """Score a network without the weakest of its weights, at several levels of pruning.
 
-    A pruned weight is exactly zero in the mean and in all samples, as after the posterior's ``prune``, and the other
-    weights do not change: with the same seed, samples at two levels differ in the pruned weights only. The weights are
-    ranked once, over all tensors together (Blundell et al. 2015, section 5.1; Kessler et al. 2018, section 4).
+    Every level is the result of the posterior's ``prune``, which ranks the weights over all tensors together (Blundell
+    et al. 2015, section 5.1; Kessler et al. 2018, section 4).
 
     Args:
         model: Network whose trainable parameters are those of the posterior; afterwards it is as before.
@@ -74,8 +67,7 @@ def pruning_curve(
             predictive mean, in the units of the targets, and ``"nll"``; for a likelihood without moments ``"nll"``
             alone.
         likelihood: Likelihood of the targets given the output; see :func:`bayesadam.predict`.
-        evaluate: Function that returns other scores instead of these. It is called with every pruned network, as a
-            distribution that ``predict`` takes.
+        evaluate: Function that returns other scores instead of these. It is called with every pruned posterior.
         fractions: Levels, in any order; at each ``round(fraction * num_weights)`` weights are zero.
         by: Criterion of weakness: a small ``"signal_to_noise"`` ratio, or a small ``"magnitude"`` of the mean.
         method: Method of prediction, as for :func:`bayesadam.predict`.
@@ -93,12 +85,13 @@ def pruning_curve(
             ensemble; prune its members one by one.
         ValueError: Neither or both of ``evaluate`` and the three arguments ``inputs``, ``target`` and ``likelihood``
             are given; there is no fraction, or one outside [0, 1]; ``by`` is unknown; the model does not match the
-            posterior; or :func:`bayesadam.predict` raises it.
+            posterior; the posterior is a :class:`bayesadam.KroneckerGaussian`, which cannot be pruned (prune its
+            ``marginal()``); or :func:`bayesadam.predict` raises it.
     """
     if not isinstance(posterior, GaussianPosterior):
         raise TypeError(
-            "posterior must be a DiagonalGaussian, LowRankGaussian, KroneckerGaussian or DenseGaussian (prune the "
-            f"members of a Mixture one by one), got a {type(posterior).__name__}"
+            "posterior must be a DiagonalGaussian, LowRankGaussian or DenseGaussian (prune the marginal() of others, "
+            f"and the members of a Mixture one by one), got a {type(posterior).__name__}"
         )
     data = {"inputs": inputs, "target": target, "likelihood": likelihood}
     given = [name for name, value in data.items() if value is not None]
@@ -125,22 +118,18 @@ def pruning_curve(
         raise ValueError("fractions must have at least one level, got none")
     for fraction in fractions:
         check_fraction("every fraction", fraction)
-    order = posterior.pruning_order(by)
-
     curve = PruningCurve(fractions, [], {})
     with progress_bar("pruning", len(fractions), progress) as advance:
         for fraction in fractions:
-            count = round(fraction * order.numel())
-            pruned = _Pruned(posterior, order[:count])
-            for name, score in evaluate(pruned).items():
+            for name, score in evaluate(posterior.prune(fraction, by=by)).items():
                 curve.scores.setdefault(name, []).append(float(score))
-            curve.remaining.append(order.numel() - count)
+            curve.remaining.append(posterior.num_weights - round(fraction * posterior.num_weights))
             advance()
     return curve
 
 
 def _scores(
-    predicted: Callable[[NetworkDistribution], Predictive], target: Tensor, pruned: NetworkDistribution
+    predicted: Callable[[GaussianPosterior], Predictive], target: Tensor, pruned: GaussianPosterior
 ) -> dict[str, float]:
     prediction = predicted(pruned)
     target = target.to(prediction.device)
@@ -151,65 +140,3 @@ def _scores(
     if isinstance(prediction, MixturePredictive) and not prediction.likelihood.provides("moments"):
         return {"nll": nll}
     return {"rmse": metrics.rmse(prediction.mean, target), "nll": nll}
-
-
-class _Pruned(NetworkDistribution):
-    """A posterior with the weights of these numbers set to zero."""
-
-    def __init__(self, posterior: GaussianPosterior, numbers: Tensor) -> None:
-        self.posterior = posterior
-        self.gone = posterior.mask(numbers)
-
-    def match(self, model: nn.Module) -> dict[str, Tensor]:
-        """Match the model, as :class:`bayesadam.posterior.Posterior` does."""
-        return self.posterior.match(model)
-
-    @property
-    def strata(self) -> int:
-        """Number of strata, as in the posterior itself."""
-        return self.posterior.strata
-
-    def repeats(self, count: int) -> list[int]:
-        """The numbers of the first equal samples, as in the posterior itself."""
-        return self.posterior.repeats(count)
-
-    def zeroed(self, name: str, tensor: Tensor) -> Tensor:
-        """Values that belong to the weights of a tensor, one row or element each, with zeros for pruned weights."""
-        gone = self.gone[name].to(tensor.device)
-        return tensor.masked_fill(gone if tensor.shape == gone.shape else gone.view(-1, 1), 0.0)
-
-    @contextmanager
-    def draws(self, model: nn.Module, seed: int = 0) -> Iterator[Callable[[int | None], None]]:
-        """Return a context as in the base class, with the pruned weights at zero."""
-        targets = self.posterior.match(model)
-        gone = {name: self.gone[name].to(target.device) for name, target in targets.items()}
-        with self.posterior.draws(model, seed) as put_whole:
-
-            @torch.no_grad()
-            def put(number: int | None) -> None:
-                put_whole(number)
-                for name, target in targets.items():
-                    target.masked_fill_(gone[name], 0.0)
-                torch.clear_autocast_cache()
-
-            yield put
-
-
-@weight_covariance.register
-def _(posterior: _Pruned) -> WeightCovariance:
-    whole = weight_covariance(posterior.posterior)
-    if whole.left or whole.right:
-        raise ValueError(
-            "posterior must have independent weights or a covariance with a factor for method='linearized' after "
-            f"pruning (use its marginal(), or 'monte_carlo'), got {type(posterior.posterior).__name__}"
-        )
-    variance, factor = (
-        {name: posterior.zeroed(name, value) for name, value in part.items()} for part in (whole.variance, whole.factor)
-    )
-    return WeightCovariance(variance, factor)
-
-
-@independent_weights.register
-def _(posterior: _Pruned) -> dict[str, Moments]:
-    whole = independent_weights(posterior.posterior)
-    return {name: value.moved(partial(posterior.zeroed, name)) for name, value in whole.items()}

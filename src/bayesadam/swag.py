@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.checks import truths
+from bayesadam.checks import check_positive, truths
 from bayesadam.functional.curvature import wide
 from bayesadam.posterior import LowRankGaussian
 
@@ -107,8 +107,7 @@ class SWAG:
             ValueError: The scale is not positive.
             RuntimeError: Weights were collected fewer than 2 times.
         """
-        if not 0 < scale < float("inf"):
-            raise ValueError(f"scale must be a positive, finite number, got {scale!r}")
+        check_positive("scale", scale)
         if self.count < 2:
             raise RuntimeError(f"collect must have been called at least twice, got {self.count!r} times")
         mean, diagonal, factors = {}, {}, {}

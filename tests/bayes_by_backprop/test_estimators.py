@@ -276,9 +276,9 @@ def test_flipout_uses_a_weight_twice_for_the_same_data_points(tied):
         draw = net._draw
         for row in range(4):
             both = Noise().signs(draw.seed, draw.number, 0, (4, 6), x)[row]
-            weight = draw.mean("one.weight") + both[3:, None] * draw.deviation("one.weight") * both[:3]
-            first = draw.mean("one.bias") + both[3:] * draw.deviation("one.bias")
-            bias = draw.mean("two.bias") + both[3:] * draw.deviation("two.bias") if tied else first
+            weight = net.model.one.weight + both[3:, None] * draw.deviations()["one.weight"] * both[:3]
+            first = net.model.one.bias + both[3:] * draw.deviations()["one.bias"]
+            bias = net.model.two.bias + both[3:] * draw.deviations()["two.bias"] if tied else first
             torch.testing.assert_close(out[row], weight @ (weight @ x[row] + first) + bias, rtol=1e-12, atol=1e-12)
     net = variational(Twice(tied, rows=1), estimator="flipout")
     with pytest.raises(RuntimeError, match="parameter 'one.weight' must be used in one way .*for 4 data .*for 1 data"):

@@ -95,7 +95,7 @@ def test_training_is_the_same_up_to_rounding(monkeypatch, prior, options, estima
     losses, gradients = [], []
     for fits in (True, False):
         if not fits:
-            monkeypatch.setattr(fused, "fits", lambda *_: False)
+            monkeypatch.setattr(fused, "_fits", lambda _: False)
         torch.manual_seed(0)
         net = variational(
             nn.Sequential(nn.Linear(120, 80), nn.Tanh(), nn.Linear(80, 3)), prior=prior, seed=4, estimator=estimator
@@ -128,29 +128,23 @@ def test_the_default_dtype_does_not_matter(estimator):
 
 def test_what_fits():
     plain = torch.empty(4, 5)
-    assert fused.fits([plain, nn.Parameter(plain)], [plain])
+    assert fused._fits([plain, nn.Parameter(plain)])
     for other in (plain.T, plain.double(), plain.to("meta"), plain[:, :3]):
-        assert not fused.fits([plain, other], [plain])
-        assert not fused.fits([plain], [other])
+        assert not fused._fits([plain, other])
 
 
-@pytest.mark.parametrize(
-    ("options", "used"),
-    [
-        ({}, True),
-        ({"estimator": "local"}, True),
-        ({"estimator": "flipout", "prior": priors.LaplacePrior()}, True),
-        ({"prior": priors.LaplacePrior()}, False),
-        ({"kl": "sampled"}, True),
-        ({"prior": priors.ScaleMixturePrior()}, True),
-        ({"kl": "sampled", "sticking_the_landing": True}, False),
-    ],
-)
-def test_where_it_is_used(monkeypatch, options, used):
-    calls, original = [], fused.sample
-    monkeypatch.setattr(fused, "sample", lambda *args, **options: (calls.append(args), original(*args, **options))[1])
-    net = variational(nn.Linear(3, 2), **options)
-    for _ in range(2):
-        loss = net.loss(torch.randn(4, 3), torch.randn(4, 2), likelihood=ba.Gaussian(), num_data=10)
-        loss.backward()
-    assert len(calls) == 2 * used
+def test_variances():
+    means, rhos, _ = weights(spread=1.0)
+    factors = torch.tensor([0.7, -1.3, 2.1], dtype=torch.float64)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        inputs = [[t.to(dtype).requires_grad_() for t in part] for part in (means, rhos)]
+        if dtype == torch.float32:
+            variances, sums = fused.sample(*inputs, None, CENTER, around_mean=False)
+        else:
+            _, sums = by_hand(*inputs, inputs[0])
+            variances = [nn.functional.softplus(rho, threshold=800.0).square() for rho in inputs[1]]
+        loss = sum(variance.sin().sum() for variance in variances) + (factors * sums).sum()
+        results.append([*variances, sums, *torch.autograd.grad(loss, inputs[0] + inputs[1])])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=4e-6, atol=2e-6)

@@ -12,8 +12,8 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam import noise, priors
-from bayesadam.bayes_by_backprop import variational
-from bayesadam.functional.reparameterized import inverse_softplus, root, sample, softplus
+from bayesadam.bayes_by_backprop import fused, variational
+from bayesadam.functional.reparameterized import inverse_softplus, sample_of_variance, softplus
 from two_ranks import in_two_ranks
 
 
@@ -172,7 +172,8 @@ def test_batch_norm_and_dropout_keep_working():
 
 
 @pytest.mark.parametrize(
-    ("estimator", "prior"), [("shared", 1.0), ("local", priors.LaplacePrior()), ("flipout", priors.ScaleMixturePrior())]
+    ("estimator", "prior"),
+    [("shared", 1.0), ("local", priors.LearnedGaussianPrior()), ("flipout", priors.ScaleMixturePrior())],
 )
 def test_autocast(estimator, prior):
     net = variational(mlp(), prior=prior, initial_std=0.5, estimator=estimator)
@@ -290,15 +291,22 @@ def test_derivatives_of_spreads():
     assert torch.autograd.gradcheck(softplus, rho)
     mean, eps = torch.randn(2, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     mean.requires_grad_()
-    assert torch.autograd.gradcheck(lambda m, r: sample(m, r, eps), (mean, rho))
+    for normals, around_mean in (([eps], True), ([eps], False), (None, False)):
+        assert torch.autograd.gradcheck(
+            lambda m, r, e=normals, around=around_mean: fused.sample([m], [r], e, 0.3, around_mean=around)[0][0],
+            (mean, rho),
+        )
+        assert torch.autograd.gradcheck(lambda m, r: fused.sample([m], [r], [eps], 0.3)[1], (mean, rho))
     rho = torch.linspace(-30, 30, 13, dtype=torch.float64, requires_grad=True)
     softplus(rho).sum().backward()
     torch.testing.assert_close(rho.grad, torch.sigmoid(rho.detach()), rtol=1e-12, atol=0)
     variance = torch.tensor([0.0, -1e-9, 4.0], dtype=torch.float64, requires_grad=True)
-    out = root(variance)
-    assert out.tolist() == [0.0, 0.0, 2.0]
+    mean = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    out = sample_of_variance(mean, variance, torch.tensor([1.0, 1.0, -3.0], dtype=torch.float64))
+    assert out.tolist() == [0.0, 0.0, -6.0]
     out.sum().backward()
-    assert variance.grad.tolist() == [0.0, 0.0, 0.25]
+    assert mean.grad.tolist() == [1.0, 1.0, 1.0]
+    assert variance.grad.tolist() == [0.0, 0.0, -0.75]
 
 
 def test_the_posterior_is_a_copy_with_its_hyperparameters():
@@ -352,8 +360,6 @@ REFUSED = {
     "estimator": (lambda: made(estimator="global"), r"must be one of \('shared', 'local', 'flipout'\), got 'global'"),
     "kl": (lambda: made(kl="exact"), "kl must be 'closed_form', 'sampled' or None, got 'exact'"),
     "no closed form": (lambda: made(prior=MIXTURE, kl="closed_form"), "kl must be 'sampled' with a prior without a"),
-    "landing": (lambda: made(sticking_the_landing=True), "sticking_the_landing must be False unless kl='sampled'"),
-    "landing of 1": (lambda: made(sticking_the_landing=1), "sticking_the_landing must be True or False, got 1"),
     "negative seed": (lambda: made(seed=-1), r"seed must be an integer in \[0, 2\*\*64\), got -1"),
     "large seed": (lambda: made(seed=2**64), r"seed must be an integer in \[0, 2\*\*64\), got 1844"),
     "prior": (lambda: made(prior="normal"), "prior must be a precision, one of bayesadam.priors or a DiagonalGaussian"),
@@ -378,3 +384,16 @@ def test_refusals_of_draws():
         pass
     with net.common_draw(), pytest.raises(RuntimeError, match="must not be nested, got a block"), net.common_draw():
         pass
+
+
+@pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
+@pytest.mark.parametrize("kl", ["closed_form", "sampled"])
+def test_a_network_without_random_linear_layers(estimator, kl):
+    """All of its weights are sampled one by one, and their divergence is that of the shared draw."""
+    losses = []
+    for each in (estimator, "shared"):
+        net = variational(nn.LayerNorm(4), estimator=each, kl=kl)
+        torch.manual_seed(0)
+        losses.append(net.loss(torch.ones(5, 4), torch.ones(5, 4), likelihood=ba.Gaussian(), num_data=10))
+    losses[0].backward()
+    torch.testing.assert_close(*losses)

@@ -12,12 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import bayesadam as ba
 import continual
 import defaults
 import ensembles
-import pruning
-from default_runs.training import train, untouched
 from tiny_task import TINY
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +58,7 @@ def test_every_committed_result_has_its_benchmark():
 @pytest.mark.parametrize(
     ("script", "arguments"),
     [
-        ("curvature", ["--cases", "mlp", "--contenders", "squares"]),
+        ("iteration", ["--cases", "mlp", "--contenders", "squares"]),
         ("optimizer_step", ["--cases", "1e4 in 16", "--contenders", "Vadam blocks"]),
     ],
 )
@@ -97,16 +94,6 @@ def test_what_is_finished_is_not_done_again(script, monkeypatch, tmp_path, capsy
     again = json.loads(path.read_text())
     assert {**again, "date": "", "load_averages": 0} == {**report, "date": "", "load_averages": 0}
     assert script is ensembles or "4 units, 4 of them finished before" in capsys.readouterr().out
-
-
-def test_pruning_compares_two_rankings_of_the_same_weights():
-    found = pruning.measure(TINY, "bayesadam", 0)
-    assert list(found) == ["bayesadam magnitude", "bayesadam signal_to_noise"]
-    data = TINY.load(0)
-    trained = train(TINY, data, untouched("bayesadam"), 0)
-    q = trained.posterior().prune(pruning.LEVELS[0])
-    probs = ba.predict(trained.model, q, data.test[0], likelihood=trained.likelihood, method="mean").probs
-    assert found["bayesadam signal_to_noise"][0] == pytest.approx(ba.metrics.accuracy(probs, data.test[1]))
 
 
 def test_tasks_come_one_after_another_and_adam_forgets():

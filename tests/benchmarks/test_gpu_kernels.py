@@ -54,7 +54,7 @@ WAITS = {
     "calibrate": 90,
     "compare": 531,
     "tune_posterior": 147,
-    "pruning_curve": 13,
+    "pruning_curve": 18,
     "elbo": 2,
     "train_ensemble": 20,
     "train_ensemble of Adam": 10,

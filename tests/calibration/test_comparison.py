@@ -32,11 +32,27 @@ def test_a_temperature_is_scored_on_rows_that_did_not_choose_it(classes, posteri
     found = ba.compare(model, posterior, (x, y), likelihood=likelihood, mc_samples=20)
     mean = found.candidates["mean network with temperature"]
     whole = ba.calibrate(model, (x, y), likelihood=likelihood)
-    assert mean.temperature == pytest.approx(whole.temperature.item(), rel=2e-3)
-    for own, other in ((slice(0, None, 2), slice(1, None, 2)), (slice(1, None, 2), slice(0, None, 2))):
-        half = ba.calibrate(model, (x[other], y[other]), likelihood=likelihood)
-        score = nll(model, posterior, (x[own], y[own]), half, method="mean")
-        assert mean.log_loss[own].mean().item() == pytest.approx(score, rel=1e-4)
+    assert mean.temperature == pytest.approx(whole.temperature.item(), rel=2e-2)  # it has a prior
+    for number in range(10):
+        own = torch.arange(len(x)) % 10 == number
+        others = ba.calibrate(model, (x[~own], y[~own]), likelihood=likelihood)
+        score = nll(model, posterior, (x[own], y[own]), others, method="mean")
+        assert mean.log_loss[own].mean().item() == pytest.approx(score, rel=1e-2)
+
+
+def test_the_temperature_of_rows_with_few_mistakes_is_moderate(classes, posterior):
+    """Without a prior the score with a temperature is .089 of the mean network, and .16 of the posterior."""
+    model, _, _, (x, _), _, likelihood = classes
+    with torch.no_grad():
+        logits = model(x)
+    y = logits.argmax(1)
+    least_sure = logits.max(1).values.sub(logits.topk(2).values[:, 1]).argsort()[:2]
+    y[least_sure] = logits[least_sure].topk(2).indices[:, 1]
+    sure = torch.ones(len(x), dtype=torch.bool).index_fill(0, least_sure, value=False).nonzero()[:, 0]
+    order = torch.cat([least_sure[:1], sure[:1], least_sure[1:], sure[1:]])
+    found = ba.compare(model, posterior.scaled(0.1), (x[order], y[order]), likelihood=likelihood, mc_samples=20)
+    assert found.candidates["mean network with temperature"].nll < 0.03
+    assert found.candidates["posterior with temperature"].nll < 0.08
 
 
 def test_options_predict_as_the_best_candidate(classes, posterior):
@@ -80,10 +96,9 @@ def test_without_a_temperature_two_are_compared():
     assert found.best == "mean network"  # of equal ones the cheaper
 
 
-def test_rows_that_are_all_predicted_correctly_leave_the_temperature(classes):
-    """Their density only rises as the temperature falls, to no end."""
+def test_rows_that_are_all_predicted_correctly_have_a_moderate_temperature(classes):
+    """Their density only rises as the temperature falls, to no end; the prior of the temperature has one."""
     model, x, likelihood = classes.model, classes.held_out[0], classes.likelihood
     point = ba.DiagonalGaussian.point_mass(model)
     found = ba.compare(model, point, (x, model(x).argmax(1)), likelihood=likelihood)
-    assert {candidate.temperature for candidate in found.candidates.values()} == {1.0}
-    assert len({candidate.nll for candidate in found.candidates.values()}) == 1
+    assert 0.02 < found.candidates["mean network with temperature"].temperature < 0.5

@@ -86,7 +86,7 @@ def test_a_function_that_makes_posteriors(classes):
     held_out = held_out[0][:80], held_out[1][:80]
     make = partial(ba.badam, adam, model, num_data=len(train[0]))
     found = ba.tune_posterior(make, model, held_out, likelihood=likelihood, mc_samples=2)
-    assert {row["prior_precision"] for row in found.table} == set(tuning.FEW_PRECISIONS)
+    assert {row["prior_precision"] for row in found.table} == set(tuning.PRECISIONS)
     assert found.chosen == {"prior_precision": found.posterior.hyperparameters["prior_precision"]}
     grids = {"num_data": [10, 1000], "prior_precision": [1.0, 100.0]}
     found = ba.tune_posterior(
@@ -105,6 +105,21 @@ def test_a_function_that_makes_posteriors(classes):
     assert found.chosen == {name: best[name] for name in grids}
     assert found.scale == 1.0
     assert "scaled" not in found.posterior.hyperparameters
+
+
+def test_scores_that_are_no_numbers_lose(classes, posterior):
+    def make(prior_precision):
+        q = posterior.scaled(prior_precision)
+        if prior_precision < 1.0:
+            next(iter(q.variance.values())).fill_(math.nan)
+        return q
+
+    options = {"likelihood": classes.likelihood, "scale": [1.0], "mc_samples": 3, "method": "monte_carlo"}
+    found = ba.tune_posterior(
+        make, classes.model, classes.held_out, candidates={"prior_precision": [0.5, 2.0]}, **options
+    )
+    assert found.table[0]["score"] == math.inf
+    assert found.chosen == {"prior_precision": 2.0}
 
 
 def test_regression(regression):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -112,6 +113,15 @@ class TestScreen:
         assert "Error" not in done.stderr
         assert files(tmp_path / "run") == sorted(FILES)
 
+    def test_an_output_on_a_full_disk(self, command, numbers, tmp_path, monkeypatch):
+        """The fit goes on and is whole, and its folder is not blamed."""
+        with Path("/dev/full").open("w") as full, monkeypatch.context() as patch:
+            patch.setattr("sys.stdout", full)
+            code, _, err = command("fit", numbers, "--target", "price", "--out", tmp_path / "run", *FAST)
+        assert code == 0
+        assert err.count("bayesadam: standard output cannot be written to (No space left on device)\n") == 1
+        assert files(tmp_path / "run") == sorted(FILES)
+
 
 class TestRunFolder:
     @pytest.mark.parametrize("name", ["price", "answer"])
@@ -180,7 +190,7 @@ class TestRunFolder:
         def fails(*arguments, **options):
             raise RuntimeError("too difficult")
 
-        monkeypatch.setattr("bayesadam.report.report_data.effects", fails)
+        monkeypatch.setattr("bayesadam.sklearn.runs.report_data.effects", fails)
         fitted("fit", labels, "--target", "answer", "--out", tmp_path / "run", *FAST)
         report = read(tmp_path / "run", "report")
         assert "the report does not describe the inputs: RuntimeError: too difficult" in report["data"]["notes"]

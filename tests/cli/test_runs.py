@@ -1,6 +1,7 @@
 """The parts of a run by themselves: the folder, copies of rows, odd cells of held-out rows, and the scores by hand."""
 
 import errno
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from bayesadam.sklearn import RunError, Settings
 from bayesadam.sklearn.runs import evaluation
 from bayesadam.sklearn.runs.prepare import prepare
 from bayesadam.sklearn.runs.run_folder import FILES, check_place, new_run
+from bayesadam.sklearn.tables.splits import Split
 
 
 class TestFolder:
@@ -176,7 +178,15 @@ class TestBaselines:
     X = RNG.normal(size=(600, 3)).astype(np.float32)
 
     def fit(self, y, classes=0):
-        found = evaluation.baselines(self.X[:500], y[:500], self.X[500:], y[500:], classes=classes, seed=0)
+        prepared = SimpleNamespace(
+            settings=SimpleNamespace(seed=0),
+            split=Split(np.arange(500), np.arange(500, 600), ""),
+            target=SimpleNamespace(classes=range(classes)),
+            matrix=self.X,
+            y=y,
+            weights=None,
+        )
+        found = evaluation.baselines(prepared)
         return {name: evaluation.scores(*row) for name, row in found.items()}
 
     def test_of_a_regression(self):

@@ -30,7 +30,7 @@ def test_in_training_keeps_a_whole_run(fit, fitted, numbers, tmp_path, monkeypat
     monkeypatch.setattr(screen.Screen, "epoch", stop)
     code, out, err = fit("--members", 2, "--epochs", 12, "--hidden", 8)
     assert code == 0, err
-    assert "stopped after 4 epochs; the networks are the best until then\n" in out
+    assert "Ctrl-C ended the training after 4 epochs; the networks are the best until then\n" in out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["numbers.csv", "run"]
     run = tmp_path / "run"
     assert json.loads((run / "metrics.json").read_text())["interrupted"] is True

@@ -341,3 +341,30 @@ def test_another_output_for_an_example_alone_is_an_error(kind):
         RuntimeError, match=r"module '0' \(Odd\) must give the same output for an example that is alone"
     ):
         by_example("mean")(model(x), targets(nn.Identity(), x)).backward()
+
+
+class Bare(nn.Module):
+    """A parameter beside a layer, used where no axis, or another one than it seems, is that of the examples."""
+
+    def __init__(self, use):
+        super().__init__()
+        torch.manual_seed(0)
+        self.bare, self.last = nn.Parameter(torch.randn(3)), nn.Linear(3, 2)
+        self.register_buffer("rows", torch.randn(4, 3))
+        self.use = use
+
+    def forward(self, x):
+        return self.last(self.use(x, self.bare, self.rows))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, bare, rows: (x.transpose(0, 1) + bare).transpose(0, 1),
+        lambda x, bare, rows: x + bare.expand(x.shape[1], 3),
+        lambda x, bare, rows: x @ (rows + bare).T @ rows,
+    ],
+    ids=["positions first", "expanded to positions", "added to a buffer"],
+)
+def test_a_bare_parameter_with_as_many_examples_as_positions(use):
+    check(Bare(use), inputs(4, 4, 3))

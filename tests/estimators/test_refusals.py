@@ -8,7 +8,6 @@ from sklearn.linear_model import LinearRegression
 from bayesadam.sklearn import (
     BayesianMLPClassifier,
     BayesianMLPRegressor,
-    TransformedTargetRegressor,
     interval_score,
     neg_crps,
     neg_nll,
@@ -114,7 +113,6 @@ class TestPredictions:
             "blind": regressor(calibrate=False).fit(X, Y),
             "table": regressor().fit(TEXT, Y),
             "classes": BayesianMLPClassifier(**TINY).fit(X, LABELS),
-            "logarithms": TransformedTargetRegressor(numbers, func=np.log, inverse_func=np.exp).fit(X, Y),
         }
 
     @pytest.mark.parametrize(
@@ -125,8 +123,6 @@ class TestPredictions:
             ("numbers", lambda m: m.predict_interval(X, 0.999, method="cross"), "coverage must be at most"),
             ("blind", lambda m: m.predict_interval(X, method="cross"), "method must not be 'cross' if members"),
             ("numbers", lambda m: m.predict(X, True, [0.5]), r"return_std must be False with quantiles=\[0.5\]"),
-            ("logarithms", lambda m: m.predict(X, True, [0.5]), r"return_std must be False with quantiles=\[0.5\]"),
-            ("logarithms", lambda m: m.predict_interval(X, 1), r"coverage must be in \(0, 1\), got 1"),
             ("numbers", lambda m: m.predict(changed(X, (0, 0), 1e200)), f"^X {NO_FINITE}"),
             ("classes", lambda m: m.predict(changed(X, (4, 1), 9e37)), "^X must be near the training inputs, .* row 4"),
             ("numbers", lambda m: m.predict([[1e200, np.nan]]), f"^X {NO_FINITE}"),
@@ -155,14 +151,6 @@ class TestPredictions:
 def test_what_is_no_estimator_of_ours_has_no_score():
     with pytest.raises(ValueError, match=r"^estimator must have .*, got LinearRegression\(\)$"):
         neg_nll(LinearRegression().fit(X, Y), X, Y)
-
-
-@pytest.mark.parametrize("func", [np.negative, np.reciprocal, lambda y: (y - 5.0) ** 2])
-def test_a_transform_that_is_not_increasing(func):
-    """Its quantiles would be in another order."""
-    model = TransformedTargetRegressor(regressor(), func=func, inverse_func=func, check_inverse=False)
-    with pytest.raises(ValueError, match="^the transform of the targets must be increasing, got FunctionTransformer"):
-        model.fit(X, Y)
 
 
 def test_two_columns_of_one_name():

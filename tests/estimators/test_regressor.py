@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.multioutput import MultiOutputRegressor
 
 import bayesadam as ba
 from bayesadam.scaling import column_scales
-from bayesadam.sklearn import METHODS, BayesianMLPRegressor, load_estimator
+from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor, load_estimator
 
 QUICK = {"members": 4, "hidden": (20,), "epochs": 200, "lr": 0.03, "random_state": 0}
 
@@ -69,7 +70,7 @@ def test_every_method_learns(method, curve):
     x, y = curve
     epochs = 400 if method in ("vadam", "vprop", "ivon", "vogn", "von", "bbb") else 150
     model = BayesianMLPRegressor(method, **{**QUICK, "epochs": epochs, "mc_samples": 4}).fit(x[:120], y[:120])
-    assert model.score(x[120:], y[120:]) > (0.65 if "fawn" in method else 0.8)
+    assert model.score(x[120:], y[120:]) > 0.8
     _, std = model.predict(x, return_std=True)
     assert ((std > 0) & np.isfinite(std)).all()
     assert isinstance(model.posterior_, ba.Mixture)
@@ -130,7 +131,7 @@ class TestNoise:
 
 
 @pytest.mark.parametrize("calibrate", [True, False])
-@pytest.mark.parametrize("method", ["laplace", "ensemble", "fawn-ropd"])
+@pytest.mark.parametrize("method", ["laplace", "ensemble"])
 def test_uncertainty_grows_without_bound_away_from_the_data(method, calibrate, curve):
     model = BayesianMLPRegressor(method, **{**QUICK, "epochs": 60, "mc_samples": 4}, calibrate=calibrate).fit(*curve)
     for direction in ([1.0, 0.0], [0.6, -0.8]):
@@ -140,7 +141,7 @@ def test_uncertainty_grows_without_bound_away_from_the_data(method, calibrate, c
         assert std[4] == pytest.approx(3.0 * std[3], rel=0.2)
 
 
-@pytest.mark.parametrize("method", ["laplace", "vadam", "fawn-vi"])
+@pytest.mark.parametrize("method", ["laplace", "vadam"])
 def test_double_precision_as_default(method, curve, tmp_path):
     """The networks are in single precision all the same."""
     options = {**QUICK, "epochs": 5, "hidden": (4,), "mc_samples": 2}
@@ -309,7 +310,7 @@ def test_status_after_every_epoch(curve):
     assert model.history_["loss"].shape == model.history_["held_out_nll"].shape == (4, 50)
     assert np.nanmean(model.history_["held_out_nll"][:, -1]) == pytest.approx(seen[-1].held_out_nll)
     recorded = np.flatnonzero(np.isfinite(model.history_["held_out_nll"]).any(0)) + 1
-    assert recorded.tolist() == [*range(1, 12), 13, 15, 17, 19, 21, 24, 27, 30, 33, 37, 41, 46, 50]  # on any machine
+    assert recorded.tolist() == [*range(1, 11), 13, 17, 23, 30, 39, 50]  # on any machine
 
 
 def test_predictions_of_the_rows_left_out(curve):
@@ -327,6 +328,19 @@ def test_predictions_of_the_rows_left_out(curve):
     np.testing.assert_array_equal(rows, np.arange(len(x)))
     error, seen = (float(np.mean((p.mean.numpy() - y) ** 2)) for p in (pred, several.predictive(x)))
     assert error > seen
+
+
+def test_several_targets_by_scikit_learn(curve):
+    """One estimator per target; the regressor itself has one network with several outputs."""
+    x, y = curve
+    both = np.stack([y, x[:, 0] - y], axis=1)
+    options = {**QUICK, "epochs": 20}
+    model = MultiOutputRegressor(BayesianMLPRegressor(**options)).fit(x, both)
+    alone = BayesianMLPRegressor(**options).fit(x, both[:, 1])
+    np.testing.assert_array_equal(model.predict(x)[:, 1], alone.predict(x))
+    np.testing.assert_array_equal(model.estimators_[1].predict_interval(x), alone.predict_interval(x))
+    with pytest.raises(ValueError, match=r"^y should be a 1d array, got an array of shape \(\d+, 2\) instead"):
+        BayesianMLPClassifier().fit(x, both > both.mean(0))
 
 
 def test_an_interrupted_fit_keeps_what_it_has(curve):

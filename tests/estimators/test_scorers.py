@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import sklearn
 import torch
-from sklearn.compose import TransformedTargetRegressor as Theirs
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import PowerTransformer, StandardScaler
+from sklearn.preprocessing import StandardScaler
 
-from bayesadam.sklearn import BayesianMLPRegressor, TransformedTargetRegressor, interval_score, neg_crps, neg_nll
+from bayesadam.sklearn import BayesianMLPRegressor, interval_score, neg_crps, neg_nll
 
 QUICK = {"members": 4, "hidden": (10,), "epochs": 60, "lr": 0.03, "random_state": 0, "target_transform": "none"}
 TINY = {**QUICK, "members": 2, "epochs": 3}
@@ -64,30 +64,12 @@ def test_searches_and_pipelines_are_scored(curve):
     assert neg_crps(pipe.fit(x, y), x, y) == pytest.approx(neg_crps(last, (x - x.mean(0)) / x.std(0), y), rel=1e-4)
 
 
-class TestTransformedTargets:
-    def test_it_is_as_the_regressors_own_transform(self, amounts):
-        x, y = amounts
-        outside = TransformedTargetRegressor(BayesianMLPRegressor(**QUICK), func=np.log, inverse_func=np.exp).fit(x, y)
-        inside = BayesianMLPRegressor(**{**QUICK, "target_transform": "log"}).fit(x, y)
-        for ours, theirs in zip(outside.predict(x, return_std=True), inside.predict(x, return_std=True), strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=0.01)
-        np.testing.assert_allclose(outside.predict(x), inside.predict(x), rtol=0.01)
-        np.testing.assert_allclose(outside.predict_interval(x, 0.8), inside.predict_interval(x, 0.8), rtol=1e-3)
-        assert interval_score(outside, x, y) == pytest.approx(interval_score(inside, x, y), rel=1e-3)
-        assert neg_crps(outside, x, y) == pytest.approx(neg_crps(inside, x, y), rel=1e-3)
-        theirs = Theirs(BayesianMLPRegressor(**QUICK), func=np.log, inverse_func=np.exp).fit(x, y)
-        levels = [0.025, 0.975]
-        np.testing.assert_allclose(theirs.predict(x, quantiles=levels), outside.predict(x, quantiles=levels))
-
-    def test_transformers_and_several_targets(self, amounts):
-        x, y = amounts
-        both = np.stack([y, 2.0 * y], axis=1)
-        regressor = make_pipeline(StandardScaler(), BayesianMLPRegressor(**TINY))
-        model = TransformedTargetRegressor(regressor, transformer=PowerTransformer("box-cox"))
-        mean, std = model.fit(x, both).predict(x, return_std=True)
-        assert mean.shape == std.shape == (150, 2)
-        assert model.predict_interval(x).shape == (150, 2, 2)
-        assert model.fit(x, y).predict(x, quantiles=[0.1, 0.5, 0.9]).shape == (150, 3)
+def test_other_transforms_of_the_targets_are_those_of_scikit_learn(amounts):
+    x, y = amounts
+    outside = TransformedTargetRegressor(BayesianMLPRegressor(**QUICK), func=np.log, inverse_func=np.exp).fit(x, y)
+    inside = BayesianMLPRegressor(**{**QUICK, "target_transform": "log"}).fit(x, y)
+    levels = [0.025, 0.975]
+    np.testing.assert_allclose(outside.predict(x, quantiles=levels), inside.predict(x, quantiles=levels), rtol=1e-3)
 
 
 class TestRouting:

@@ -202,6 +202,7 @@ class TestWhatIsATable:
             np.array([[1, 2.5], [3, 4]], dtype=object),
             pd.DataFrame({"a": [1, 2], "b": [0.5, 1.5], "c": [True, False]}),
             pd.DataFrame({"a": pd.array([1, 2], dtype="Int64"), "b": np.array([1, 2], dtype=object)}),
+            pd.DataFrame([[1, 2], [3, 4]], columns=["a", "a"]),
             pa.table({"a": [1, 2], "b": [True, False]}),
             pd.Series([1.0, np.nan]),
             [[1, 2], [3]],

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -117,10 +118,7 @@ def test_convolution_is_its_dense_map(name, kind):
     if u is not None:
         variance = variance + flat[1] @ matrix.square().T
 
-    if call is functional.conv2d:
-        ours = maps.conv2d(x, u, w, v, b, c, **options)
-    else:
-        ours = maps.convolution(lambda *given: call(*given, **options), x, u, w, v, b, c)
+    ours = maps.convolution(lambda *given: call(*given, **options), x, u, w, v, b, c)
     assert torch.equal(ours[0], out)
     close(ours[0].flatten(1), mean)
     if any((kind[0], kind[1], kind[3])):
@@ -133,7 +131,7 @@ def test_convolution_has_the_gradients_of_the_formula():
     x, u = draw(2, 2, 4, 4).requires_grad_(), spread(2, 2, 4, 4).requires_grad_()
     w, v = draw(3, 2, 2, 2).requires_grad_(), (spread(3, 2, 2, 2) + 0.1).requires_grad_()
     b, c = draw(3).requires_grad_(), (spread(3) + 0.1).requires_grad_()
-    assert gradcheck(maps.conv2d, (x, u, w, v, b, c), eps=1e-6, atol=1e-7, rtol=1e-6)
+    assert gradcheck(partial(maps.convolution, functional.conv2d), (x, u, w, v, b, c), eps=1e-6, atol=1e-7, rtol=1e-6)
 
 
 def test_a_convolutions_variance_is_never_negative():

@@ -64,18 +64,6 @@ def test_norm_layers_are_sorted_out():
     assert all(parameter is named[name] for group in groups for name, parameter in group["params"])
 
 
-def test_biases_lose_their_noise_only_if_asked():
-    groups = ba.param_groups(network(), perturb_biases=False)
-    assert content(groups[0]) == ["0.weight", "4.weight"]
-    assert content(groups[1]) == ["0.bias", "1.weight", "1.bias", "4.bias", "5.weight", "5.bias"]
-    (group,) = ba.param_groups(network(), perturb_norms=True)
-    assert sorted(content(group)) == sorted(NORMS + OTHERS)
-    assert "perturb" not in group
-    attention = nn.MultiheadAttention(4, 2, add_bias_kv=True)
-    quiet = ba.param_groups(attention, perturb_biases=False)[1]
-    assert content(quiet) == ["in_proj_bias", "out_proj.bias"]  # bias_k and bias_v are tokens
-
-
 @pytest.mark.parametrize(
     "layer",
     [

@@ -7,7 +7,6 @@ import torch
 
 import bayesadam as ba
 from bayesadam import population
-from bayesadam.sklearn.moment_objective import MomentObjective
 from population.conftest import TOLERANCE
 from population.problems import BATCH, F64, RAGGED, mlp, models_of, noise_of, regression
 
@@ -47,6 +46,22 @@ class Distilled(population.Objective):
 
     def losses(self, model, x, y):
         return self.scale * (model(x) - self.teacher(x)).square().mean(1)
+
+
+class Moments(population.Objective):
+    """FAWN on the predictive density, with a share of the divergence for the size of the member's data."""
+
+    def __init__(self, likelihood, num_data):
+        super().__init__()
+        self.likelihood = copy.deepcopy(likelihood)
+        self.register_buffer("num_data", torch.tensor(num_data, dtype=F64))
+
+    def losses(self, model, x, y):
+        output = model(x)
+        return -self.likelihood.log_expected_density(output.mean, output.spread(), y, output.covariance)
+
+    def penalty(self, model):
+        return model.kl_divergence() / self.num_data
 
 
 def train(models, data, objective, **options):
@@ -107,7 +122,7 @@ class TestAsLoops:
         data = [(x, y[:, :1]) for x, y in regression()]
         models = models_of(lambda: ba.fawn(mlp(1)).to(F64))
         noise = [noise_of(5.0, learned=True) for _ in RAGGED]
-        objectives = [MomentObjective(own, "ropd", len(x)) for own, (x, _) in zip(noise, data, strict=True)]
+        objectives = [Moments(own, len(x)) for own, (x, _) in zip(noise, data, strict=True)]
         nets = train(models, data, objectives, method="adam", batch_size=20)
         for member, (model, (x, y)) in enumerate(zip(models, data, strict=True)):
             model, own = copy.deepcopy(model), copy.deepcopy(noise[member])

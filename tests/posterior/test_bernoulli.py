@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import bayesadam as ba
 from bayesadam import noise
 from bayesadam.functional import empirical, kl
 from bayesadam.posterior import BernoulliPosterior
@@ -95,98 +94,6 @@ class TestSampling:
         monkeypatch.setattr(noise, "normal_many", None)
         certain = weight([1.0, 0.0, 0.5], [3.0, 4.0, 0.0])
         assert certain.sample(2)["w"].tolist() == [[3.0, 0.0, 0.0]] * 2
-
-
-def surprise(p):
-    return -math.log(p) if p else math.inf
-
-
-class TestScores:
-    def test_log_prob(self):
-        q, leading, count = make(), (2, 3), 6
-        samples = q.sample(count, seed=1)
-        theta = {name: value.reshape((*leading, *q.mean[name].shape)) for name, value in samples.items()}
-        expected = []
-        for number in range(count):
-            values = torch.cat([value[number].flatten() for value in samples.values()]).tolist()
-            expected.append(
-                -sum(surprise(1 - p if v == 0 else p) for v, (p, _) in zip(values, elements(q), strict=True))
-            )
-        found = q.log_prob(dict(reversed(theta.items())))
-        assert found.dtype == torch.float64
-        torch.testing.assert_close(found, torch.tensor(expected).double().reshape(leading), rtol=1e-6, atol=0.0)
-
-    @pytest.mark.parametrize(
-        ("value", "expected"),
-        [
-            ([2.0, 3.0, 0.0, 0.0], math.log(0.3)),
-            ([0.0, 3.0, 0.0, 0.0], math.log(0.7)),
-            ([2.0 + 1e-15, 3.0, 0.0, 0.0], -math.inf),
-            ([1.0, 3.0, 0.0, 0.0], -math.inf),
-            ([2.0, 0.0, 0.0, 0.0], -math.inf),
-            ([2.0, 3.0, 4.0, 0.0], -math.inf),
-            ([2.0, 3.0, 0.0, 1.0], -math.inf),
-        ],
-    )
-    def test_log_prob_of_what_can_and_cannot_occur(self, value, expected):
-        q = weight([0.3, 1.0, 0.0, 0.5], [2.0, 3.0, 4.0, 0.0])
-        if value[0] > 2:
-            value[0] = math.nextafter(2.0, 3.0)
-        found = q.log_prob({"w": torch.tensor(value, dtype=torch.float64)}).item()
-        assert found == pytest.approx(expected, rel=1e-14)
-
-    def test_entropy(self):
-        q = make(dtype=torch.float64)
-        expected = sum(p * surprise(p) + (1 - p) * surprise(1 - p) for p, _ in elements(q))
-        assert q.entropy().item() == pytest.approx(expected, rel=1e-13)
-        assert q.entropy().dtype == torch.float64
-        certain = weight([0.5, 0.0, 1.0, 0.5], [1.0, 1.0, 2.0, 0.0])
-        assert certain.entropy().item() == pytest.approx(math.log(2), rel=1e-15)
-
-    @pytest.mark.parametrize("prior", [0.2, 0.5])
-    def test_kl_divergence_from_a_probability(self, prior):
-        q = make(dtype=torch.float64)
-        expected = sum(p * math.log(p / prior) + (1 - p) * math.log((1 - p) / (1 - prior)) for p, _ in elements(q))
-        assert q.kl_divergence(prior).item() == pytest.approx(expected, rel=1e-12)
-        assert q.kl_divergence(prior).dtype == torch.float64
-
-    @pytest.mark.parametrize(
-        ("ours", "prior", "expected"),
-        [
-            ((0.5, 1.0), (0.25, 1.0), 0.5 * math.log(2) + 0.5 * math.log(2 / 3)),
-            ((0.5, 1.0), (0.25, 1.5), math.inf),
-            ((0.5, 1.0), (1.0, 1.0), math.inf),
-            ((0.5, 1.0), (0.5, 0.0), math.inf),
-            ((1.0, 2.0), (0.25, 2.0), 0.0),  # a point mass that can occur
-            ((0.0, 2.0), (0.25, 3.0), 0.0),
-            ((0.5, 0.0), (0.25, 3.0), 0.0),
-            ((1.0, 2.0), (0.25, 3.0), math.inf),
-            ((1.0, 2.0), (1.0, 2.0), 0.0),
-            ((1.0, 2.0), (1.0, 2.5), math.inf),
-            ((1.0, 2.0), (0.0, 2.0), math.inf),
-            ((0.0, 2.0), (1.0, 2.0), math.inf),
-            ((0.0, 2.0), (1.0, 0.0), 0.0),
-        ],
-    )
-    def test_kl_divergence_where_a_weight_is_certain(self, ours, prior, expected):
-        q, p = (weight([pair[0], 0.4], [pair[1], 1.0]) for pair in (ours, prior))
-        assert q.kl_divergence(p).item() == pytest.approx(expected, rel=1e-14, abs=1e-15)
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_sums_are_in_float64(self, dtype):
-        q = make(dtype=dtype)
-        wide = q.to(dtype=torch.float64)
-        theta = q.sample(2)
-        assert torch.equal(q.log_prob(theta), wide.log_prob({n: t.double() for n, t in theta.items()}))
-        assert torch.equal(q.entropy(), wide.entropy())
-        assert torch.equal(q.kl_divergence(0.3), wide.kl_divergence(0.3))
-
-    @pytest.mark.parametrize(
-        "prior", [0, 1.0, math.nan, True, "half", ba.DiagonalGaussian.point_mass({"w": torch.ones(1)})]
-    )
-    def test_kl_divergence_needs_a_probability(self, prior):
-        with pytest.raises(ValueError, match=r"^prior must be a probability in \(0, 1\) or a Bernoulli posterior, got"):
-            make().kl_divergence(prior)
 
 
 def exact(logit):

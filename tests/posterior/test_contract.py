@@ -149,7 +149,7 @@ def test_divergences_are_those_of_the_dense_gaussians(kind, prior):
             assert 0 <= q.kl_divergence(GAUSSIANS[kind](points=points)) < 1e-12
 
 
-@EVERY
+@pytest.mark.parametrize("kind", [*GAUSSIANS, "mixture"])
 def test_other_weights_are_refused(kind):
     q = KINDS[kind]()
     missing, theta = {n: m for n, m in q.mean.items() if n != "a"}, q.mean
@@ -159,6 +159,11 @@ def test_other_weights_are_refused(kind):
         q.log_prob({**theta, "c": torch.zeros(1)})
     with pytest.raises(ValueError, match=r"^theta\['m/bias'\] must end in the shape \(3,\), got \(2,\)$"):
         q.log_prob({**theta, "m/bias": torch.zeros(2)})
+
+
+@EVERY
+def test_numbers_of_samples_are_checked(kind):
+    q = KINDS[kind]()
     for arguments, message in (
         ({"count": 0}, "^count must be at least 1, got 0$"),
         ({"count": 1, "seed": -1}, r"^seed must be an integer in \[0, 2\*\*64\), got -1$"),

@@ -55,18 +55,8 @@ def test_large_ones_need_no_matrix():
     mean, values = ({"w": draw(*shape["w"], seed=s)} for s in (0, 1))
     bases = {"w": orthogonal(200)}, {"w": orthogonal(100)}
     q = ba.KroneckerGaussian(mean, {"w": values["w"].exp()}, *bases)
-    assert q.kl_divergence(q.scaled(1.1)).isfinite()
     assert q.kl_divergence(2.0).isfinite()
+    assert q.kl_divergence(q.marginal()).isfinite()
     message = "^a KroneckerGaussian must have at most 10,000 weights for the divergence from or to a .*, got 20,000$"
     with pytest.raises(ValueError, match=message):
         q.marginal().kl_divergence(q)
-
-
-def test_bases_that_tensors_share_are_stored_once(tmp_path):
-    left = orthogonal(3)
-    mean = {"w": draw(3, 4), "b": draw(3), "other": draw(3)}
-    values = {name: value.exp() for name, value in mean.items()}
-    ba.KroneckerGaussian(mean, values, {"w": left, "b": left, "other": orthogonal(3, 1)}, {}).save(tmp_path / "q")
-    loaded = ba.load_posterior(tmp_path / "q").left
-    assert loaded["w"] is loaded["b"]
-    assert loaded["w"] is not loaded["other"]

@@ -128,7 +128,7 @@ CASES = [
     (lambda: ba.Mixture([3]), "components must be Gaussian posteriors or mixtures, got int"),
     (
         lambda: ba.Mixture([diagonal(means({"a": (2,)})), diagonal(means({"a": (2,), "b": ()}))]),
-        r"components must be over the same weights, got 'b' of shape None in component 0 and \(\) in component 1",
+        r"components\[1\] must only have weights that the posterior has, got 'b'",
     ),
     (lambda: ensemble([]), "models must have at least one network, got none"),
     (lambda: ensemble([network(3, 2), network(3, 4)]), r"models must be of one architecture, got 'weight' \(\(2, 3\),"),

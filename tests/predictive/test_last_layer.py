@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
 from bayesadam.posterior import PartialGaussian
+from bayesadam.predictive.how import How
 from bayesadam.predictive.monte_carlo import outputs_at_samples
 
 X = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
@@ -41,8 +42,7 @@ def posterior(network, kind="dense"):
 
 
 def by_passes(network, q, inputs=X, count=20):
-    options = {"seed": 3, "output": None, "batch_size": None, "progress": None}
-    return outputs_at_samples(network, q, inputs, range(count), **options)
+    return outputs_at_samples(network, q, inputs, range(count), How(ba.Categorical(), seed=3))
 
 
 def predicted(network, q, inputs=X, **options):

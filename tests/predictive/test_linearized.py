@@ -292,8 +292,8 @@ def ways(monkeypatch):
     seen = []
     for cls, method, way in (
         (layerwise.Layerwise, "add_to", "layers"),
-        (jacobian.Jacobians, "_by_map", "map"),
-        (jacobian.Jacobians, "_by_loop", "loop"),
+        (jacobian.Pulled, "_by_map", "map"),
+        (jacobian.Pulled, "_by_loop", "loop"),
     ):
         original = getattr(cls, method)
 
@@ -310,7 +310,7 @@ def only(monkeypatch, way):
     if way != "layers":
         monkeypatch.setattr(layerwise.Layerwise, "__init__", lambda *args: raise_(layerwise.NotLayerwiseError()))
     if way == "loop":
-        monkeypatch.setattr(jacobian.Jacobians, "_by_map", lambda *args: raise_(RuntimeError("vmap")))
+        monkeypatch.setattr(jacobian.Pulled, "_by_map", lambda *args: raise_(RuntimeError("vmap")))
 
 
 class TestAgainstSlowLoops:
@@ -723,7 +723,7 @@ class TestMemory:
 
     @pytest.mark.parametrize(
         ("way", "cls", "method"),
-        [("map", jacobian.Jacobians, "_by_map"), ("layers", linearized.OutputCovariance, "add")],
+        [("map", jacobian.Pulled, "_by_map"), ("layers", linearized.OutputCovariance, "add")],
     )
     def test_derivatives_that_exist_at_once_are_bounded(self, way, cls, method, monkeypatch):
         """Over data points and tensors."""
@@ -760,7 +760,7 @@ class TestMemory:
                 return torch.stack([h.mean(1), h.square().mean(1)], 1)
 
         rows, sizes = [], []
-        original = jacobian.Jacobians._by_map
+        original = jacobian.Pulled._by_map
 
         def spy(self, part, *args):
             sizes.append(part.count)
@@ -768,7 +768,7 @@ class TestMemory:
 
         model = Wide()
         only(monkeypatch, way)
-        monkeypatch.setattr(jacobian.Jacobians, "_by_map", spy)
+        monkeypatch.setattr(jacobian.Pulled, "_by_map", spy)
         monkeypatch.setattr(linearized, "CHUNK_BYTES", 2**17)
         linearize(model, diagonal(model), torch.ones(100, 1))
         assert rows[0] == 100  # the plain forward pass
@@ -950,7 +950,7 @@ class TestOptions:
                 return super().forward(x).detach()
 
         model = Detached(3, 1)
-        message = "^the model's output must be differentiable with respect to the random weights for"
+        message = "^the model's output must be differentiable with respect to the random weights, got"
         with pytest.raises(RuntimeError, match=message):
             linearize(model, diagonal(model), self.X)
 

@@ -252,6 +252,7 @@ class TestLeavesNoTrace:
             ({"likelihood": ba.Gaussian}, "^likelihood must be a bayesadam.likelihoods.Likelihood, got <class"),
             ({"seed": -1}, "^seed must be "),
             ({"inputs": []}, "^inputs must have at least one batch, got an empty loader$"),
+            ({"inputs": np.zeros((4, 3))}, "^inputs must be a tensor, a tuple, a dict or a loader .*, got ndarray"),
             ({"q": posterior_of(nn.Linear(3, 1))}, "^the model must have a parameter 'weight' as the posterior does"),
         ],
     )
@@ -443,7 +444,8 @@ class TestWrappers:
             assert ba.predict(model, q, x, likelihood=ba.Gaussian(), mc_samples=3).epistemic.min() > 0
         assert list(made[1].mean) == list(made[2].mean) == ["weight", "bias"]
         ba.pruning_curve(model, made[1], x, y, likelihood=ba.Gaussian(), fractions=[0.5])
-        ba.tune_laplace(laplace.posterior, model, (x, y), likelihood=ba.Gaussian(), prior_precision=[1.0])
+        options = {"candidates": {"prior_precision": [1.0]}, "scale": [1.0], "likelihood": ba.Gaussian()}
+        ba.tune_posterior(laplace.posterior, model, (x, y), **options)
 
 
 class TestProgress:

@@ -7,7 +7,7 @@ from torch import nn
 import bayesadam as ba
 from bayesadam.likelihoods import Poisson
 from bayesadam.posterior import BernoulliPosterior, PartialGaussian
-from bayesadam.predictive.mixture import variance_of_strata
+from bayesadam.predictive.base import variance_of_strata
 
 from .test_rows import Seen
 

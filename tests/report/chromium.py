@@ -6,14 +6,6 @@ import time
 
 import pytest
 
-WALK = """
-const found = [];
-(function walk(node) {
-  if (node.tagName === "CANVAS") found.push(node);
-  for (const child of [...(node.shadowRoot?.children ?? []), ...node.children]) walk(child);
-})(arguments[0]);
-"""
-
 
 def start():
     """A browser that logs its console and every request; skips the test where there is none."""
@@ -42,29 +34,15 @@ def screen(browser, width=1280, dark=False):
     theme(browser, dark)
 
 
-def view(browser, width=1280, dark=False):
-    """The page that is loaded, on another screen."""
-    screen(browser, width, dark)
-    settle(browser)
-
-
 def load(browser, path):
-    """Load a page and wait for its charts; gives the console's entries and the addresses asked for."""
+    """Load a page; gives the console's entries and the addresses asked for."""
     browser.get("about:blank")
     for log in ("browser", "performance"):
         browser.get_log(log)
     browser.get(path.as_uri())
-    until(browser, "return document.documentElement.dataset.ready !== undefined")
-    settle(browser)
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     requests = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
     return browser.get_log("browser"), requests
-
-
-def settle(browser):
-    """Wait until every chart is drawn and two more frames have passed."""
-    until(browser, "return Bokeh.documents.every((one) => one.is_idle)")
-    browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
 
 
 def until(browser, script, *arguments, seconds=20.0):
@@ -73,26 +51,6 @@ def until(browser, script, *arguments, seconds=20.0):
     while not browser.execute_script(script, *arguments):
         assert time.monotonic() < end, script
         time.sleep(0.02)
-
-
-def colours(browser, place):
-    """Colours of the first canvas in an element, and on how many pixels each is: ``"#0072b2"`` where it is opaque."""
-    return browser.execute_script(
-        WALK
-        + """
-        const {width, height} = found[0];
-        const {data} = found[0].getContext("2d").getImageData(0, 0, width, height);
-        const counts = {};
-        for (let i = 0; i < data.length; i += 4) {
-          if (data[i + 3] === 0) continue;
-          const parts = [...data.slice(i, i + (data[i + 3] === 255 ? 3 : 4))];
-          const name = "#" + parts.map((part) => part.toString(16).padStart(2, "0")).join("");
-          counts[name] = (counts[name] ?? 0) + 1;
-        }
-        return counts;
-        """,
-        place,
-    )
 
 
 def contrast(one, other):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bayesadam.predictive import ClassificationPredictive, GaussianPredictive
-from bayesadam.report import explain
+from bayesadam.sklearn.runs import explain
 
 ROWS = 240
 
@@ -24,13 +24,21 @@ def inputs():
     return pd.DataFrame(columns)
 
 
-def formula(inputs, classes=False):
+def matrix(inputs):
+    """One column for the size, two for the city and one for the date."""
+    days = (inputs["sold"] - inputs["sold"].min()).dt.days
+    city = inputs["city"]
+    return np.stack([inputs["size"].fillna(50.0), city == "Rome", city == "Oslo", days], axis=1).astype(np.float64)
+
+
+PARTS = [slice(0, 1), slice(1, 3), slice(3, 4)]
+
+
+def formula(classes=False):
     """The mean is the size / 10, the standard deviation is 3 for Rome and 1 elsewhere."""
 
-    def predictive(donors):
-        size = inputs["size"].fillna(50.0).to_numpy()[donors[:, 0]] / 10.0
-        rome = inputs["city"].to_numpy()[donors[:, 1]] == "Rome"
-        mean, std = torch.from_numpy(size), torch.from_numpy(np.where(rome, 3.0, 1.0))
+    def predictive(rows):
+        mean, std = torch.from_numpy(rows[:, 0] / 10.0), torch.from_numpy(np.where(rows[:, 1] == 1.0, 3.0, 1.0))
         if classes:
             logits = torch.stack([mean - 5.0, 5.0 - mean], dim=1)
             return ClassificationPredictive(torch.stack([2.0 * logits, 3.0 * logits]).log_softmax(-1))
@@ -41,7 +49,7 @@ def formula(inputs, classes=False):
 
 def drawn(inputs, classes=False):
     """What the formula says of the rows themselves, and targets that are drawn from it."""
-    pred = formula(inputs, classes)(np.repeat(np.arange(ROWS)[:, None], 3, axis=1))
+    pred = formula(classes)(matrix(inputs))
     generator = np.random.default_rng(1)
     if classes:
         return pred, (generator.random(ROWS) < pred.probs[:, 1].numpy()).astype(np.int64)
@@ -49,7 +57,8 @@ def drawn(inputs, classes=False):
 
 
 def explained(inputs, classes=False):
-    return explain.effects(inputs, drawn(inputs, classes)[1], formula(inputs, classes), 0, classes=classes)
+    y = drawn(inputs, classes)[1]
+    return explain.effects(inputs, y, matrix(inputs), PARTS, formula(classes), 0, classes=classes)
 
 
 class TestRegression:
@@ -120,12 +129,13 @@ def test_classes(inputs):
 
 def test_columns_without_two_values_have_no_effect(inputs):
     constant = inputs.assign(size=np.nan, city=None)
-    found = explain.effects(constant, np.zeros(ROWS), formula(inputs), 0, classes=False)
+    found = explain.effects(constant, np.zeros(ROWS), matrix(inputs), PARTS, formula(), 0, classes=False)
     assert len(found["importance"]) == 3
     assert [entry["name"] for entry in found["dependence"]] == ["sold"]
-    assert explain.groups(
-        constant, ["city"], {"y": np.zeros(ROWS), "lower": np.zeros(ROWS), "upper": np.ones(ROWS)}
-    ) == [{"name": "city", "values": "missing", "rows": ROWS, "right": ROWS}]
+    predictions = {"y": np.zeros(ROWS), "lower": np.zeros(ROWS), "upper": np.ones(ROWS)}
+    (group,) = explain.groups(constant, ["city"], predictions)
+    expected = {"name": "city", "values": "missing", "rows": ROWS, "right": ROWS}
+    assert group == expected | {"expected": pytest.approx(0.95 * ROWS)}
 
 
 @pytest.mark.parametrize("classes", [False, True])
@@ -133,14 +143,15 @@ def test_the_work_is_bounded_for_many_inputs(inputs, classes):
     """Of 203 inputs those are looked at that tell something of the target; the others keep their rows."""
     noise = np.random.default_rng(3).normal(size=(ROWS, 200))
     wide = pd.concat([pd.DataFrame(noise).add_prefix("noise"), inputs], axis=1)
+    parts = [slice(j, j + 1) for j in range(200)] + [slice(part.start + 200, part.stop + 200) for part in PARTS]
     asked = []
 
-    def predictive(donors):
-        asked.append(len(donors))
-        assert donors.shape[1] == 203
-        return formula(inputs, classes)(donors[:, 200:])
+    def predictive(rows):
+        asked.append(len(rows))
+        return formula(classes)(rows[:, 200:])
 
-    found = explain.effects(wide, drawn(inputs, classes)[1], predictive, 0, classes=classes)
+    y, encoded = drawn(inputs, classes)[1], np.concatenate([noise, matrix(inputs)], axis=1)
+    found = explain.effects(wide, y, encoded, parts, predictive, 0, classes=classes)
     assert len(found["importance"]) == explain.PREDICTIONS // (explain.SHUFFLES * explain.FEWEST)
     assert found["importance"][0]["name"] == "size"
     assert sum(asked) < 1.5 * explain.PREDICTIONS
@@ -151,6 +162,9 @@ def test_the_work_is_bounded_for_many_inputs(inputs, classes):
     ("value", "text"),
     [
         (10115, "10115"),
+        (np.int64(2021), "2021"),
+        (np.float64(0.5), "0.5"),
+        (np.float32(0.25), "0.25"),
         (10000.0, "10000"),
         (15140.0, "15140"),
         (0.30000000000000004, "0.3"),
@@ -168,6 +182,8 @@ def test_the_work_is_bounded_for_many_inputs(inputs, classes):
         (pd.NA, "–"),  # noqa: RUF001
         (np.float64("nan"), "–"),  # noqa: RUF001
         (True, "True"),
+        (np.bool_(True), "True"),
+        (None, "–"),  # noqa: RUF001
         ("01067", "01067"),
     ],
 )

@@ -1,7 +1,6 @@
 # ruff: noqa: RUF001
 """The report: its numbers against slow loops, and the page as a browser shows it."""
 
-import json
 import logging
 import math
 import re
@@ -12,11 +11,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bayesadam.report import classification, headline, numbers, regression, uncertainty, write_report
+from bayesadam.report import charts, headline, numbers, verdict, write_report
 from bayesadam.report.palette import PALETTE
 from bayesadam.report.predicted import predicted
-from bayesadam.report.scores import scores
-from chromium import colours, contrast, load, screen, settle, start, theme, until, view
+from bayesadam.report.scores import confusion, scores
+from chromium import contrast, load, screen, start, theme, until
 
 NASTY = "<script>alert(1)</script>"
 TAGS = (NASTY, "<img src=x onerror=alert(1)>", "</script><b>", "$$x^2$$", "a&b\"'\u2028", r"\[x\]", "Größe")
@@ -24,7 +23,7 @@ CHARTS = {
     "regression": {"predictions", "coverage"},
     "classification": {"reliability"},
 }
-SHARED = {"error-by-uncertainty", "epistemic", "importance"}
+SHARED = {"error-by-uncertainty"}
 SHARED |= {f"dependence-{i}" for i in range(3)}
 
 
@@ -35,7 +34,7 @@ def shared(task, rows):
         curves = [{"label": c, "mean": [0.2, 0.4], "bands": [[[0.1, 0.3], [0.3, 0.5]]]} for c in (0, 1)]
     kinds = {"number": (["1", "2"], [1.0, 2.0]), "date": (["2024-01-01", "2024-05-01"], [0.0, 121.0])}
     kinds |= {"category": (["Rome", "Oslo"], None)}
-    part = {"name": "area", "values": "1 to 2", "rows": 50, "right": 30}
+    part = {"name": "area", "values": "1 to 2", "rows": 50, "right": 30, "expected": 47.5}
     return {
         "version": 1,
         "title": "Houses",
@@ -58,7 +57,7 @@ def shared(task, rows):
                 {"name": kind, "kind": kind, "at": at, "order": order, "curves": curves}
                 for kind, (at, order) in kinds.items()
             ],
-            "groups": [part if task == "regression" else part | {"expected": 45.0, "variance": 4.0}],
+            "groups": [part if task == "regression" else part | {"expected": 45.0}],
         },
         "surprises": [{"row": 1234, "values": {"area": "0.5", "year": "2021"}, "y": "7", "predicted": "4 (3 to 5)"}],
         "reproduce": {
@@ -121,24 +120,19 @@ def hostile():
     return data
 
 
-MARKS = """
-const found = [];
-for (const view of Bokeh.index.roots) {
-  if (!view.frame_view) continue;
-  const frame = view.frame_view, {left, right, top, bottom} = frame.bbox;
-  for (const renderer of view.model.renderers) {
-    if (renderer.glyph?.type !== "Scatter") continue;
-    const {x, y, size} = renderer.data_source.data;
-    for (let i = 0; i < x.length; i++) {
-      const at = [frame.x_scale.compute(x[i]), frame.y_scale.compute(y[i])], radius = size[i] / 2;
-      const room = [at[0] - left, right - at[0], at[1] - top, bottom - at[1]].map((one) => one - radius);
-      found.push([view.model.id, ...room]);
-    }
+CUT_OFF = """
+const found = [], {right: wide} = document.body.getBoundingClientRect();
+for (const chart of document.querySelectorAll(".canvas svg")) {
+  const frame = chart.getBoundingClientRect();
+  for (const mark of chart.querySelectorAll("use, text")) {
+    const box = mark.getBoundingClientRect();
+    const room = [box.left - frame.left, frame.right - box.right, box.top - frame.top, frame.bottom - box.bottom];
+    if (Math.min(...room) < -1) found.push([chart.parentElement.id, mark.tagName, mark.textContent, ...room]);
   }
 }
 return found;
 """
-"""For every mark: the identifier of its chart, and the pixels between the mark and each side of the frame."""
+"""Marks and texts that are not inside of their charts, with the pixels between them and the sides."""
 
 HOLES = """
 const gaps = [], widths = [], heights = [];
@@ -148,12 +142,8 @@ for (const grid of document.querySelectorAll(".charts")) {
     const box = chart.getBoundingClientRect();
     const row = rows.get(Math.round(box.top)) ?? [];
     rows.set(Math.round(box.top), [...row, [box.width, chart.querySelector(".canvas").getBoundingClientRect().top]]);
-    let last = null;
-    for (const part of chart.children) {
-      const {top, bottom} = part.getBoundingClientRect();
-      if (last !== null) gaps.push([chart.textContent.trim().slice(0, 30), top - last]);
-      last = bottom;
-    }
+    const canvas = chart.querySelector(".canvas").getBoundingClientRect();
+    gaps.push([chart.textContent.trim().slice(0, 30), box.bottom - canvas.bottom]);
   }
   for (const row of rows.values()) {
     widths.push(row.reduce((sum, [width]) => sum + width, 0));
@@ -162,7 +152,7 @@ for (const grid of document.querySelectorAll(".charts")) {
 }
 return [gaps, widths, heights];
 """
-"""Gaps between the parts of the charts, sums of the widths of the charts in a row, and numbers of different heights at
+"""Gaps below the charts, sums of the widths of the charts in a row, and numbers of different heights at
 which the charts of a row begin."""
 
 
@@ -212,13 +202,6 @@ def rgb(name, version):
     return f"rgb({', '.join(map(str, channels(name, version)))})"
 
 
-def is_mark(name):
-    """Whether a pixel is of a mark: translucent ones are rounded."""
-    pixel = [int(name[i : i + 2], 16) for i in (1, 3, 5)]
-    marks = [channels(mark, 0) for mark in ("blue", "vermilion", "green", "purple")]
-    return any(all(abs(a - b) <= 3 for a, b in zip(pixel, mark, strict=True)) for mark in marks)
-
-
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
@@ -256,10 +239,13 @@ class TestPage:
         expected = CHARTS[task] | SHARED
         assert {place.get_attribute("id") for place in places} == {f"chart-{chart}" for chart in expected}
         for place in places:
-            drawn = colours(browser, place)
-            assert PALETTE["muted"][0] in drawn, place.get_attribute("id")  # the axes
-            marks = sum(count for name, count in drawn.items() if is_mark(name))
-            assert marks > 30, place.get_attribute("id")
+            box, marks = browser.execute_script(
+                "const one = arguments[0].querySelector('svg').getBoundingClientRect();"
+                "return [[one.width, one.height], arguments[0].querySelectorAll('use > title').length]",
+                place,
+            )
+            assert min(box) > 250
+            assert marks >= 2, place.get_attribute("id")
 
     @pytest.mark.parametrize("page", ["hostile"], indirect=True)
     def test_hostile_names_are_text(self, browser, page):
@@ -272,54 +258,36 @@ class TestPage:
 
     @pytest.mark.parametrize("width", [360, 400])
     def test_a_phone_never_scrolls_sideways(self, browser, page, width):
-        view(browser, width=width)
+        screen(browser, width=width)
         browser.execute_script("for (const one of document.querySelectorAll('details')) one.open = true")
-        settle(browser)
         assert browser.execute_script("return [innerWidth, document.documentElement.scrollWidth]") == [width, width]
-        widths = browser.execute_script(
-            "return [...document.querySelectorAll('.canvas')].map((one) => one.firstElementChild.offsetWidth)"
-        )
-        assert all(250 < one <= width for one in widths), widths
         boxes = "[...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth)"
         assert browser.execute_script(f"return {boxes}.length") > 0
 
     @pytest.mark.parametrize("width", [400, 1280])
-    def test_no_mark_is_cut_off(self, browser, page, width):
-        view(browser, width=width)
-        marks = browser.execute_script(MARKS)
-        assert len({name for name, *_ in marks}) >= 5
-        assert len(marks) > 20
-        assert [mark for mark in marks if not min(mark[1:]) >= 0] == []
+    def test_nothing_is_cut_off(self, browser, page, width):
+        screen(browser, width=width)
+        assert browser.execute_script(CUT_OFF) == []
 
     def test_no_hole_in_the_page(self, browser, page):
         """Between the parts of a chart, and between rows of charts, which fill the width."""
-        view(browser, width=1280)
+        screen(browser, width=1280)
         browser.execute_script("for (const one of document.querySelectorAll('details')) one.open = false")
-        settle(browser)
         gaps, widths, heights = browser.execute_script(HOLES)
-        assert len(gaps) > 20
+        assert len(gaps) >= 5
         assert [gap for gap in gaps if gap[1] > 60] == []
         assert min(widths) > 1000
         assert set(heights) == {1}
 
     def test_charts_follow_the_theme_while_the_page_is_open(self, browser, page):
-        place = browser.find_element("id", "chart-error-by-uncertainty")
+        place = browser.find_element("css selector", "#chart-error-by-uncertainty use")
         for version in (0, 1, 0):
             theme(browser, dark=version == 1)
-            until(
-                browser,
-                "return getComputedStyle(document.body).backgroundColor === arguments[0]",
-                rgb("paper", version),
-            )
-            settle(browser)
-            drawn = colours(browser, place)
-            for name in ("blue", "muted", "grid"):
-                assert PALETTE[name][version] in drawn, (name, version)
-                assert PALETTE[name][1 - version] not in drawn, (name, version)
+            until(browser, "return getComputedStyle(arguments[0]).fill === arguments[1]", place, rgb("blue", version))
 
     @pytest.mark.parametrize("dark", [False, True])
     def test_text_stands_out(self, browser, page, dark):
-        view(browser, dark=dark)
+        screen(browser, dark=dark)
         browser.execute_script("for (const one of document.querySelectorAll('details')) one.open = true")
         pairs = browser.execute_script(
             """
@@ -327,10 +295,11 @@ class TestPage:
             const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
             while (texts.nextNode()) {
               const parent = texts.currentNode.parentElement;
-              if (!texts.currentNode.textContent.trim() || parent.closest("script, style, noscript")) continue;
+              if (!texts.currentNode.textContent.trim() || parent.closest("style, use")) continue;
               let below = parent;
               while (/, 0\\)$/.test(getComputedStyle(below).backgroundColor)) below = below.parentElement;
-              seen.add(getComputedStyle(parent).color + "|" + getComputedStyle(below).backgroundColor);
+              const {fill, color} = getComputedStyle(parent), paper = getComputedStyle(below).backgroundColor;
+              seen.add((parent.closest("svg") ? fill : color) + "|" + paper);
             }
             return [...seen];
             """
@@ -373,20 +342,7 @@ class TestPage:
             """
         )
         assert problems == []
-        assert len(browser.find_elements("css selector", "figure [role=img]")) >= 7
-
-    @pytest.mark.parametrize("page", ["regression"], indirect=True)
-    def test_copying_and_printing(self, browser, page):
-        view(browser, dark=True)
-        button = browser.find_element("css selector", "[data-copy=config]")
-        button.click()
-        until(browser, "return /Copied|Selected/.test(document.querySelector('[data-copy=config]').textContent)")
-        browser.execute_script("dispatchEvent(new Event('beforeprint'))")
-        pictures = browser.execute_script("return [...document.images].map((one) => one.src.length)")
-        assert len(pictures) == len(browser.find_elements("css selector", ".canvas"))
-        assert min(pictures) > 3000
-        browser.execute_script("dispatchEvent(new Event('afterprint'))")
-        assert browser.execute_script("return document.images.length") == 0
+        assert len(browser.find_elements("css selector", "figure [role=img]")) >= 5
 
 
 class TestText:
@@ -394,20 +350,19 @@ class TestText:
         text = pages["hostile"].read_text(encoding="utf-8")
         elements = Elements(text)
         tags = [tag for tag, _ in elements.tags]
-        assert tags.count("script") == 5
-        assert {"img", "b"}.isdisjoint(tags)
+        assert {"script", "img", "b"}.isdisjoint(tags)
         assert not [attrs for _, attrs in elements.tags if any(name.startswith("on") for name in attrs)]
-        assert re.search(r"https?://", " ".join(str(a) for tag, a in elements.tags if tag != "path")) is None
-        embedded = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)[1]
-        assert "<" not in embedded
+        assert {name for _, attrs in elements.tags for name, a in attrs.items() if "://" in str(a)} == {
+            "xmlns",
+            "xmlns:xlink",
+        }
         assert "Größe" in text
-        assert len(json.loads(embedded)) == len(CHARTS["classification"] | SHARED)
 
     def test_size_and_a_log_without_complaints(self, tmp_path, caplog):
         with caplog.at_level(logging.WARNING):
             write_report(tmp_path / "r.html", houses(1000))
         assert caplog.records == []
-        assert 1e6 < (tmp_path / "r.html").stat().st_size < 2e6
+        assert (tmp_path / "r.html").stat().st_size < 1e6
 
     def test_the_words_and_tables_of_a_page(self, tmp_path):
         text = words(houses(30), tmp_path)
@@ -421,6 +376,7 @@ class TestText:
             '{ "method": "vadam", "hidden": [ 50 ] }',
             "Most surprising rows",
             "area 1 to 2 50 60% 95%",
+            "error added (price) area 0.400 ± 0.200",
         ):
             assert part in text, part
 
@@ -474,9 +430,9 @@ class TestText:
         data["held_out"] |= {name: [0.0] * 25 for name in ("std", "epistemic_std")}
         assert "error (root mean square) is 0" in words(data, tmp_path)
 
-    def test_bokeh_is_asked_for_by_name(self, monkeypatch, tmp_path):
-        monkeypatch.setitem(sys.modules, "bokeh", None)
-        message = r'^the report needs bokeh: pip install "bayesadam\[report\]"$'
+    def test_a_missing_package_is_named(self, monkeypatch, tmp_path):
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        message = r'^the report needs matplotlib: pip install "bayesadam\[report\]"$'
         with pytest.raises(ImportError, match=message):
             write_report(tmp_path / "r.html", houses(3))
         assert list(tmp_path.iterdir()) == []
@@ -518,13 +474,15 @@ class TestHeadline:
         held_out = regression_rows(rng.normal(size=200), np.zeros(200), rng.random(200))
         assert "cannot be told" in sentences("regression", held_out)
 
-    @pytest.mark.parametrize(("sure", "verdict"), [(0.99, "too sure"), (0.8, "as sure as"), (0.55, "more careful")])
+    @pytest.mark.parametrize(
+        ("sure", "verdict"), [(0.99, "too sure"), (0.8, "which says little"), (0.55, "more careful")]
+    )
     def test_classification_by_hand(self, sure, verdict):
         held_out = {"label": [0] * 80 + [1] * 20, "probs": [[sure, 1.0 - sure]] * 100}
         held_out |= dict.fromkeys(("entropy", "mutual_information", "row"), [0.0] * 100)
         assert sentences("classification", held_out).startswith(
             "On 100 held-out rows it is right in 80.0%. On 100 rows that its networks had not seen, it is "
-            f"{100 * sure:.1f}% sure on average, and right in 80.0%: {verdict}"
+            f"{100 * sure:.1f}% sure on average, and right in 80.0%, {verdict}"
         )
 
 
@@ -534,9 +492,8 @@ class TestNumbers:
         [
             (numbers.number, {None: "–", math.nan: "–", math.inf: "–", 0: "0", 77036.12: "77,000", 0.012345: "0.0123"}),
             (numbers.number, {-1.5: "−1.50", 99.96: "100.0", 1.234e9: "1,230,000,000", 1.2e-12: "1.20e−12"}),
-            # Percentages do not round to all or nothing, and values of the user stay as they are.
+            # Percentages do not round to all or nothing.
             (lambda share: numbers.percent(share, 1), {0.9996: "99.9%", 1.0: "100.0%", 1e-5: "<0.1%", 0.0: "0.0%"}),
-            (numbers.data_value, {2021: "2021", 1554675.4: "1554675", 0.5: "0.5", 10000.0: "10000", True: "True"}),
         ],
     )
     def test_formats(self, function, texts):
@@ -551,9 +508,9 @@ class TestNumbers:
         assert numbers.same_decimals([77036.123, 111801.0]) == ["77,000", "111,800"]
 
     def test_scores(self):
-        columns = {column.name: column for column in scores(houses()["metrics"])}
+        columns = {name: cells for name, _, cells in scores(houses()["metrics"])}
         assert next(iter(columns)) == "RMSE"
-        best = {name: [m for m, (_, mark) in column.cells.items() if mark] for name, column in columns.items()}
+        best = {name: [m for m, (_, mark) in cells.items() if mark] for name, cells in columns.items()}
         assert best == {
             "NLL": ["gradient boosting"],
             "RMSE": ["bayesadam", "linear model"],
@@ -561,14 +518,15 @@ class TestNumbers:
             "coverage 95%": ["bayesadam"],
             "fit seconds": [],
         }
-        assert [text for text, _ in columns["CRPS"].cells.values()] == ["3.000", "–", "–"]
-        assert [text for text, _ in columns["fit seconds"].cells.values()] == ["12.40", "0.01", "1.20"]
-        higher = scores({"a": {"accuracy": 0.9}, "b": {"accuracy": 0.95}})[0]
-        assert higher.cells == {"a": ("90.0%", False), "b": ("95.0%", True)}
+        assert [text for text, _ in columns["CRPS"].values()] == ["3.000", "–", "–"]
+        assert [text for text, _ in columns["fit seconds"].values()] == ["12.40", "0.01", "1.20"]
+        (_, hint, cells) = scores({"a": {"accuracy": 0.9}, "b": {"accuracy": 0.95}})[0]
+        assert hint == "higher is better"
+        assert cells == {"a": ("90.0%", False), "b": ("95.0%", True)}
 
     def test_coverage_counts_rows_in_central_intervals(self):
         rows = predicted(houses()["held_out"], "regression")
-        for level, reached, _ in regression.coverage(rows).rows:
+        for level, reached, _ in charts.coverage(rows).rows:
             share = float(level.rstrip("%")) / 100
             half = stats.norm.ppf(0.5 + share / 2) * rows.std
             inside = sum(a <= t <= b for a, t, b in zip(rows.mean - half, rows.y, rows.mean + half, strict=True))
@@ -577,7 +535,7 @@ class TestNumbers:
     def test_error_by_uncertainty(self):
         held_out = houses()["held_out"]
         rows = sorted(zip(held_out["std"], held_out["y"], held_out["mean"], strict=True))
-        chart = uncertainty.error_by_uncertainty(predicted(held_out, "regression"), "price")
+        chart = charts.error_by_uncertainty(predicted(held_out, "regression"), "price")
         assert len(chart.rows) == 10
         for i, (shown, actual, *_) in enumerate(chart.rows):
             part = rows[12 * i : 12 * (i + 1)]
@@ -585,14 +543,15 @@ class TestNumbers:
             assert actual == numbers.number(math.sqrt(sum((y - m) ** 2 for _, y, m in part) / 12))
 
     def test_epistemic_share(self):
-        chart = uncertainty.epistemic_share(predicted(digits()["held_out"], "classification"))
-        assert {row[1:3] for row in chart.rows} == {("25.0%", "75.0%")}
+        text = verdict.epistemic(predicted(digits()["held_out"], "classification"), None)
+        assert text.startswith("Of the entropy of the predictions, 25% is uncertainty about the weights")
         rows = predicted(houses()["held_out"], "regression")
-        for error, bounds in ((None, "epistemic (25%)"), (0.1, "epistemic (25%; 20% to 31%)"), (0.5, "9% to 68%")):
-            chart = uncertainty.epistemic_share(rows, error)
-            assert {row[1] for row in chart.rows} == {"25.0%"}
-            assert bounds in chart.legend[0].text
-            assert ("left out" in chart.reading) == (error is not None)
+        for error, bounds in (
+            (None, "25% is"),
+            (0.1, "25% (the rows left out allow 20% to 31%) is"),
+            (0.5, "9% to 68%"),
+        ):
+            assert bounds in verdict.epistemic(rows, error)
 
     def test_confusion_and_reliability(self):
         data = digits(300)
@@ -602,11 +561,11 @@ class TestNumbers:
         for label, row in zip(held_out["label"], held_out["probs"], strict=True):
             key = (names[label], names[row.index(max(row))])
             counts[key] = counts.get(key, 0) + 1
-        table = classification.confusion(rows, names)
+        table = confusion(rows, names)
         cells = {(a, p): cell for a, row in table["rows"] for p, cell in zip(table["names"], row, strict=True)}
         assert {key: int(text) for key, (text, _) in cells.items() if text} == counts
         assert [sum(share for _, share in row) for _, row in table["rows"]] == pytest.approx([1.0] * 3)
-        chart = classification.reliability(rows)
+        chart = charts.reliability(rows)
         bins = {}
         for label, row in zip(held_out["label"], held_out["probs"], strict=True):
             bins.setdefault(math.ceil(10 * max(row)), []).append((max(row), row.index(max(row)) == label))
@@ -618,5 +577,5 @@ class TestNumbers:
 
     def test_many_classes(self):
         names = [f"class {i}" for i in range(30)]
-        table = classification.confusion(predicted(digits(400, names)["held_out"], "classification"), names)
+        table = confusion(predicted(digits(400, names)["held_out"], "classification"), names)
         assert (len(table["names"]), len(table["rows"]), table["more"]) == (20, 20, 10)

@@ -1,6 +1,7 @@
 """The data of a report, from a table and predictions that are a formula, to the page."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,11 @@ from scipy import stats
 
 from bayesadam.predictive import ClassificationPredictive, GaussianPredictive
 from bayesadam.report import write_report
-from bayesadam.report.report_data import Rows, report_data
+from bayesadam.sklearn import Settings, TableEncoder
+from bayesadam.sklearn.runs.report_data import report_data
+from bayesadam.sklearn.tables.read_table import TableFile
+from bayesadam.sklearn.tables.splits import Split
+from bayesadam.sklearn.tables.table_target import Target
 
 ROWS = 300
 
@@ -39,10 +44,11 @@ def made(held_out=60, classes=(), calibrated=True):
     y = mean + 20_000.0 * generator.standard_normal(ROWS)
     targets = (generator.random(ROWS) < probs[:, 1]).astype(np.int64) if classes else y
 
-    def predictive(donors):
-        center = torch.from_numpy(mean[donors[:, 1]])
+    def predictive(rows):
+        center = 2_000.0 * torch.from_numpy(rows.matrix[:, 1])
         if classes:
-            return ClassificationPredictive(torch.from_numpy(probs[donors[:, 1]]).log()[None])
+            chances = torch.sigmoid((center - 90_000) / 20_000)
+            return ClassificationPredictive(torch.stack([1 - chances, chances], dim=1).log()[None])
         return GaussianPredictive(center, torch.full_like(center, 1e8), torch.full_like(center, 3e8))
 
     def columns(rows):
@@ -57,17 +63,34 @@ def made(held_out=60, classes=(), calibrated=True):
         return found | {"pit": stats.norm.cdf(y[rows], center, std)}
 
     order = np.arange(held_out), np.arange(held_out, ROWS)
+    estimator = SimpleNamespace(predictive=predictive, calibration_={"error": np.array([0.3])})
     return report_data(
-        Rows(inputs, targets, np.arange(ROWS) + 2, order[0], "price", classes),
+        prepare(inputs, targets, order[0], classes),
+        Settings("/home/somebody/flats.csv", "price"),
+        estimator,
         columns(order[0]),
         (order[1], columns(order[1])) if calibrated else None,
-        predictive,
-        seed=0,
-        about={"file": "flats.csv", "held_out_how": "a random part", "left_out": {}, "epistemic_error": 0.3},
+        {"bayesadam": {"NLL": 1.0}},
+        {},
+        {"training": 1.23456789},
+    )
+
+
+def prepare(inputs, targets, held_out, classes):
+    """What is prepared from a file with these inputs."""
+    encoder = TableEncoder().fit(inputs)
+    task = "classification" if classes else "regression"
+    return SimpleNamespace(
+        file=TableFile("flats.csv", None, first_line=2),
+        inputs=inputs,
+        rows=np.arange(ROWS),
+        split=Split(np.setdiff1d(np.arange(ROWS), held_out), held_out, "a random part"),
+        target=Target("price", task, "", classes, targets, []),
+        y=targets,
+        encoder=encoder,
+        matrix=encoder.transform(inputs),
+        left_out={},
         notes=["a note"],
-        metrics={"bayesadam": {"NLL": 1.0}},
-        margins={},
-        reproduce={"config": {}, "seconds": {"training": 1.23456789}},
     )
 
 
@@ -81,6 +104,7 @@ def test_it_becomes_a_page(classes, tmp_path):
     assert data["explained"]["importance"][0]["name"] == "area"
     assert len(data["held_out"]["row"]) == 60
     assert len(data["unseen"]["row"]) == ROWS
+    assert "somebody" not in page  # folders are nobody's business
 
 
 def test_columns_are_described_for_people():

@@ -187,9 +187,10 @@ class TestFindings:
     def test_text_among_the_numbers_of_the_training_rows(self):
         values = [str(number) for number in np.random.default_rng(0).normal(size=50)]
         values[17] = "many"
-        found = learn({"a b": values})
+        found, findings = learn({"a b": values}), Findings()
         assert found.columns_[0].missing
-        assert found.notes(pa.table({"a b": values})) == [
+        codes(found, {"a b": values}, findings)
+        assert findings.notes == [
             "column 'a b': 1 row has cells that are not finite numbers ('many' in row 17): they count as missing"
         ]
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from bayesadam import noise
 from bayesadam.bayes_by_backprop import fused
-from bayesadam.functional.reparameterized import sample, sample_again, softplus
 
 WEIGHTS, ACTIVATIONS, SIGNS = range(3)
 """Uses of noise: the sample number in :func:`bayesadam.noise.normal`, whose step is the number of the draw."""
@@ -51,24 +50,17 @@ class Noise:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()
 
-    def weights(self, seed: int, number: int, like: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """Standard normals for parameters by index, in new tensors like those given."""
+    def normals(self, seed: int, number: int, use: int, like: Mapping[int, Tensor]) -> list[Tensor]:
+        """Standard normals in new tensors like those given, which are parameters, or outputs of layers, by index."""
         eps = {i: torch.empty_like(t, memory_format=torch.contiguous_format) for i, t in like.items()}
-        noise.fill_many(eps, seed, number, WEIGHTS, scratch=self._scratch)
-        return eps
-
-    def activations(self, seed: int, number: int, index: int, like: Tensor) -> Tensor:
-        """Standard normals for the outputs of a layer."""
-        with recording():  # the buffers are for later passes too
-            out = torch.empty_like(like, memory_format=torch.contiguous_format)
-            return noise.normal(seed, number, ACTIVATIONS, index, out.shape, out=out, scratch=self._scratch)
+        noise.fill_many(eps, seed, number, use, scratch=self._scratch)
+        return list(eps.values())
 
     def signs(self, seed: int, number: int, index: int, shape: tuple[int, int], like: Tensor) -> Tensor:
         """Random signs of this shape for the inputs and outputs of a layer: those of standard normals."""
-        with recording():
-            out = torch.empty(shape, dtype=like.dtype, device=like.device)
-            normals = noise.normal(seed, number, SIGNS, index, shape, out=out, scratch=self._scratch)
-            return torch.copysign(torch.ones_like(normals), normals)
+        normals = torch.empty(shape, dtype=like.dtype, device=like.device)
+        noise.fill_many({index: normals}, seed, number, SIGNS, scratch=self._scratch)
+        return torch.copysign(torch.ones_like(normals), normals)
 
 
 class Draw:
@@ -84,7 +76,7 @@ class Draw:
         seed: Seed of the noise.
         number: Number of the draw.
         sign: -1 for the mirror image of the draw with ``+1``.
-        center: Mean of the prior, if its divergence is to be computed from :meth:`sums`.
+        center: Number with which :meth:`sums` compare the means.
     """
 
     def __init__(
@@ -97,7 +89,7 @@ class Draw:
         seed: int,
         number: int,
         sign: float,
-        center: float | None = None,
+        center: float = 0.0,
     ) -> None:
         self.means = means
         self.indices = indices
@@ -107,108 +99,69 @@ class Draw:
         self.sign = sign
         self.center = center
         self._rho = rho
-        self._std: dict[str, Tensor] = {}
         self._eps: dict[str, Tensor] = {}
-        self._deviation: dict[str, Tensor] = {}
+        self._deviations: dict[str, Tensor] = {}
+        self._variances: dict[str, Tensor] = {}
         self._theta: dict[str, Tensor] = {}
         self._sums: Tensor | None = None
 
     def sample(self) -> dict[str, Tensor]:
         """The sample of all parameters."""
-        self._draw([name for name in self.means if name not in self._eps])
-        if self.center is not None and not self._theta and self._fits():
-            means, rhos = list(self.means.values()), [self._rho[name] for name in self.means]
-            with recording():
-                eps = [self._eps[name] for name in self.means]
-                thetas, self._sums = fused.sample(means, rhos, eps, self.center)
-            self._theta = dict(zip(self.means, thetas, strict=True))
+        if not self._theta:
+            self._theta = self._computed(self.eps())
         return {name: self.theta(name) for name in self.means}
 
-    def scale(self) -> None:
-        """Compute the standard deviations of all parameters together, if they can be."""
-        if self._fits():
-            means = self.means.values()
+    def deviations(self) -> dict[str, Tensor]:
+        """The sample minus the means, in the dtypes of ``rho``."""
+        if not self._deviations:
+            self._deviations = self._computed(self.eps(), around_mean=False)
+        return self._deviations
+
+    def variances(self) -> dict[str, Tensor]:
+        """Variances of all parameters, in the dtypes of ``rho``."""
+        if not self._variances:
+            self._variances = self._computed(None, around_mean=False)
+        return self._variances
+
+    def sums(self) -> Tensor:
+        """Sums of ``(mean - center)^2``, ``std^2`` and ``log(std)`` over all weights, ``(3,)`` in float64."""
+        if self._sums is None:
+            _ = self.variances() if self._theta else self.sample()
+        assert self._sums is not None
+        return self._sums
+
+    def eps(self) -> list[Tensor]:
+        """The standard normals of the sample."""
+        if not self._eps:
             with recording():
-                ones = torch.ones(max(mean.numel() for mean in means), dtype=torch.float32, device="cpu")
-                self._std = self._around_zero([ones[: mean.numel()].view(mean.shape) for mean in means])
+                like = {self.indices[name]: rho for name, rho in self._rho.items()}
+                eps = self.source.normals(self.seed, self.number, WEIGHTS, like)
+                self._eps = {
+                    name: each.neg_() if self.sign < 0 else each for name, each in zip(self._rho, eps, strict=True)
+                }
+        return list(self._eps.values())
 
-    def deviate(self) -> None:
-        """Draw the noise of all parameters together, and compute their deviations together, if they can be."""
-        self._draw([name for name in self.means if name not in self._eps])
-        if self._fits():
-            self._deviation = self._around_zero([self._eps[name] for name in self.means])
-
-    def _fits(self) -> bool:
-        return fused.fits(list(self.means.values()), [self._rho[name] for name in self.means])
-
-    def _around_zero(self, eps: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The standard deviations times ``eps`` by name, and the sums, by the compiled function."""
-        means, rhos = list(self.means.values()), [self._rho[name] for name in self.means]
-        with recording():
-            found, sums = fused.sample(means, rhos, eps, self.center or 0.0, around_mean=False)
-        if self.center is not None:
-            self._sums = sums
-        return dict(zip(self.means, found, strict=True))
+    def theta(self, name: str) -> Tensor:
+        """The sample of a parameter, in the parameter's dtype."""
+        if name not in self._theta:
+            self.eps()
+            with recording():
+                one = [self.means[name]], [self._rho[name]], [self._eps[name]]
+                (self._theta[name],), _ = fused.sample(*one, self.center)
+        return self._theta[name]
 
     def again(self) -> Draw:
         """The same draw with gradient graphs of its own, since backward passes free those of this one."""
         coordinates: dict[str, Any] = {"seed": self.seed, "number": self.number, "sign": self.sign}
         draw = Draw(self.means, self._rho, self.indices, source=self.source, **coordinates)
         draw._eps = self._eps
-        with recording():
-            for name, theta in self._theta.items():
-                draw._theta[name] = sample_again(theta.detach(), self.means[name], self._rho[name], self._eps[name])
+        for name in self._theta:
+            draw.theta(name)
         return draw
 
-    def sums(self) -> Tensor | None:
-        """Sums of ``(mean - center)^2``, ``std^2`` and ``log(std)`` over all weights, if they are computed with the
-        sample.
-        """
-        if self.center is not None and self._sums is None:
-            self.sample()
-        return self._sums
-
-    def mean(self, name: str) -> Tensor:
-        """Means of a parameter, in the dtype of the standard deviation, which is float32 or wider."""
+    def _computed(self, eps: Sequence[Tensor] | None, *, around_mean: bool = True) -> dict[str, Tensor]:
+        """What :func:`bayesadam.bayes_by_backprop.fused.sample` gives for all parameters, by name."""
+        means, rhos = list(self.means.values()), list(self._rho.values())
         with recording():
-            return self.means[name].to(self._rho[name].dtype)
-
-    def std(self, name: str) -> Tensor:
-        """Standard deviations of a parameter."""
-        if name not in self._std:
-            with recording():
-                self._std[name] = softplus(self._rho[name])
-        return self._std[name]
-
-    def eps(self, name: str) -> Tensor:
-        """The standard normals of a parameter's sample."""
-        if name not in self._eps:
-            self._draw([name])
-        return self._eps[name]
-
-    def deviation(self, name: str) -> Tensor:
-        """The sample minus its mean."""
-        if name not in self._deviation:
-            with recording():
-                self._deviation[name] = self.std(name) * self.eps(name)
-        return self._deviation[name]
-
-    def theta(self, name: str) -> Tensor:
-        """The sample of a parameter, in the parameter's dtype."""
-        if name not in self._theta:
-            mean, eps = self.means[name], self.eps(name)
-            with recording():
-                if name in self._std:
-                    self._theta[name] = torch.addcmul(self.mean(name), self._std[name], eps).to(mean.dtype)
-                else:
-                    self._theta[name], self._std[name] = sample(mean, self._rho[name], eps)
-        return self._theta[name]
-
-    def _draw(self, names: Sequence[str]) -> None:
-        """The standard normals of some parameters' samples, together."""
-        with recording():
-            like = {self.indices[name]: self._rho[name].detach() for name in names}
-            found = self.source.weights(self.seed, self.number, like)
-            for name in names:
-                eps = found[self.indices[name]]
-                self._eps[name] = eps.neg_() if self.sign < 0 else eps
+            found, self._sums = fused.sample(means, rhos, eps, self.center, around_mean=around_mean)
+        return dict(zip(self.means, found, strict=True))

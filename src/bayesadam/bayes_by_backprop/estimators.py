@@ -9,15 +9,16 @@ and refuse gradients, so that a use that is not intercepted (in a custom autogra
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from bayesadam.bayes_by_backprop.draws import Draw, uncompiled
-from bayesadam.functional.reparameterized import root
+from bayesadam.bayes_by_backprop.draws import ACTIVATIONS, Draw, recording, uncompiled
+from bayesadam.functional.reparameterized import sample_of_variance
 
 _CHANNELS = {
     functional.linear: -1,
@@ -42,32 +43,6 @@ def shared(draw: Draw, run: Run) -> Any:
     return run(uncompiled(draw.sample)())
 
 
-def local(draw: Draw, run: Run) -> Any:
-    """Run the model with sampled outputs of linear functions (Kingma et al. 2015, section 2.3)."""
-    return uncompiled(_run)(Local, draw, run)
-
-
-def flipout(draw: Draw, run: Run) -> Any:
-    """Run the model with random signs of the deviation from the mean for every data point (Wen et al. 2018, eq. 4)."""
-    return uncompiled(_run)(Flipout, draw, run)
-
-
-ESTIMATORS: Mapping[str, Callable[[Draw, Run], Any]] = {"shared": shared, "local": local, "flipout": flipout}
-
-
-class Part(nn.Module):
-    """A function that uses the weights of a model, as a module that has them under the name ``model``."""
-
-    def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.model = model
-        self.function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function."""
-        return self.function(*args, **kwargs)
-
-
 class Reparameterized(TorchFunctionMode):
     """Replaces linear functions of random weights while it is active, for one forward pass."""
 
@@ -76,7 +51,10 @@ class Reparameterized(TorchFunctionMode):
     def __init__(self, draw: Draw) -> None:
         super().__init__()
         self.draw = draw
-        self.placeholders = {name: self._placeholder(name, mean) for name, mean in draw.means.items()}
+        self.placeholders = {
+            name: _placeholder(name, mean.shape, mean.dtype, mean.device, self.estimator)
+            for name, mean in draw.means.items()
+        }
         self._names = {id(tensor): name for name, tensor in self.placeholders.items()}
         self._uses: dict[str, object] = {}
 
@@ -109,17 +87,6 @@ class Reparameterized(TorchFunctionMode):
     def linear(self, call: Callable[..., Tensor], x: Tensor, weight: str, bias: Tensor | None, channels: int) -> Tensor:
         """A linear function ``call(x, weight, bias)`` of a random weight."""
         raise NotImplementedError
-
-    def _placeholder(self, name: str, like: Tensor) -> Tensor:
-        def refuse(grad: Tensor) -> None:
-            raise RuntimeError(
-                f"parameter {name!r} must be used by PyTorch functions with estimator={self.estimator!r}, got a use "
-                "that cannot be seen (a custom autograd function, say): use estimator='shared', or exclude it by select"
-            )
-
-        placeholder = like.detach().new_full((), torch.nan).expand(like.shape).requires_grad_()
-        placeholder.register_hook(refuse)  # type: ignore[no-untyped-call]
-        return placeholder
 
     def _bias(self, bias: Tensor | None, use: object) -> tuple[str | None, Tensor | None]:
         """Name of a bias that is random and used nowhere else, or its replacement."""
@@ -157,14 +124,26 @@ class Reparameterized(TorchFunctionMode):
             )
 
 
+@cache
+def _placeholder(name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device, estimator: str) -> Tensor:
+    """A tensor in place of a parameter; one for all passes, since it has no values and no gradient."""
+
+    def refuse(grad: Tensor) -> None:
+        raise RuntimeError(
+            f"parameter {name!r} must be used by PyTorch functions with estimator={estimator!r}, got a use that "
+            "cannot be seen (a custom autograd function, say): use estimator='shared', or exclude it by select"
+        )
+
+    with recording():
+        placeholder = torch.full((), torch.nan, dtype=dtype, device=device).expand(shape).requires_grad_()
+        placeholder.register_hook(refuse)  # type: ignore[no-untyped-call]
+    return placeholder
+
+
 class Local(Reparameterized):
-    """``y = E[y] + std(y) * eps`` with ``Var[y] = call(x^2, std^2)``."""
+    """``y = E[y] + std(y) * eps`` with ``Var[y] = call(x^2, std^2)`` (Kingma et al. 2015, section 2.3)."""
 
     estimator = "local"
-
-    def __init__(self, draw: Draw) -> None:
-        super().__init__(draw)
-        draw.scale()
 
     def linear(self, call: Callable[..., Tensor], x: Tensor, weight: str, bias: Tensor | None, channels: int) -> Tensor:
         """The sampled output, as in the base class."""
@@ -174,22 +153,20 @@ class Local(Reparameterized):
         draw = self.draw
         mean = call(x, draw.means[weight], fixed if name is None else draw.means[name])
         dtype = torch.float32 if x.dtype == torch.float16 else x.dtype  # squares leave the range of float16
-        variance, of_bias = (None if key is None else draw.std(key).square().to(dtype) for key in (weight, name))
-        std = root(call(x.to(dtype).square(), variance, of_bias)).to(mean.dtype)
-        eps = draw.source.activations(draw.seed, draw.number, draw.indices[weight], mean)
-        return mean + std * (eps.neg_() if draw.sign < 0 else eps)
+        variance, of_bias = (None if key is None else draw.variances()[key].to(dtype) for key in (weight, name))
+        (eps,) = draw.source.normals(draw.seed, draw.number, ACTIVATIONS, {draw.indices[weight]: mean})
+        if draw.sign < 0:
+            eps.neg_()
+        return sample_of_variance(mean, call(x.to(dtype).square(), variance, of_bias), eps)
 
 
 class Flipout(Reparameterized):
-    """``y = call(x, mean) + s * call(x * r, deviation)``, with signs ``s`` and ``r`` that differ between data
-    points.
+    """``y = call(x, mean) + s * call(x * r, deviation)``, with signs ``s`` and ``r`` that differ between data points.
+
+    It is eq. 4 of Wen et al. 2018.
     """
 
     estimator = "flipout"
-
-    def __init__(self, draw: Draw) -> None:
-        super().__init__(draw)
-        draw.deviate()
 
     def linear(self, call: Callable[..., Tensor], x: Tensor, weight: str, bias: Tensor | None, channels: int) -> Tensor:
         """The output with random signs, as in the base class."""
@@ -204,10 +181,10 @@ class Flipout(Reparameterized):
             draw.seed, draw.number, draw.indices[weight], (rows, width + mean.shape[channels]), mean
         )
         shape = (rows, *[1] * (x.ndim - 1 + channels), -1, *[1] * (-1 - channels))
-        before, after = both[:, :width].reshape(shape), both[:, width:].reshape(shape)
+        before, after = (part.reshape(shape) for part in both.tensor_split([width], dim=1))
         if x.ndim == -channels:
             before, after = before[0], after[0]
-        deviation, of_bias = (None if key is None else draw.deviation(key).to(x.dtype) for key in (weight, name))
+        deviation, of_bias = (None if key is None else draw.deviations()[key].to(x.dtype) for key in (weight, name))
         change = call(x * before, deviation, of_bias)
         return mean.addcmul(change, after)
 
@@ -216,3 +193,14 @@ def _run(kind: type[Reparameterized], draw: Draw, run: Run) -> Any:
     mode = kind(draw)
     with mode:
         return run(mode.placeholders)
+
+
+def _by_layers(kind: type[Reparameterized]) -> Callable[[Draw, Run], Any]:
+    return lambda draw, run: uncompiled(_run)(kind, draw, run)
+
+
+ESTIMATORS: Mapping[str, Callable[[Draw, Run], Any]] = {
+    "shared": shared,
+    "local": _by_layers(Local),
+    "flipout": _by_layers(Flipout),
+}

@@ -1,63 +1,17 @@
-"""The negative ELBO of a variational network, estimated from a minibatch."""
+"""What losses of variational networks have in common: inputs, outputs, and the factor of the KL divergence."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from bayesadam.checks import check, check_temperature, is_whole
-from bayesadam.likelihoods import Likelihood
+from bayesadam.checks import check_temperature
 
 Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """What a network is called with: a tensor; a tuple, ``net(*inputs)``; or a dict, ``net(**inputs)``."""
-
-
-class Sampled(Protocol):
-    """A network whose weights are drawn; ``VariationalModule`` is one."""
-
-    closed_form: bool
-
-    def common_draw(self, *, mirrored: bool = False) -> AbstractContextManager[None]:
-        """A context with one sample of the weights."""
-
-    def kl_divergence(self) -> Tensor:
-        """The divergence from the prior."""
-
-
-def negative_elbo(
-    net: Sampled,
-    forward: nn.Module,
-    inputs: Inputs,
-    target: Tensor,
-    *,
-    likelihood: Likelihood,
-    num_data: float,
-    mc_samples: int,
-    antithetic: bool,
-    kl_weight: float,
-    temperature: float,
-    output: Callable[[Any], Tensor] | None,
-) -> Tensor:
-    """The loss of :meth:`VariationalModule.loss`, with ``forward`` as the module that is called."""
-    check("mc_samples", mc_samples, "a whole number of at least 1", is_whole)
-    if antithetic and mc_samples % 2:
-        raise ValueError(f"mc_samples must be even when antithetic=True, got {mc_samples!r}")
-    scale = kl_scale(num_data, kl_weight, temperature)
-    total = torch.zeros(())
-    for sample in range(mc_samples):
-        with net.common_draw(mirrored=antithetic and sample % 2 == 1):
-            nll = likelihood.nll(_output(forward, inputs, output), target)
-            if scale and not net.closed_form:
-                nll = nll + (scale * net.kl_divergence()).to(nll)
-            elif scale and sample == 0:
-                nll = nll + (mc_samples * scale * net.kl_divergence()).to(nll)
-        total = nll if sample == 0 else total + nll
-    return total / mc_samples
 
 
 def kl_scale(num_data: float, kl_weight: float, temperature: float) -> float:
@@ -81,7 +35,8 @@ def call(net: nn.Module, inputs: Inputs) -> Any:
     return net(*inputs) if isinstance(inputs, tuple) else net(inputs)
 
 
-def _output(net: nn.Module, inputs: Inputs, output: Callable[[Any], Tensor] | None) -> Tensor:
+def output_of(net: nn.Module, inputs: Inputs, output: Callable[[Any], Tensor] | None) -> Tensor:
+    """The tensor that a network returns, or that ``output`` takes out of what it returns."""
     result = call(net, inputs)
     if output is not None:
         result = output(result)

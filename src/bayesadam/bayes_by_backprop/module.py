@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from bayesadam.bayes_by_backprop.draws import Draw, Noise, uncompiled
-from bayesadam.bayes_by_backprop.estimators import ESTIMATORS, Part
-from bayesadam.bayes_by_backprop.loss import Inputs, negative_elbo
+from bayesadam.bayes_by_backprop.estimators import ESTIMATORS
+from bayesadam.bayes_by_backprop.loss import Inputs, kl_scale, output_of
 from bayesadam.bayes_by_backprop.parameters import (
     InitialStd,
     around,
@@ -27,8 +26,9 @@ from bayesadam.bayes_by_backprop.parameters import (
     escaped,
     initial,
     random_parameters,
+    replaced,
 )
-from bayesadam.checks import check
+from bayesadam.checks import check, check_count
 from bayesadam.functional import kl as divergences
 from bayesadam.functional.recomputation import in_backward, recomputed_by
 from bayesadam.functional.reparameterized import inverse_softplus, softplus
@@ -73,7 +73,6 @@ class VariationalModule(nn.Module):
         initial_std: InitialStd = 0.05,
         estimator: str = "shared",
         kl: str | None = None,
-        sticking_the_landing: bool = False,
         select: Callable[[str], bool] | None = None,
         seed: int = 0,
     ) -> None:
@@ -83,15 +82,12 @@ class VariationalModule(nn.Module):
         if kl not in (None, "closed_form", "sampled"):
             raise ValueError(f"kl must be 'closed_form', 'sampled' or None, got {kl!r}")
         check("seed", seed, "an integer in [0, 2**64)", lambda v: isinstance(v, int) and 0 <= v < 2**64)
-        check("sticking_the_landing", sticking_the_landing, "True or False", lambda v: isinstance(v, bool))
         prior = as_prior(prior)
         if kl == "closed_form" and not prior.closed_form:
             raise ValueError(
                 f"kl must be 'sampled' with a prior without a closed form, got {kl!r} with {type(prior).__name__}"
             )
         closed_form = prior.closed_form if kl is None else kl == "closed_form"
-        if sticking_the_landing and closed_form:
-            raise ValueError("sticking_the_landing must be False unless kl='sampled', got True")
         indices = random_parameters(model, select)
         means = {name: parameter for name, parameter in model.named_parameters() if name in indices}
         prior.check(means)
@@ -103,7 +99,6 @@ class VariationalModule(nn.Module):
             self.rho.register_parameter(escaped(name), rho)
         self.estimator = estimator
         self.closed_form = closed_form
-        self.sticking_the_landing = sticking_the_landing
         self.seed = seed
         self._indices = indices
         self._number = 0
@@ -135,7 +130,8 @@ class VariationalModule(nn.Module):
         estimator = ESTIMATORS[self.estimator]
 
         def run(weights: Mapping[str, Tensor]) -> Any:
-            return functional_call(self.model, dict(weights), args, kwargs)
+            with replaced(self.model, draw.means, weights):
+                return self.model(*args, **kwargs)
 
         if torch.compiler.is_compiling():
             return estimator(draw, run)
@@ -144,8 +140,8 @@ class VariationalModule(nn.Module):
             """Run a checkpointed part of the model at the same draw."""
 
             def run_part(weights: Mapping[str, Tensor]) -> Any:
-                named = {f"model.{name}": value for name, value in weights.items()}
-                return functional_call(Part(self.model, function), named, args, kwargs)
+                with replaced(self.model, draw.means, weights):
+                    return function(*args, **kwargs)
 
             return estimator(draw.again(), run_part)
 
@@ -182,35 +178,17 @@ class VariationalModule(nn.Module):
         no single sample for all data points, so the divergence has its own sample inside as well.
         """
         draw = self._draw
-        if draw is None and self.closed_form:
-            means, rho = self._means(), self._rhos()
-            return self.prior.kl_divergence(
-                {name: means[name].to(value.dtype) for name, value in rho.items()},
-                {name: softplus(value) for name, value in rho.items()},
-            )
-        draw = draw or self._new_draw(mirrored=False)
-        return self._closed_form(draw) if self.closed_form else self._at_sample(draw)
-
-    def _closed_form(self, draw: Draw) -> Tensor:
-        sums = draw.sums()
-        if sums is not None and isinstance(self.prior, GaussianPrior):
-            return self.prior.kl_divergence_from(sums, sum(mean.numel() for mean in draw.means.values()))
-        names = list(self._indices)
-        return self.prior.kl_divergence({n: draw.mean(n) for n in names}, {n: draw.std(n) for n in names})
-
-    def _at_sample(self, draw: Draw) -> Tensor:
-        sums, theta = draw.sums(), {name: draw.theta(name) for name in self._indices}
-        if sums is not None:
-            log_q = divergences.gaussian_log_prob_from(sums[2], [draw.eps(name) for name in theta])
-        else:
-            path_only = self.sticking_the_landing
-            log_q = torch.stack(
-                [
-                    divergences.gaussian_log_prob(value, draw.std(name), draw.eps(name), path_only=path_only)
-                    for name, value in theta.items()
-                ]
-            ).sum()
-        return log_q - self.prior.log_prob(theta)
+        if not self.closed_form:
+            draw = draw or self._new_draw(mirrored=False)
+            log_q = divergences.gaussian_log_prob(draw.sums()[2], draw.eps())
+            return log_q - self.prior.log_prob({name: draw.theta(name) for name in self._indices})
+        means, rho = self._means(), self._rhos()
+        if draw is not None and type(self.prior) is GaussianPrior:
+            return self.prior.kl_divergence_from(draw.sums(), sum(mean.numel() for mean in means.values()))
+        return self.prior.kl_divergence(
+            {name: means[name].to(value.dtype) for name, value in rho.items()},
+            {name: softplus(value) for name, value in rho.items()},
+        )
 
     def loss(
         self,
@@ -251,19 +229,20 @@ class VariationalModule(nn.Module):
             ValueError: A number is out of its range, or ``wrapper`` does not contain this network.
             TypeError: The network does not return a tensor and ``output`` is not given.
         """
-        return negative_elbo(
-            self,
-            around(self, wrapper),
-            inputs,
-            target,
-            likelihood=likelihood,
-            num_data=num_data,
-            mc_samples=mc_samples,
-            antithetic=antithetic,
-            kl_weight=kl_weight,
-            temperature=temperature,
-            output=output,
-        )
+        check_count("mc_samples", mc_samples)
+        if antithetic and mc_samples % 2:
+            raise ValueError(f"mc_samples must be even when antithetic=True, got {mc_samples!r}")
+        scale, net = kl_scale(num_data, kl_weight, temperature), around(self, wrapper)
+        terms = []
+        for sample in range(mc_samples):
+            with self.common_draw(mirrored=antithetic and sample % 2 == 1):
+                nll = likelihood.nll(output_of(net, inputs, output), target)
+                if scale and not self.closed_form:
+                    nll = nll + (scale * self.kl_divergence()).to(nll)
+                elif scale and sample == 0:
+                    nll = nll + (mc_samples * scale * self.kl_divergence()).to(nll)
+            terms.append(nll)
+        return terms[0] if mc_samples == 1 else torch.stack(terms).mean()
 
     def posterior(self) -> DiagonalGaussian:
         """Return the current posterior, by the model's names, with copies in float32 or wider.
@@ -292,12 +271,6 @@ class VariationalModule(nn.Module):
     def _new_draw(self, *, mirrored: bool) -> Draw:
         if not mirrored:
             self._number += 1
-        center: float | None = None  # where the divergence makes use of the sums that come with a sample
-        sampled = self.estimator == "shared" and not self.sticking_the_landing
-        if type(self.prior) is GaussianPrior and (self.closed_form or sampled):
-            center = self.prior.mean
-        elif sampled and not self.closed_form:
-            center = 0.0
         return Draw(
             self._means(),
             self._rhos(),
@@ -306,14 +279,14 @@ class VariationalModule(nn.Module):
             seed=self.seed,
             number=self._number - 1,
             sign=-1.0 if mirrored else 1.0,
-            center=center,
+            center=self.prior.mean if type(self.prior) is GaussianPrior else 0.0,
         )
 
     def _means(self) -> dict[str, Tensor]:
         return {name: parameter for name, parameter in self.model.named_parameters() if name in self._indices}
 
     def _rhos(self) -> dict[str, Tensor]:
-        return {name: self.rho.get_parameter(escaped(name)) for name in self._indices}
+        return dict(zip(self._indices, self.rho.parameters(), strict=True))
 
 
 def variational(
@@ -323,7 +296,6 @@ def variational(
     initial_std: InitialStd = 0.05,
     estimator: str = "shared",
     kl: str | None = None,
-    sticking_the_landing: bool = False,
     select: Callable[[str], bool] | None = None,
     seed: int = 0,
 ) -> VariationalModule:
@@ -348,8 +320,6 @@ def variational(
             is used twice in one pass is refused by ``"local"``, and by ``"flipout"`` unless the numbers of data points
             agree.
         kl: ``"closed_form"``, ``"sampled"``, or ``None`` for the closed form if the prior has one.
-        sticking_the_landing: Whether to omit those terms of the gradient of a sampled KL divergence that are 0 in
-            expectation (Roeder et al. 2017). The gradient then has no noise where the posterior is exact.
         select: Function of a parameter's name that tells whether it is random; the others are trained without noise.
         seed: Seed of the noise.
 
@@ -363,7 +333,6 @@ def variational(
         initial_std=initial_std,
         estimator=estimator,
         kl=kl,
-        sticking_the_landing=sticking_the_landing,
         select=select,
         seed=seed,
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -62,6 +63,25 @@ def initial(
     start = torch.empty_like(parameter, dtype=wide(parameter.dtype), requires_grad=False)
     with torch.no_grad():
         return nn.Parameter(start.copy_(inverse(value).expand_as(parameter)))
+
+
+@contextmanager
+def replaced(model: nn.Module, parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Return a context in which the model has other tensors in place of parameters, by the same names."""
+    by_id = {id(parameter): values[name] for name, parameter in parameters.items()}
+    places: list[tuple[dict[str, Any], str, Any]] = [
+        (module._parameters, name, parameter)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if id(parameter) in by_id
+    ]
+    try:
+        for owner, name, parameter in places:
+            owner[name] = by_id[id(parameter)]
+        yield
+    finally:
+        for owner, name, parameter in places:
+            owner[name] = parameter
 
 
 def as_posterior(

@@ -83,15 +83,11 @@ class Watched:
         own = rows.scored(posterior, method="mean")
         warn_of_noise(own, self._likelihood)
         least = mean(own(self._likelihood))
-
-        whole = rows.scored(posterior)
+        at = rows.at_widths(posterior)
 
         def harms(factor: float) -> bool:
             nonlocal least
-            if whole.takes_scale:
-                score = mean(whole(self._likelihood, scale=factor))
-            else:
-                score = mean(rows.scored(posterior.scaled(factor))(self._likelihood))
+            score = mean(at(factor)(self._likelihood))
             least = min(least, score)
             return not score <= least + RISE
 

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,11 +28,8 @@ from bayesadam.predictive.choice import mark_as_tuned
 from bayesadam.predictive.pairs import Data
 from bayesadam.progress import progress_bar
 
-PRECISIONS = tuple(10.0**power for power in range(-4, 5))
-"""Candidates for the prior precision if nothing else is tuned."""
-
-FEW_PRECISIONS = (1e-2, 1.0, 1e2, 1e4)
-"""Candidates for the prior precision if the width is tuned, too."""
+PRECISIONS = (1e-2, 1.0, 1e2, 1e4)
+"""Candidates for the prior precision."""
 
 SCALES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Factors of the standard deviations that are tried first; the search continues between the neighbours of the best."""
@@ -169,7 +165,7 @@ def tune_posterior(
         RuntimeError: No candidate has a finite score.
     """
     check_likelihood(likelihood)
-    grid = _grid(posterior, candidates, few=scale is None)
+    grid = _grid(posterior, candidates)
     for name, values in {**grid, "scale": scale, "temperature": temperature}.items():
         if values is not None and not len(values):
             raise ValueError(f"{name} must have at least one candidate, got {values!r}")
@@ -280,15 +276,10 @@ class _Search:
 
     def scorer(self, posterior: Posterior, numbers: Mapping[str, float]) -> Callable[[float], float]:
         """Return a function that scores the posterior, which was made with ``numbers``, at a given width."""
-        unscaled = self.rows.scored(posterior)
+        at = self.rows.at_widths(posterior)
 
         def score_at(scale: float) -> float:
-            score: Callable[..., Tensor]
-            if unscaled.takes_scale:
-                score = partial(unscaled, scale=scale)
-            else:
-                score = unscaled if scale == 1.0 else self.rows.scored(posterior.scaled(scale))
-            temperature, value = self._tempered(score)
+            temperature, value = self._tempered(at(scale))
             self.table.append({**numbers, "scale": scale, "temperature": temperature, "score": value})
             if value < self.score:
                 self.best, self.posterior = self.table[-1], posterior
@@ -308,7 +299,7 @@ class _Search:
         return float(temperature), value
 
 
-def _grid(posterior: object, candidates: Mapping[str, Sequence[float]] | None, *, few: bool) -> dict[str, list[float]]:
+def _grid(posterior: object, candidates: Mapping[str, Sequence[float]] | None) -> dict[str, list[float]]:
     """Return the candidates by name for a function that makes posteriors; for a finished posterior there are none."""
     if isinstance(posterior, Posterior):
         if candidates is not None:
@@ -320,7 +311,7 @@ def _grid(posterior: object, candidates: Mapping[str, Sequence[float]] | None, *
             "(calibrate finds a temperature for other distributions over networks)"
         )
     if candidates is None:
-        candidates = {"prior_precision": FEW_PRECISIONS if few else PRECISIONS}
+        candidates = {"prior_precision": PRECISIONS}
     return {name: [float(value) for value in values] for name, values in candidates.items()}
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bayesadam.cli.mistakes import end_imports, fail, require, writing_to
+from bayesadam.cli.mistakes import fail, one_line, writing_to
 
 TITLES = (
     (
@@ -27,10 +27,6 @@ TITLES = (
         "(b) Digits: Adam at its best rate, also temperature scaled, and BayesAdam;\n"
         "AUROC of the entropy against photographs, and digits with shuffled pixels",
         "Adam's rate and temperature are chosen on images that BayesAdam does not use.",
-    ),
-    (
-        "Accuracy of BayesAdam's mean without so many of its weights",
-        "A posterior that knows which weights are needed is better than their magnitude.",
     ),
     (
         "(c) A curve with a gap in its data",
@@ -47,17 +43,17 @@ def demo(
     quick: Annotated[bool, typer.Option("--quick", help="A few seconds of training, to see that it runs.")] = False,
 ) -> None:
     """Demonstrate a posterior in a minute: intervals, images that are not digits, a gap in the data, a report."""
-    require("sklearn", "PIL", "matplotlib")
+    with one_line():
+        import matplotlib  # noqa: F401
+        import PIL  # noqa: F401
+        import torch
+
+        from bayesadam import demo as _demo
     with writing_to("--out", out):  # checked before the training, which takes some time
         if out.exists() and not out.is_dir():
             fail(f"--out must be a folder, got the file {str(out)!r}")
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
-    import torch
-
-    from bayesadam import demo as _demo
-
-    end_imports()
     torch.set_num_threads(1)  # the networks are so small that threads only wait for each other
     effort = _demo.QUICK if quick else _demo.FULL
     start = time.perf_counter()
@@ -78,8 +74,7 @@ def demo(
     prices = _scores(record["prices"], _demo.OURS, (_demo.LINEAR, _demo.QUANTILES), ".1%", money)
     _show(console, 0, "95% intervals", *prices)
     _show(console, 1, "", *_scores(record["digits"], "BayesAdam", (_demo.SCALED,), ".4f"))
-    _show(console, 2, "", *_scores(record["pruned"], _demo.SIGNAL, (_demo.MAGNITUDE,), ".4f"))
-    _show(console, 3, "epistemic deviation", *_bands(record["curve"]))
+    _show(console, 2, "epistemic deviation", *_bands(record["curve"]))
     console.print("[bold](d) BayesAdam on the digits, by opt.report()[/]\n")
     verdict = (out / "report.txt").read_text(encoding="utf-8").partition("\n\n")[2]  # below its table
     console.print(verdict, markup=False)

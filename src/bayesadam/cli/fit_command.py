@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from bayesadam.cli import options as of
-from bayesadam.cli.mistakes import fail, one_line, require, say, writing_to
+from bayesadam.cli.mistakes import one_line, say, writing_to
 
 if TYPE_CHECKING:
     from bayesadam.sklearn import Settings
 
 
 def fit(
-    data: of.Data = None,
+    data: of.Data,
     *,
-    target: of.Target = None,
+    target: of.Target,
     task: of.Task = None,
     drop: of.Drop = None,
     keep: of.Keep = None,
@@ -49,43 +48,27 @@ def fit(
 ) -> None:
     """Train a model that predicts a column of a table with uncertainty, and write it to a run folder."""
     begin = perf_counter()  # imports take some seconds, too
-    settings = {name: value for name, value in locals().items() if name not in ("out", "config", "force", "begin")}
-    given = {name: value for name, value in settings.items() if value not in (None, []) and value is not False}
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    require("pyarrow", "pandas", "sklearn", "bokeh")
+    given = {name: value for name, value in locals().items() if name not in ("out", "config", "force", "begin")}
+    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     with one_line():
-        _fit(_settings(given, config), out, force=force, begin=begin)
+        from bayesadam.sklearn import Settings
 
-
-def _settings(given: dict[str, Any], config: Path | None) -> Settings:
-    """Return the settings from the options and a config."""
-    from bayesadam.sklearn import Settings
-
-    chosen = {**({} if config is None else asdict(Settings.load(config))), **given}
-    if "epochs" in given:  # an option replaces its alternative in the config
-        chosen["time_budget"] = given.get("time_budget")
-    elif "time_budget" in given:
-        chosen["epochs"] = None
-    if "data" not in chosen:
-        fail("a table must be given: bayesadam fit data.csv --target COLUMN --out run")
-    if "target" not in chosen:
-        fail("--target must say which column to predict")
-    return Settings(**chosen)
+        settings = Settings(**{name: value for name, value in (given | lists).items() if value is not None})
+        _fit(settings, out, force=force, begin=begin)
 
 
 def _fit(settings: Settings, out: Path, *, force: bool, begin: float) -> None:
     """Fit, write the run folder, and print the scores and the next commands."""
+    import bayesadam.report.page  # noqa: F401  # which would find after the training that a package is missing
     from bayesadam.cli.screen import Screen, score_table
     from bayesadam.sklearn import fit_table
     from bayesadam.sklearn.runs.run_folder import REPORT
 
     screen = Screen(Console(), Console(stderr=True))
-    with writing_to("--out", out), screen:
+    with writing_to("--out", out), screen.bar:
         result = fit_table(settings, out=out, watcher=screen, force=force)
     for note in result.notes:
         say(f"  note      {note}")
     say(score_table(result.metrics))
-    if result.interrupted:
-        say(f"stopped after {result.epochs} epochs; the networks are the best until then")
     say(f"{perf_counter() - begin:.0f} s; the run is in {out}/: open {out / REPORT}")
     say(f"predict new rows:  bayesadam predict {out} new.csv -o predictions.csv")

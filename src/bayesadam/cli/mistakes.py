@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,15 +16,6 @@ from rich.console import Console
 
 STOPPED = 130
 """Exit code after Ctrl-C, which is the one that shells use."""
-_NEEDS = {
-    "pyarrow": ("pyarrow", "sklearn"),
-    "sklearn": ("scikit-learn", "sklearn"),
-    "pandas": ("pandas", "sklearn"),
-    "bokeh": ("bokeh", "report"),
-    "PIL": ("pillow", "plot"),
-    "matplotlib": ("matplotlib", "plot"),
-}
-"""Package and extra of each module that a command may need."""
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
@@ -34,20 +24,12 @@ def fail(message: str, code: int = 2) -> NoReturn:
     raise typer.Exit(code)
 
 
-def require(*modules: str) -> None:
-    """Exit with an error message if a package is not installed."""
-    for module in modules:
-        if find_spec(module) is None:
-            package, extra = _NEEDS[module]
-            fail(f'this command needs {package}: pip install "bayesadam[{extra}]"')
-
-
 def say(shown: Any, console: Console | None = None) -> None:
     """Print a line or a table. If nobody reads any more, as with ``| head``, the command goes on in silence."""
     console, text = console or Console(), isinstance(shown, str)
-    with console.capture() as printed:  # rich ends the process if a pipe is closed
-        console.print(shown, markup=not text, highlight=False, soft_wrap=text)
     try:
+        with console.capture() as printed:  # rich ends the process if a pipe is closed
+            console.print(shown, markup=not text, highlight=False, soft_wrap=text)
         console.file.write(printed.get())
         console.file.flush()
     except OSError as error:
@@ -66,27 +48,29 @@ def writing_to(option: str, path: Path, kind: str = "a folder") -> Iterator[None
         fail(f"{option} must be {rule}, got {str(path)!r} ({error.strerror or error})")
 
 
-def end_imports() -> None:
-    """Turn on the garbage collector, which `main` turned off for the imports. It never looks at what was imported."""
-    if not gc.isenabled():
-        gc.freeze()
-        gc.enable()
-
-
 @contextmanager
 def one_line() -> Iterator[None]:
-    """Context in which errors of the library, Ctrl-C and a lack of memory are reported in one line."""
-    from bayesadam.sklearn import RunError, TableError
-    from bayesadam.sklearn.tables.memory import NotEnoughMemory
-
-    end_imports()
+    """Context in which mistakes, missing packages, Ctrl-C and a lack of memory are reported in one line."""
+    try:
+        from bayesadam.sklearn import RunError, TableError
+        from bayesadam.sklearn.tables.memory import NotEnoughMemory
+    except ImportError as error:
+        fail(str(error) if error.name is None else _needs(error))
+    gc.freeze()  # `main` turned the garbage collector off for the imports; it need never look at what was imported
+    gc.enable()
     try:
         yield
     except (RunError, TableError, NotEnoughMemory) as error:
         fail(str(error))
+    except ModuleNotFoundError as error:
+        fail(_needs(error))
     except KeyboardInterrupt:
         fail("stopped; nothing was written", STOPPED)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
         fail(f"there is not enough memory: use fewer rows, columns, --members or smaller --hidden ({error})")
+
+
+def _needs(error: ImportError) -> str:
+    return f'this command needs {error.name}: pip install "bayesadam[all]"'

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
+
+from bayesadam.cli.mistakes import one_line
 
 INPUTS, FILES, ROWS, MODEL, RUNS = "Columns", "Files", "Held-out rows", "Model", "Runs"
 """Headings of the help."""
@@ -16,7 +19,19 @@ def _option(about: str, heading: str, *names: str, **more: Any) -> Any:
     return Option(*names, help=about, rich_help_panel=heading, **more)
 
 
-def _hidden(text: str) -> tuple[int, ...]:
+def _config(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Make the settings of a config the defaults of the options."""
+    if path is not None:
+        with one_line():
+            from bayesadam.sklearn import Settings
+
+            ctx.default_map = asdict(Settings.load(path))
+    return path
+
+
+def _hidden(text: str | tuple[int, ...]) -> tuple[int, ...]:
+    if isinstance(text, tuple):  # of a config
+        return text
     try:
         return tuple(int(part) for part in text.split(",")) if text.strip() else ()
     except ValueError:  # int() raises it for numbers with thousands of digits, too
@@ -34,17 +49,15 @@ def _delimiter(text: str) -> str:
     return "\t" if text in ("\\t", "tab") else text  # a tab is hard to type
 
 
-Methods = Literal[
-    "laplace", "badam", "anchored", "ensemble", "vadam", "vprop", "ivon", "vogn", "von", "bbb", "fawn-ropd", "fawn-vi"
-]  # fmt: skip
+Methods = Literal["laplace", "badam", "anchored", "ensemble", "vadam", "vprop", "ivon", "vogn", "von", "bbb"]
 Tasks = Literal["regression", "classification"]
 Transforms = Literal["auto", "none", "log", "log1p", "sqrt", "yeo-johnson", "quantile"]
 Likelihoods = Literal["auto", "gaussian", "student_t", "poisson", "negative_binomial", "log_normal", "gamma"]
 
 Columns = list[str] | None
 
-Data = Annotated[str | None, Argument(help="The table: CSV or Parquet; - is standard input.", metavar="DATA")]
-Target = Annotated[str | None, Option(help="Column to predict; required.")]
+Data = Annotated[str, Argument(help="The table: CSV or Parquet; - is standard input.", metavar="DATA")]
+Target = Annotated[str, Option(help="Column to predict.")]
 Task = Annotated[Tasks | None, Option(help="By default what the target looks like.")]
 
 Drop = Annotated[Columns, _option("Column that is no input; may be repeated.", INPUTS)]
@@ -76,7 +89,10 @@ Seed = Annotated[int | None, _option("Of the split, the networks and the noise."
 Device = Annotated[str | None, _option("To train on: cpu (default), cuda, ...", MODEL)]
 
 Out = Annotated[Path, _option("Folder for the run.", RUNS)]
-Config = Annotated[Path | None, _option("config.json of a run: its settings, unless options are given.", RUNS)]
+Config = Annotated[
+    Path | None,
+    _option("config.json of a run: its settings, unless options are given.", RUNS, callback=_config, is_eager=True),
+]
 Force = Annotated[bool, _option("Replace the run in --out.", RUNS, "--force")]
 
 Run = Annotated[Path, Argument(help="Folder that bayesadam fit has written.")]

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bayesadam.cli import options as of
-from bayesadam.cli.mistakes import fail, one_line, require, say, writing_to
+from bayesadam.cli.mistakes import fail, one_line, say, writing_to
 
 
 def predict(
@@ -26,7 +26,6 @@ def predict(
     decimal: of.Decimal = None,
 ) -> None:
     """Predict every row of a table, with the uncertainty of each prediction."""
-    require("pyarrow", "pandas", "sklearn")
     with one_line():
         from bayesadam.sklearn.runs.predict_table import STDOUT, predict_table, write_predictions
         from bayesadam.sklearn.runs.run_folder import load_run
@@ -60,7 +59,6 @@ def predict(
 
 def report(run: of.Run) -> None:
     """Write the report.html of a run again from the data that the run folder holds."""
-    require("pyarrow", "pandas", "sklearn", "bokeh")
     with one_line(), writing_to("RUN", run):
         from bayesadam.sklearn.runs.run_folder import rewrite_report
 

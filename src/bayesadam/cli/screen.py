@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -23,17 +22,20 @@ _PLURAL = {"number": "numbers", "category": "categories", "date": "dates"}
 
 
 class Screen(Watcher):
-    """The user interface of a fit in a terminal. As a context manager, it removes the progress bar at the end.
+    """The user interface of a fit in a terminal.
 
     Args:
         out: Console for the summary of the table.
         err: Console for the progress.
+
+    Attributes:
+        bar: The progress bar, a context manager that shows it.
     """
 
     def __init__(self, out: Console, err: Console) -> None:
         self._out, self._err = out, err
         self._live = err.is_terminal
-        self._bar = Progress(
+        self.bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
@@ -44,16 +46,7 @@ class Screen(Watcher):
             transient=True,
             disable=not self._live,
         )
-        self._task = self._bar.add_task("training", total=None, note="", visible=False)
-
-    def __enter__(self) -> Screen:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
+        self._task = self.bar.add_task("training", total=None, note="", visible=False)
 
     def prepared(self, prepared: Prepared) -> None:
         """Print a summary of the table."""
@@ -70,13 +63,13 @@ class Screen(Watcher):
         self._row("held out", f"{len(split.held_out):,} rows: {split.how}; {len(split.training):,} are trained on")
         for note in prepared.notes:
             self._row("note", note)
-        self._bar.update(self._task, visible=True)
+        self.bar.update(self._task, visible=True)
 
     def epoch(self, status: Any) -> None:
         """Advance the progress bar, or print a line."""
         known = status.held_out_nll is not None and math.isfinite(status.held_out_nll)
         note = f"validation NLL {status.held_out_nll:.3f}" if known else ""
-        self._bar.update(self._task, completed=status.epoch, total=status.epochs, note=note)
+        self.bar.update(self._task, completed=status.epoch, total=status.epochs, note=note)
         every = max(1, status.epochs // _LINES)
         if not self._live and (status.epoch % every == 0 or status.epoch == status.epochs):
             words = [f"epoch {status.epoch} of {status.epochs}", *[note] * known, f"{status.seconds:.0f} s"]
@@ -84,8 +77,8 @@ class Screen(Watcher):
 
     def stage(self, what: str) -> None:
         """Show a stage after the training, whose duration is unknown."""
-        self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(what, total=None, note="")
+        self.bar.remove_task(self._task)
+        self._task = self.bar.add_task(what, total=None, note="")
         if not self._live:
             say(what, self._err)
 
@@ -102,10 +95,10 @@ def score_table(metrics: Mapping[str, Mapping[str, float | None]]) -> Table:
     table = Table(title="held-out rows", title_justify="left")
     table.add_column("model")
     columns = scores(metrics)
-    for column in columns:
-        table.add_column(column.name, justify="right")
+    for name, _, _ in columns:
+        table.add_column(name, justify="right")
     for model in metrics:
-        cells = [column.cells[model] for column in columns]
+        cells = [column[model] for _, _, column in columns]
         table.add_row(model, *(f"[bold]{text}[/]" if best else text for text, best in cells))
     return table
 

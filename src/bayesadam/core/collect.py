@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bayesadam.core.flat import Flat, Member, numbers_of
-from bayesadam.core.sampling import Weights, run
+from bayesadam.core.launch import run
+from bayesadam.core.sampling import Weights
 from bayesadam.core.sources import HessianSource, Source
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.sharding import average, like, local, rank_and_size

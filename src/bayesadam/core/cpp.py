@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bayesadam import native
-from bayesadam.core.printing import COMMON, FIXED, Expression, call, columns, infix, near_or_far
+from bayesadam.core.printing import COMMON, FIXED, Expression, columns, infix, near_or_far
 from bayesadam.core.record import NotElementwise, Operation, Program, Variable
 
 TYPES = {
@@ -96,16 +96,28 @@ def _operand(arg: Any, kind: str) -> str:
     if arg is None:
         return "none"
     if isinstance(arg, float) and math.isinf(arg):
-        text = "INFINITY" if arg > 0 else "-INFINITY"
+        text = "__builtin_inf()" if arg > 0 else "-__builtin_inf()"
     elif isinstance(arg, float) and math.isnan(arg):
-        text = "NAN"
+        text = '__builtin_nan("")'
     else:
         text = repr(arg).lower() if isinstance(arg, bool) else repr(arg)
     return f"static_cast<{kind}>({text})"
 
 
+def _function(name: str) -> Expression:
+    """A function of <cmath>, which the compiler has built in, in double or float."""
+    return lambda kind, *args: f"__builtin_{name}{'' if kind == 'double' else 'f'}({', '.join(args)})"
+
+
 def _power(kind: str, a: str, b: str) -> str:
-    return f"{a} * {a}" if b in (f"static_cast<{kind}>(2)", f"static_cast<{kind}>(2.0)") else f"std::pow({a}, {b})"
+    if b in (f"static_cast<{kind}>(2)", f"static_cast<{kind}>(2.0)"):
+        return f"{a} * {a}"
+    return _function("pow")(kind, a, b)
+
+
+def _softplus(kind: str, a: str, beta: str = "1", threshold: str = "20") -> str:
+    inside = _function("log1p")(kind, _function("exp")(kind, f"{a} * {beta}"))
+    return f"{a} * {beta} > {threshold} ? {a} : {inside} / {beta}"
 
 
 def _clamp(kind: str, a: str, low: str = "none", high: str = "none") -> str:
@@ -117,7 +129,7 @@ def _clamp(kind: str, a: str, low: str = "none", high: str = "none") -> str:
 
 def _lerp(kind: str, a: str, b: str, weight: str) -> str:
     near, far = near_or_far(a, b, weight)
-    return f"std::abs({weight}) < static_cast<{kind}>(0.5) ? {near} : {far}"
+    return f"{_function('fabs')(kind, weight)} < static_cast<{kind}>(0.5) ? {near} : {far}"
 
 
 _COMPARISONS = {"gt", "lt", "ge", "le", "eq", "ne"}
@@ -125,22 +137,20 @@ _EXPRESSIONS: dict[str, Expression] = {
     **COMMON,
     "div": infix("/"),
     "reciprocal": lambda kind, a: f"static_cast<{kind}>(1) / {a}",
-    "sqrt": call("std::sqrt"),
-    "rsqrt": lambda kind, a: f"static_cast<{kind}>(1) / std::sqrt({a})",
+    "sqrt": _function("sqrt"),
+    "rsqrt": lambda kind, a: f"static_cast<{kind}>(1) / {_function('sqrt')(kind, a)}",
     "pow": _power,
-    "abs": call("std::abs"),
+    "abs": _function("fabs"),
     "sign": lambda kind, a: f"({a} > 0) - ({a} < 0)",
-    "exp": call("std::exp"),
-    "expm1": call("std::expm1"),
-    "log": call("std::log"),
-    "log1p": call("std::log1p"),
-    "cos": call("std::cos"),
-    "sin": call("std::sin"),
-    "tanh": call("std::tanh"),
-    "sigmoid": lambda kind, a: f"static_cast<{kind}>(1) / (static_cast<{kind}>(1) + std::exp(-{a}))",
-    "softplus": lambda kind, a, beta="1", threshold="20": (
-        f"{a} * {beta} > {threshold} ? {a} : std::log1p(std::exp({a} * {beta})) / {beta}"
-    ),
+    "exp": _function("exp"),
+    "expm1": _function("expm1"),
+    "log": _function("log"),
+    "log1p": _function("log1p"),
+    "cos": _function("cos"),
+    "sin": _function("sin"),
+    "tanh": _function("tanh"),
+    "sigmoid": lambda kind, a: f"static_cast<{kind}>(1) / (static_cast<{kind}>(1) + {_function('exp')(kind, f'-{a}')})",
+    "softplus": _softplus,
     "lerp": _lerp,
     "addcdiv": lambda kind, a, b, c, value: f"{a} + {value} * {b} / {c}",
     "clamp": _clamp,

@@ -123,7 +123,7 @@ class Flat:
         self.buffers: dict[Any, Any] = {}
         self.noise: dict[Draw, Tensor] = {}
 
-    @property
+    @cached_property
     def on_device(self) -> bool:
         """Whether the counters are on the device, where the kernels of a GPU advance them."""
         return self.kind.is_run and is_available(self.kind.device)
@@ -326,7 +326,8 @@ def noise_place(parameter: Tensor) -> tuple[int | None, int]:
     the number of elements of the whole parameter.
     """
     full_shape, offset = place(parameter)
-    return noise.contiguous_start(local(parameter).shape, offset, full_shape), math.prod(full_shape)
+    runs = noise.runs_of(0, local(parameter).shape, offset, full_shape)
+    return runs[0][1] if len(runs) == 1 else None, math.prod(full_shape)
 
 
 def group_numbers(rule: Rule, group: Mapping[str, Any]) -> dict[str, float]:

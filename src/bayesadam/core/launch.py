@@ -23,6 +23,7 @@ from bayesadam.core import cpp, eager, gpu, interpret
 from bayesadam.core.draws import Draw
 from bayesadam.core.eager import Draws, Lists
 from bayesadam.core.flat import Flat
+from bayesadam.core.layout import Layout
 from bayesadam.core.passes import Pass
 from bayesadam.core.printing import FIXED, columns
 from bayesadam.core.record import NotElementwise, Program, record
@@ -37,45 +38,74 @@ _NOTHING = Draw(0, 0, 0, False)
 
 
 def run(
-    work: Pass,
+    layout: Layout,
     flat: Flat,
-    chosen: NDArray[np.int64],
+    kind: str,
+    chosen: Any,
     numbers: Mapping[str, Any],
     lists: Lists,
     draws: Draws,
-    *,
-    compile: bool | None,
     found: Tensor | None = None,
+    **entries: Any,
 ) -> None:
     """Run a pass over some members of a flat; an update also advances their counters.
 
     Args:
-        work: The pass.
+        layout: The flats.
         flat: The flat.
+        kind: Kind of the :class:`~bayesadam.core.passes.Pass`.
         chosen: Numbers of the members, in order.
         numbers: Numbers of the pass by name, each a float or an array with one for every member of the flat; without
             the counters.
-        lists: Tensors of the chosen members.
+        lists: Tensors of the chosen members that are not in the flat, by default with their weights.
         draws: Noise by name, ``eps`` and ``next_eps``.
-        compile: Whether to use a kernel where it fits; ``None`` uses one if it is available, without a warning.
         found: What :class:`~bayesadam.core.finite.DeviceCheck` found, for a guarded update.
+        **entries: Further entries of the pass.
     """
     if not len(chosen):
         return
-    kind, kernel = flat.kind, None
-    if compile is not False and kind.is_run:
-        kernel = kernel_of(work, kind.weights, kind.dtype, kind.device, asked=compile is True)
+    of, compiles, kernel = flat.kind, layout.first["compile"], None
+    work = Pass(
+        layout.rule,
+        kind,
+        of.statics,
+        stored=flat.stored,
+        per_weight=of.per_weight,
+        has_prior="prior_precision" in flat.groups[0],
+        default_start=of.default_start,
+        guarded=flat.on_device and kind == "update",
+        **entries,
+    )
+    if "weights" not in lists:
+        lists = {"weights": weights_of(flat, chosen), **lists}
+    if compiles is not False and of.is_run:
+        kernel = kernel_of(work, of.weights, of.dtype, of.device, asked=compiles is True)
     if isinstance(kernel, gpu.Kernels):
-        _run_on_device(kernel, work, flat, chosen, numbers, lists, draws, found)
+        orders = [_order(*tensors) for tensors in zip(*(lists[name] for name in kernel.reordered), strict=True)]
+        table, copies = _table(work, kernel.program, flat, chosen, lists, orders)
+        table[:, 4] = chosen
+        table = np.concatenate([table, np.array(orders, dtype=np.int64)], axis=1)
+        rows = _rows(kernel.inputs, numbers, flat, chosen)
+        if work not in flat.buffers:
+            flat.buffers[work] = gpu.Buffers()
+        if copies and (devices.is_refilling() or devices.is_capturing(kernel.device)):
+            raise RuntimeError("parameters and gradients must be contiguous in a graph, got others")
+        kernel(flat.buffers[work], np.ascontiguousarray(table), rows, _words(work, draws), flat.numbers, found)
+        if not devices.is_capturing(kernel.device):
+            _written(kernel.program, lists, copies)
         return
+    program = program_of(work, of.weights, of.dtype)
     skip = found is not None and bool((found != devices.NONE).any())
     numbers = {**numbers, **flat.before(), "skip": float(skip)}
-    if kernel is not None:
-        _run_compiled(kernel, work, flat, chosen, numbers, lists, draws)
-    else:
-        program = program_of(work, kind.weights, kind.dtype)
+    if kernel is None:
         eager.run(program, work, flat, chosen, numbers, lists, draws)
-    if work.kind == "update" and not skip:
+    else:
+        table, copies = _table(work, program, flat, chosen, lists)
+        rows = _rows(program.numbers, numbers, flat, chosen)
+        table[:, 4] = np.arange(len(chosen)) if len(rows) > 1 else 0
+        kernel(np.ascontiguousarray(table), rows, _words(work, draws), int(flat.sizes[chosen].sum()))
+        _written(program, lists, copies)
+    if kind == "update" and not skip:
         flat.advance(chosen, work.rule, numbers)
 
 
@@ -93,47 +123,6 @@ def program_of(work: Pass, weights: torch.dtype, real: torch.dtype) -> Program:
         return record(work.run, tensors, work.numbers)
     except NotElementwise as error:
         raise NotElementwise(f"{type(work.rule).__name__} must be element-wise, but {error}") from None
-
-
-def _run_compiled(
-    kernel: Compiled,
-    work: Pass,
-    flat: Flat,
-    chosen: NDArray[np.int64],
-    numbers: Mapping[str, Any],
-    lists: Lists,
-    draws: Draws,
-) -> None:
-    program = program_of(work, flat.kind.weights, flat.kind.dtype)
-    table, copies = _table(work, program, flat, chosen, lists)
-    rows = _rows(program.numbers, numbers, flat, chosen)
-    table[:, 4] = np.arange(len(chosen)) if len(rows) > 1 else 0
-    kernel(np.ascontiguousarray(table), rows, _words(work, draws), int(flat.sizes[chosen].sum()))
-    _written(program, lists, copies)
-
-
-def _run_on_device(
-    kernel: gpu.Kernels,
-    work: Pass,
-    flat: Flat,
-    chosen: NDArray[np.int64],
-    numbers: Mapping[str, Any],
-    lists: Lists,
-    draws: Draws,
-    found: Tensor | None,
-) -> None:
-    orders = [_order(*tensors) for tensors in zip(*(lists[name] for name in kernel.reordered), strict=True)]
-    table, copies = _table(work, kernel.program, flat, chosen, lists, orders)
-    table[:, 4] = chosen
-    table = np.concatenate([table, np.array(orders, dtype=np.int64)], axis=1)
-    rows = _rows(kernel.inputs, numbers, flat, chosen)
-    if work not in flat.buffers:
-        flat.buffers[work] = gpu.Buffers()
-    if copies and (devices.is_refilling() or devices.is_capturing(kernel.device)):
-        raise RuntimeError("parameters and gradients must be contiguous in a graph, got others")
-    kernel(flat.buffers[work], np.ascontiguousarray(table), rows, _words(work, draws), flat.numbers, found)
-    if not devices.is_capturing(kernel.device):
-        _written(kernel.program, lists, copies)
 
 
 def _table(
@@ -190,8 +179,10 @@ def _rows(
     values = [numbers[name] for name in names]
     if not any(isinstance(value, np.ndarray) for value in values):
         return np.array([values], dtype=np.float64)
-    columns = [np.broadcast_to(value, len(flat.members)) for value in values]
-    return np.ascontiguousarray(np.stack(columns, axis=1, dtype=np.float64)[chosen])
+    rows = np.empty((len(chosen), len(values)))
+    for column, value in enumerate(values):
+        rows[:, column] = value[chosen] if isinstance(value, np.ndarray) else value
+    return rows
 
 
 def _words(work: Pass, draws: Draws) -> NDArray[np.int64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from bayesadam.core import launch
 from bayesadam.core.draws import Draw
 from bayesadam.core.flat import Flat, numbers_of
 from bayesadam.core.layout import Layout
-from bayesadam.core.passes import Pass
 from bayesadam.sharding import local, rank_and_size
 
 MEAN, BLOCK, TRAIN = "mean", "block", "train"
@@ -23,45 +22,6 @@ mean in the state is authoritative.
 """
 WIDTHS = ("num_data", "temperature", "prior_precision", "initial_precision", "perturb")
 """Entries of every group that decide the width of a sample, in addition to some options of the rule."""
-
-
-def run(
-    layout: Layout,
-    flat: Flat,
-    kind: str,
-    chosen: Any,
-    numbers: Mapping[str, Any],
-    lists: Mapping[str, Sequence[Tensor]],
-    draws: Mapping[str, Draw],
-    found: Tensor | None = None,
-    **entries: Any,
-) -> None:
-    """Run a pass over some members of a flat.
-
-    Args:
-        layout: The flats.
-        flat: The flat.
-        kind: Kind of the :class:`~bayesadam.core.passes.Pass`.
-        chosen: Numbers of the members, in order.
-        numbers: Numbers of the pass by name.
-        lists: Tensors of the chosen members that are not in the flat, except for their weights.
-        draws: Noise by name.
-        found: What a check of the gradients found on their device.
-        **entries: Further entries of the pass.
-    """
-    work = Pass(
-        layout.rule,
-        kind,
-        flat.kind.statics,
-        stored=flat.stored,
-        per_weight=flat.kind.per_weight,
-        has_prior="prior_precision" in flat.groups[0],
-        default_start=flat.kind.default_start,
-        guarded=flat.on_device and kind == "update",
-        **entries,
-    )
-    lists = {"weights": launch.weights_of(flat, chosen), **lists}
-    launch.run(work, flat, chosen, numbers, lists, draws, compile=layout.first["compile"], found=found)
 
 
 class Weights:
@@ -140,7 +100,7 @@ class Weights:
             self.layout.dense.write(flat, follow=mean == "weights")
             return
         numbers = numbers_of(self.layout.rule, flat)
-        run(self.layout, flat, "sample", chosen, numbers, {}, {"next_eps": draw, "eps": self.drawn}, mean=mean)
+        launch.run(self.layout, flat, "sample", chosen, numbers, {}, {"next_eps": draw, "eps": self.drawn}, mean=mean)
 
     def settle(self, flats: Sequence[Flat], draw: Draw) -> None:
         """Record that the members of these flats hold a sample."""
@@ -196,7 +156,7 @@ class Weights:
             groups = [{**group, **self._widths.get(id(group), {})} for group in flat.groups]
             numbers = numbers_of(self.layout.rule, flat, groups=groups)
         mean = "state" if flat.stored else "sample"
-        run(self.layout, flat, "restore", chosen, numbers, {"weights": weights}, {"eps": self.drawn}, mean=mean)
+        launch.run(self.layout, flat, "restore", chosen, numbers, {"weights": weights}, {"eps": self.drawn}, mean=mean)
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -16,7 +16,7 @@ from bayesadam.core.dense import NotPositive
 from bayesadam.core.draws import Draw
 from bayesadam.core.finite import DeviceCheck, first_bad
 from bayesadam.core.flat import Flat, numbers_of
-from bayesadam.core.sampling import run
+from bayesadam.core.launch import run
 from bayesadam.core.sources import HessianSource
 from bayesadam.native import device as devices
 from bayesadam.sharding import local

@@ -25,26 +25,19 @@ def gaussian(mean: Tensor, std: Tensor, prior_mean: float | Tensor, prior_log_st
     It is differentiable in all arguments that are tensors. Those of the prior are numbers, 0-d tensors, or of the
     weights' shape.
     """
-    result: Tensor = _Gaussian.apply(mean, std, prior_mean, prior_log_std)  # type: ignore[no-untyped-call]
-    return result
-
-
-def laplace(mean: Tensor, std: Tensor, scale: float) -> Tensor:
-    """``KL(N(mean, std^2) || Laplace(0, scale))`` in nats, summed over all weights; 0-d float64.
-
-    It uses ``E|w| = std sqrt(2 / pi) exp(-z^2) + mean erf(z)`` with ``z = mean / (sqrt(2) std)``.
-    """
-    with torch.no_grad():
-        ratio = (mean / std).mul_(math.sqrt(0.5))
-        sign = torch.erf(ratio)
-        bell = ratio.square_().neg_().exp_().mul_(math.sqrt(2.0 / math.pi))
-        size = (mean * sign).addcmul_(std, bell)
-        constant = math.log(2.0 * scale) - 0.5 * (LOG_2PI + 1.0)
-        total = _sum(size) / scale - _sum(std.log()) + constant * std.numel()
-        pairs = []
-        if _wanted(mean, std):
-            pairs = [(mean, sign.div_(scale)), (std, bell.div_(scale).sub_(std.reciprocal()))]
-    return with_gradients(total, *pairs)
+    shift = mean - prior_mean
+    precision: float | Tensor
+    if isinstance(prior_log_std, Tensor):
+        if prior_log_std.ndim > 0:
+            log_std = prior_log_std.to(std.dtype)
+            squares = (-2.0 * log_std).exp() * (shift.square() + std.square())
+            return _sum(log_std - std.log() + 0.5 * (squares - 1.0))
+        prior_log_std = prior_log_std.double()  # as the sums that it is multiplied with
+        precision = (-2.0 * prior_log_std).exp()
+    else:  # a number stays one: on a GPU a tensor of it would be waited for
+        precision = math.exp(-2.0 * prior_log_std)
+    squares = precision * (_sum_of_squares(shift) + _sum_of_squares(std))
+    return (prior_log_std - 0.5) * std.numel() - _sum(std.log()) + 0.5 * squares
 
 
 def bernoulli(logit: Tensor, prior_logit: float | Tensor) -> Tensor:
@@ -87,29 +80,10 @@ def mixture_terms(value: Tensor, weight: float, wide: float, narrow: float) -> t
     return first, second
 
 
-def gaussian_log_prob(theta: Tensor, std: Tensor, eps: Tensor, *, path_only: bool) -> Tensor:
-    """``log N(theta | mean, std^2)`` at ``theta = mean + std * eps``, summed; 0-d float64.
+def gaussian_log_prob(log_stds: Tensor, eps: Sequence[Tensor]) -> Tensor:
+    """``log N(theta | mean, std^2)`` at ``theta = mean + std * eps``, summed over several tensors; 0-d float64.
 
-    Args:
-        theta: The sample, which depends on mean and standard deviation.
-        std: Standard deviations.
-        eps: Standard normals from which the sample was computed.
-        path_only: Whether to differentiate through the sample only and not directly in ``mean`` and ``std``, whose
-            terms are 0 in expectation ("sticking the landing", Roeder et al. 2017). Otherwise all derivatives cancel
-            except for ``-1 / std``.
-    """
-    with torch.no_grad():
-        total = -0.5 * _sum_of_squares(eps) - _sum(std.log()) - 0.5 * LOG_2PI * eps.numel()
-        pairs = []
-        if path_only and _wanted(theta):
-            pairs = [(theta, (eps / std).neg_().to(theta.dtype))]
-        elif not path_only and _wanted(std):
-            pairs = [(std, std.reciprocal().neg_())]
-    return with_gradients(total, *pairs)
-
-
-def gaussian_log_prob_from(log_stds: Tensor, eps: Sequence[Tensor]) -> Tensor:
-    """:func:`gaussian_log_prob` of several tensors, differentiable in all values that it depends on; 0-d float64.
+    All derivatives cancel except for that of ``log_stds``.
 
     Args:
         log_stds: Sum of the logarithms of all standard deviations.
@@ -141,43 +115,6 @@ class _Known(torch.autograd.Function):
         return None, None, *(s * grad if n else None for s, n in zip(ctx.saved_tensors, needed, strict=True))
 
 
-class _Gaussian(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, mean: Tensor, std: Tensor, prior_mean: float | Tensor, prior_log_std: float | Tensor
-    ) -> Tensor:
-        ctx.prior = [value for value in (prior_mean, prior_log_std) if isinstance(value, float)]
-        ctx.are_tensors = [isinstance(value, Tensor) for value in (prior_mean, prior_log_std)]
-        ctx.save_for_backward(mean, std, *(v for v in (prior_mean, prior_log_std) if isinstance(v, Tensor)))
-        precision, shift = _precision(prior_log_std), _shift(mean, prior_mean)
-        if isinstance(precision, float) or precision.ndim == 0:
-            log_ratio = prior_log_std * std.numel() - _sum(std.log())
-            squares = precision * (_sum_of_squares(shift) + _sum_of_squares(std))
-        else:
-            log_ratio = _sum(prior_log_std - std.log())
-            squares = _sum(precision * (shift.square() + std.square()))
-        total: Tensor = log_ratio + 0.5 * (squares - std.numel())
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        mean, std, *tensors = ctx.saved_tensors
-        values, numbers = iter(tensors), iter(ctx.prior)
-        prior_mean, prior_log_std = (next(values) if one else next(numbers) for one in ctx.are_tensors)
-        grad = grad.to(std.dtype)
-        scale, shift = _precision(prior_log_std) * grad, _shift(mean, prior_mean)
-        wanted = ctx.needs_input_grad
-        of_mean = shift * scale
-        of_std = std.reciprocal().mul_(-grad).addcmul_(std, scale) if wanted[1] else None
-        of_prior_mean = -of_mean.sum_to_size(prior_mean.shape) if wanted[2] else None
-        of_log_std = None
-        if wanted[3]:
-            square = shift.square().addcmul_(std, std)
-            of_log_std = (grad - scale * square).sum_to_size(prior_log_std.shape)
-        return of_mean, of_std, of_prior_mean, of_log_std
-
-
 class _Bernoulli(torch.autograd.Function):
     generate_vmap_rule = True
 
@@ -203,14 +140,6 @@ class _Bernoulli(torch.autograd.Function):
         # sigmoid(prior) - p, also where both are nearly 1
         away = torch.sigmoid(prior) * q - torch.sigmoid(-prior) * p
         return slope, away.sum_to_size(prior.shape) * grad
-
-
-def _precision(log_std: float | Tensor) -> Any:
-    return math.exp(-2.0 * log_std) if isinstance(log_std, float) else (-2.0 * log_std).exp()
-
-
-def _shift(mean: Tensor, prior_mean: float | Tensor) -> Tensor:
-    return mean if isinstance(prior_mean, float) and prior_mean == 0.0 else mean - prior_mean
 
 
 def _sum(tensor: Tensor) -> Tensor:

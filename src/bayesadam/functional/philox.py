@@ -41,20 +41,13 @@ def constants(low: Sequence[int], high: Sequence[int], rounds: int = ROUNDS) -> 
     return found
 
 
-def philox(words: Words, rounds: Tensor) -> list[Tensor]:
-    """Apply the rounds of Philox4x32 and return the four words.
+def philox(words: Words, rounds: Tensor) -> Words:
+    """Apply the rounds of Philox4x32 and return the words; only the lowest 32 bits of the second ones count.
 
     Args:
         words: The counters; overwritten.
         rounds: The result of :func:`constants` as a tensor, whose axes broadcast with the words.
     """
-    words = _after(words, rounds)
-    last = len(rounds) & 1
-    return [each[row].bitwise_and(_MASK) for row in (last, 1 - last) for each in words[:2]]
-
-
-def _after(words: Words, rounds: Tensor) -> Words:
-    """The words after all rounds, of which the second ones are the low halves of products."""
     first, second, product = words
     for multiplier, key in rounds:
         torch.mul(first, multiplier, out=product)  # it overflows as a signed number, but its bits are right
@@ -74,7 +67,7 @@ def normals(words: Words, rounds: Tensor) -> Iterator[tuple[int, Tensor, Tensor]
         words: The counters, contiguous; overwritten.
         rounds: As for :func:`philox`.
     """
-    first, second, spare = _after(words, rounds)
+    first, second, spare = philox(words, rounds)
     radius, angle = spare.view(torch.float32).view(2, *first.shape)
     radius.copy_(first).mul_(2.0**-32).add_(2.0**-33).log_().mul_(-2.0).sqrt_()
     angle.copy_(second.bitwise_and_(_MASK)).mul_(2.0 * math.pi * 2.0**-32)

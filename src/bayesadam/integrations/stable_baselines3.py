@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -75,19 +77,21 @@ class ParameterExploration(BaseCallback):
         self.optimizer: PerturbedOptimizer | None = None
         self._make, self._every, self._learning_rate = optimizer, every, learning_rate
         self._acted: int | None = None
-        self._handles: list[Any] = []
+        self._undo = ExitStack()
 
     def _on_training_start(self) -> None:
-        self._release()
+        self._undo.close()
         actor, critic = _trained(self.model)
         if self.optimizer is None or actor.optimizer is not self.optimizer:
             self.optimizer = self._made(actor)
             actor.optimizer = self.optimizer
         opt = self.optimizer
-        self._handles = [opt.register_step_pre_hook(self._set_learning_rate)]
+        handles = [opt.register_step_pre_hook(self._set_learning_rate)]
         if hasattr(self.model, "actor_target"):  # it follows what the actor has after a step: that must be the mean
-            self._handles.append(opt.register_step_post_hook(lambda *_: opt.eval()))
-            self._handles.append(critic.optimizer.register_step_post_hook(lambda *_: opt.train()))
+            handles.append(opt.register_step_post_hook(lambda *_: opt.eval()))
+            handles.append(critic.optimizer.register_step_post_hook(lambda *_: opt.train()))
+        for handle in handles:
+            self._undo.callback(handle.remove)
         self._watch(self.model.policy)
         opt.train()
 
@@ -103,7 +107,7 @@ class ParameterExploration(BaseCallback):
 
     def _on_training_end(self) -> None:
         self._optimizer().eval()
-        self._release()
+        self._undo.close()
 
     def _made(self, actor: Any) -> PerturbedOptimizer:
         made = self._make(actor.named_parameters())
@@ -133,7 +137,7 @@ class ParameterExploration(BaseCallback):
             return predict(observation, state, episode_start, deterministic)
 
         policy.predict = predict_watched
-        self._handles.append(_Unset(policy, "predict"))
+        self._undo.callback(partial(policy.__dict__.pop, "predict", None))
 
     def _renew(self) -> None:
         """Draw another sample if this one has acted and no step of the optimiser has ended it."""
@@ -158,21 +162,6 @@ class ParameterExploration(BaseCallback):
     def _optimizer(self) -> PerturbedOptimizer:
         assert self.optimizer is not None
         return self.optimizer
-
-    def _release(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
-
-class _Unset:
-    """Removes an attribute that hides a method."""
-
-    def __init__(self, owner: Any, name: str) -> None:
-        self.owner, self.name = owner, name
-
-    def remove(self) -> None:
-        self.owner.__dict__.pop(self.name, None)
 
 
 def _trained(model: BaseAlgorithm) -> tuple[Any, Any]:

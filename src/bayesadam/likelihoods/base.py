@@ -314,15 +314,19 @@ class Likelihood(nn.Module):
         return MissingCapabilityError(f"likelihood must define {capability}, got {type(self).__name__}")
 
 
-def check_likelihood(value: Any, *, where: str = "") -> None:
+def check_likelihood(value: Any, *, where: str = "", learned: bool = True) -> None:
     """Raise ``ValueError`` if a value is not a :class:`Likelihood`.
 
     Args:
         value: Value that was given as a likelihood.
         where: Text at the end of the message.
+        learned: Whether it may have learned parameters.
     """
     if not isinstance(value, Likelihood):
         raise ValueError(f"likelihood must be a bayesadam.likelihoods.Likelihood, got {value!r}{where}")
+    names = [name for name, parameter in value.named_parameters() if parameter.requires_grad]
+    if names and not learned:
+        raise ValueError(f"likelihood must have no learned parameters, got {names}")
 
 
 def check_shape(shape: torch.Size, target: Tensor, described: str = "the output's shape") -> None:

@@ -153,8 +153,10 @@ class Categorical(ClassificationLikelihood):
             raise ValueError(f"target must be integer class numbers, got dtype {target.dtype}")
         if target.device.type == "cuda":
             return  # where ``gather`` checks the range itself, without a wait for the device
-        if target.numel() and not (0 <= target.min() and target.max() < classes):
-            raise ValueError(f"target must be in [0, {classes}), got {target.min().item()} to {target.max().item()}")
+        if target.numel():
+            lowest, highest = (extreme.item() for extreme in target.aminmax())
+            if not 0 <= lowest <= highest < classes:
+                raise ValueError(f"target must be in [0, {classes}), got {lowest} to {highest}")
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean negative log-likelihood over the data points that are not ignored: the training loss, 0-d."""
@@ -167,7 +169,7 @@ class Categorical(ClassificationLikelihood):
     def log_density(self, output: Tensor, target: Tensor) -> Tensor:
         """Log density of every element of the target."""
         index = target.long().expand(output.shape[:-1]).unsqueeze(-1)
-        return output.log_softmax(-1).gather(-1, index).squeeze(-1)
+        return log_softmax(output).gather(-1, index).squeeze(-1)
 
     def log_probs(self, output: Tensor) -> Tensor:
         """Log softmax of the logits."""
@@ -181,7 +183,7 @@ class Categorical(ClassificationLikelihood):
     def score(self, output: Tensor, target: Tensor) -> Tensor:
         """One for the class of the target, minus the probabilities."""
         index = target.long().unsqueeze(-1).expand(*output.shape[:-1], 1)
-        slope = output.softmax(-1).neg_()
+        slope = log_softmax(output).exp_().neg_()
         # 1 - p of the class is computed as the sum of the other probabilities, since it cancels where p is near 1.
         rest = slope.scatter(-1, index, 0.0).sum(-1, keepdim=True).neg_()
         return slope.scatter_(-1, index, rest)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Normal
 
-from bayesadam.checks import check
+from bayesadam.checks import check, is_positive
 from bayesadam.functional import moments as maps
 from bayesadam.likelihoods.base import Likelihood, check_shape
 from bayesadam.likelihoods.parameters import diagonal_factor, set_log, with_log
@@ -127,7 +127,7 @@ class Gaussian(RegressionLikelihood):
 
     def tempered(self, temperature: float) -> Gaussian:
         """Return a copy with the noise precision divided by the temperature."""
-        check("temperature", temperature, "positive and finite", lambda value: 0 < value < math.inf)
+        check("temperature", temperature, "positive and finite", is_positive)
         return self.rescaled(torch.tensor(temperature, dtype=torch.float64).sqrt())
 
     def under_gaussian(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -71,6 +71,7 @@ def _has_triton() -> bool:
     return os.environ.get("BAYESADAM_NATIVE", "1") != "0" and find_spec("triton") is not None
 
 
+@cache
 def _is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 

@@ -1,5 +1,4 @@
 // Whether all elements of float vectors, and their squares, are finite.
-#include <cmath>
 #include <cstdint>
 
 // The number of the first vector with a sum of squares that is infinite or NaN, or -1; all addresses, then all lengths.
@@ -15,7 +14,7 @@ extern "C" int64_t first_bad(int64_t count, const int64_t* table, int threads) {
             float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
             for (int64_t j = start; j < stop; j++) sum += values[j] * values[j];
-            if (!std::isfinite(sum) && i < found) found = i;
+            if (!__builtin_isfinite(sum) && i < found) found = i;
         }
     }
     return found == count ? -1 : found;

@@ -1,14 +1,11 @@
 // Standard normals, as bayesadam/noise.py defines them: Philox4x32-7 and the Box-Muller transform, equal to the
-// Python code's up to rounding.
-#include <cmath>
+// Python code's up to rounding. Kernels include no <cmath> or <immintrin.h>, which take longer to compile than the rest:
+// compilers have these functions built in.
 #include <cstdint>
 #include <cstring>
 
 #ifdef _OPENMP
 #include <omp.h>
-#endif
-#ifdef __AVX512F__
-#include <immintrin.h>
 #endif
 
 namespace {
@@ -84,7 +81,7 @@ inline float natural_log(float u) {  // of normal numbers; the polynomial is tha
 }
 
 inline void sine_and_cosine(float x, float& sine, float& cosine) {  // for 0 <= x <= 2 pi
-    const float turns = std::rint(x * 0.63661977236758134f);
+    const float turns = __builtin_rintf(x * 0.63661977236758134f);
     const int32_t quadrant = static_cast<int32_t>(turns);
     float r = fused(turns, -1.5703125f, x);
     r = fused(turns, -4.837512969970703125e-4f, r);
@@ -101,27 +98,31 @@ inline void sine_and_cosine(float x, float& sine, float& cosine) {  // for 0 <= 
 
 inline float uniform(uint32_t word) { return fused(static_cast<float>(word), 0x1p-32f, 0x1p-33f); }
 
-inline float angle(uint32_t word) { return static_cast<float>(word) * static_cast<float>(2.0 * M_PI * 0x1p-32); }
+inline float angle(uint32_t word) { return static_cast<float>(word) * static_cast<float>(6.283185307179586 * 0x1p-32); }
 
 constexpr int WIDTH = 16;  // lanes that are computed together, whole vectors also at the end of a tile
 
+#ifdef __AVX512F__
+// Eight numbers of 64 bits in one register.
+typedef uint64_t Word __attribute__((vector_size(64)));
+
+inline Word times(Word a, Word b) {  // of the lower halves; compilers would multiply all 64 bits, which is slower
+    Word product;
+    asm("vpmuludq %2, %1, %0" : "=v"(product) : "v"(a), "v"(b));
+    return product;
+}
+#else
+typedef uint32_t Word;
+#endif
+
 // The keys of all rounds, made once for a tile.
 struct Rounds {
-#ifdef __AVX512F__
-    __m512i low[7], high[7];
-#else
-    uint32_t low[7], high[7];
-#endif
+    Word low[7], high[7];
     explicit Rounds(const Key& key) {
         uint32_t k0 = key.low, k1 = key.high;
         for (int round = 0; round < 7; round++) {
-#ifdef __AVX512F__
-            low[round] = _mm512_set1_epi64(k0);
-            high[round] = _mm512_set1_epi64(k1);
-#else
-            low[round] = k0;
-            high[round] = k1;
-#endif
+            low[round] = Word{} + k0;
+            high[round] = Word{} + k1;
             k0 += 0x9E3779B9u;
             k1 += 0xBB67AE85u;
         }
@@ -131,25 +132,22 @@ struct Rounds {
 // The four words of each of WIDTH counters.
 #ifdef __AVX512F__
 inline void philox(uint32_t first, const Key& key, const Rounds& rounds, uint32_t words[4][WIDTH]) {
-    const __m512i m0 = _mm512_set1_epi64(0xD2511F53), m1 = _mm512_set1_epi64(0xCD9E8D57);
-    const __m512i eight = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
-    __m512i a0 = _mm512_add_epi64(eight, _mm512_set1_epi64(first)), b0 = _mm512_add_epi64(a0, _mm512_set1_epi64(8));
-    __m512i a1 = _mm512_set1_epi64(key.index), a2 = _mm512_set1_epi64(key.step), a3 = _mm512_set1_epi64(key.number);
-    __m512i b1 = a1, b2 = a2, b3 = a3;
+    const Word even = {0, 2, 4, 6, 8, 10, 12, 14}, zero = {};
+    const Word m0 = zero + 0xD2511F53u, m1 = zero + 0xCD9E8D57u, low = zero + 0xFFFFFFFFu;
+    Word a0 = even + first, b0 = a0 + 1u;  // the counters with even and with odd numbers
+    Word a1 = zero + key.index, a2 = zero + key.step, a3 = zero + key.number;
+    Word b1 = a1, b2 = a2, b3 = a3;
 #pragma GCC unroll 7
     for (int round = 0; round < 7; round++) {  // the words are in 64 bits, of which only the lower halves are used
-        const __m512i ap = _mm512_mul_epu32(a0, m0), aq = _mm512_mul_epu32(a2, m1);
-        const __m512i bp = _mm512_mul_epu32(b0, m0), bq = _mm512_mul_epu32(b2, m1);
-        a0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(aq, 32), a1, rounds.low[round], 0x96);
-        b0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(bq, 32), b1, rounds.low[round], 0x96);
-        a2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(ap, 32), a3, rounds.high[round], 0x96);
-        b2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(bp, 32), b3, rounds.high[round], 0x96);
+        const Word ap = times(a0, m0), aq = times(a2, m1), bp = times(b0, m0), bq = times(b2, m1);
+        a0 = (aq >> 32) ^ a1 ^ rounds.low[round];
+        b0 = (bq >> 32) ^ b1 ^ rounds.low[round];
+        a2 = (ap >> 32) ^ a3 ^ rounds.high[round];
+        b2 = (bp >> 32) ^ b3 ^ rounds.high[round];
         a1 = aq, b1 = bq, a3 = ap, b3 = bp;
     }
-    const __m512i low = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-    const __m512i made[2][4] = {{a0, a1, a2, a3}, {b0, b1, b2, b3}};
-    for (int k = 0; k < 4; k++)  // a whole vector at once, as it is read again
-        _mm512_store_si512(words[k], _mm512_permutex2var_epi32(made[0][k], low, made[1][k]));
+    const Word made[4] = {(a0 & low) | b0 << 32, (a1 & low) | b1 << 32, (a2 & low) | b2 << 32, (a3 & low) | b3 << 32};
+    std::memcpy(words, made, sizeof(made));
 }
 #else
 inline void philox(uint32_t first, const Key& key, const Rounds& rounds, uint32_t words[4][WIDTH]) {
@@ -179,8 +177,8 @@ inline void fill_lanes(
     philox(first, key, rounds, words);
 #pragma omp simd
     for (int i = 0; i < WIDTH; i++) {
-        const float r0 = sign * std::sqrt(-2.0f * natural_log(uniform(words[0][i])));
-        const float r1 = sign * std::sqrt(-2.0f * natural_log(uniform(words[2][i])));
+        const float r0 = sign * __builtin_sqrtf(-2.0f * natural_log(uniform(words[0][i])));
+        const float r1 = sign * __builtin_sqrtf(-2.0f * natural_log(uniform(words[2][i])));
         float s, c;
         sine_and_cosine(angle(words[1][i]), s, c);
         out[i] = c * r0;

@@ -1,8 +1,7 @@
 // Weights theta = around * mean + softplus(rho) * eps with the sums that divergences need, in one pass over memory, and
-// all gradients, in another. `around` is 1, or 0 for the deviations from the means. A row of a table is one tensor: its
-// number of elements, and the addresses of float32 numbers.
-#include <vector>
-
+// all gradients, in another. `around` is 1, or 0 for the deviations from the means. If the address of eps is 0, the
+// standard deviations take its place, so that theta are variances, and these alone are stored. A row of a table is one
+// tensor: its number of elements, and the addresses of float32 numbers.
 #include "normal.h"
 
 namespace {
@@ -11,7 +10,7 @@ constexpr int64_t CHUNK = 4096;
 constexpr float SMALL = -15.0f;  // below it the logarithm of softplus(rho) is rho, to rounding
 
 inline float exponential(float x) {  // for x <= 0; the polynomial is that of Cephes
-    const float bounded = x > -87.0f ? x : -87.0f, n = std::rint(bounded * 1.44269504088896341f);
+    const float bounded = x > -87.0f ? x : -87.0f, n = __builtin_rintf(bounded * 1.44269504088896341f);
     const float r = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, bounded));
     float p = 1.9875691500e-4f;
     p = fused(p, r, 1.3981999507e-3f);
@@ -35,19 +34,21 @@ inline float softplus(float rho) {
 
 }  // namespace
 
-// Columns: mean, rho, eps, and where std and theta go. Sums of (mean - center)^2, std^2 and log(std) over all tensors.
+// Columns: mean, rho, eps, and where std and theta go, the same place if eps is 0. Sums of (mean - center)^2, std^2 and
+// log(std) over all tensors.
 extern "C" void sample(int64_t count, const int64_t* rows, float center, float around, double* sums, int threads) {
     constexpr int64_t COLUMNS = 6;
     int64_t chunks = 0;
     for (int64_t i = 0; i < count; i++) chunks += (rows[i * COLUMNS] + CHUNK - 1) / CHUNK;
-    std::vector<float> parts(3 * chunks);  // added up in a fixed order, independent of the threads
+    float* const parts = new float[3 * chunks];  // added up in a fixed order, independent of the threads
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         int64_t before = 0;
         for (int64_t i = 0; i < count; i++) {
             const int64_t* row = rows + i * COLUMNS;
             const float *mean = reinterpret_cast<float*>(row[1]), *rho = reinterpret_cast<float*>(row[2]);
-            const float* eps = reinterpret_cast<float*>(row[3]);
+            const bool square = row[3] == 0;
+            const float* eps = square ? rho : reinterpret_cast<float*>(row[3]);  // to be loaded in either case
             float *std = reinterpret_cast<float*>(row[4]), *theta = reinterpret_cast<float*>(row[5]);
             const int64_t size = row[0], own = (size + CHUNK - 1) / CHUNK;
 #pragma omp for schedule(static) nowait
@@ -58,12 +59,12 @@ extern "C" void sample(int64_t count, const int64_t* rows, float center, float a
                 for (int64_t j = start; j < stop; j++) {
                     const float s = softplus(rho[j]), shift = mean[j] - center;
                     std[j] = s;
-                    theta[j] = fused(s, eps[j], around * mean[j]);
+                    theta[j] = fused(s, square ? s : eps[j], around * mean[j]);
                     squares = fused(shift, shift, squares);
                     variances = fused(s, s, variances);
                     logs += rho[j] < SMALL ? rho[j] : natural_log(s);
                 }
-                float* part = parts.data() + 3 * (before + c);
+                float* part = parts + 3 * (before + c);
                 part[0] = squares, part[1] = variances, part[2] = logs;
             }
             before += own;
@@ -72,6 +73,7 @@ extern "C" void sample(int64_t count, const int64_t* rows, float center, float a
     for (int k = 0; k < 3; k++) sums[k] = 0.0;
     for (int64_t c = 0; c < chunks; c++)
         for (int k = 0; k < 3; k++) sums[k] += parts[3 * c + k];
+    delete[] parts;
 }
 
 // Columns: mean, rho, eps, std, the gradient of theta, and where those of mean and rho go. `slopes` are the
@@ -84,7 +86,8 @@ extern "C" void sample_backward(int64_t count, const int64_t* rows, float center
     for (int64_t i = 0; i < count; i++) {
         const int64_t* row = rows + i * COLUMNS;
         const float *mean = reinterpret_cast<float*>(row[1]), *rho = reinterpret_cast<float*>(row[2]);
-        const float *eps = reinterpret_cast<float*>(row[3]), *std = reinterpret_cast<float*>(row[4]);
+        const bool square = row[3] == 0;
+        const float *std = reinterpret_cast<float*>(row[4]), *eps = square ? std : reinterpret_cast<float*>(row[3]);
         const float* grad = reinterpret_cast<float*>(row[5]);
         float *of_mean = reinterpret_cast<float*>(row[6]), *of_rho = reinterpret_cast<float*>(row[7]);
         const int64_t size = row[0];
@@ -95,9 +98,10 @@ extern "C" void sample_backward(int64_t count, const int64_t* rows, float center
             for (int64_t j = start; j < stop; j++) {
                 const float e = exponential(rho[j] > 0.0f ? -rho[j] : rho[j]);
                 const float slope = (rho[j] > 0.0f ? 1.0f : e) / (1.0f + e);
-                const float of_std = fused(grad[j], eps[j], of_variance * std[j]);
+                const float s = square ? __builtin_sqrtf(std[j]) : std[j];
+                const float of_std = fused(grad[j], square ? 2.0f * s : eps[j], of_variance * s);
                 of_mean[j] = fused(of_square, mean[j] - center, around * grad[j]);
-                of_rho[j] = fused(slope, of_std, of_log * (rho[j] < SMALL ? 1.0f : slope / std[j]));
+                of_rho[j] = fused(slope, of_std, of_log * (rho[j] < SMALL ? 1.0f : slope / s));
             }
         }
     }

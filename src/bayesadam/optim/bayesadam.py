@@ -8,21 +8,19 @@ from typing import Any
 
 from torch import Tensor
 
-from bayesadam.checks import check, check_temperature
+from bayesadam.checks import check_positive, check_temperature, is_positive
 from bayesadam.core.layout import INIT
 from bayesadam.core.rule import Hyper, Number, Option, State, average, maximum, with_prior
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.optim.base import PerturbedOptimizer, Prior
-from bayesadam.optim.groups import checked_squares, is_positive
+from bayesadam.optim.groups import checked_squares
 from bayesadam.optim.schedules import half_cosine
 from bayesadam.optim.vadam import VadamRule
 
 INITIAL_STEPS = 30.0
 """Number of steps that the initial precision counts as."""
 RECENCY = 3.0
-"""How fast older curvatures lose weight: in a training of ``t`` steps that of step ``i`` has the weight ``(i /
-t)^2``, since the average is polynomial-decay averaging (Shamir & Zhang 2013) with ``eta = RECENCY - 1``.
-"""
+"""How fast the start loses weight: after ``t`` steps it has about ``(k / (t + k))^RECENCY``, ``k = INITIAL_STEPS``."""
 START = 0.1
 """Curvature of the mean loss that is assumed at the start."""
 LONG = 16_000.0
@@ -125,8 +123,8 @@ def default_temperature(num_data: float, batch_size: float, total_steps: float |
     Trainings of more epochs and of more steps fit the noise of the data more closely, and need more noise in the
     weights. With many data it reaches 1, the temperature of Bayes' rule.
     """
-    check("num_data", num_data, "a positive, finite number", is_positive)
-    check("batch_size", batch_size, "a positive, finite number", is_positive)
+    check_positive("num_data", num_data)
+    check_positive("batch_size", batch_size)
     if total_steps is None:
         return UNPLANNED
     epochs = total_steps * batch_size / num_data
@@ -137,22 +135,25 @@ class BayesAdam(PerturbedOptimizer):
     """Adam with weight noise whose width is learned: the method to start with. ::
 
         opt = ba.BayesAdam(
-            model.named_parameters(), num_data=len(train_set), batch_size=32, total_steps=epochs * len(loader)
+            model.named_parameters(),
+            num_data=len(train_set),
+            batch_size=32,
+            total_steps=epochs * len(loader),
         )
 
     It is Vadam (Khan et al. 2018, Fig. 1) with seven departures, chosen by measurement (``benchmarks/defaults.py``), so
     that the posterior's width is learned within a training of ordinary length:
 
     - The curvature is ``M`` times the squared mean gradient, so that the width does not depend on the batch size.
-    - It is bias-corrected, and the initial precision counts as 30 steps. In the paper it is forgotten at the rate
-      ``tau (1 - b2)`` per step, over some thousand steps, before which most trainings end.
+    - The curvature is bias-corrected, and the initial precision counts as 30 steps. In the paper the initial precision
+      is forgotten at the rate ``tau (1 - b2)`` per step, over some thousand steps, before which most trainings end.
     - The prior has the scale of each parameter's initialisation in place of ``N(0, 1)``.
     - The temperature of the KL divergence is mostly far below 1; the default is ``epochs sqrt(steps) / 16000``.
-    - It grows with the square of the share of the planned steps that have been made, from a thousandth. Noise at the
-      start keeps recurrent layers and embeddings from learning their features; noise at the end is what prevents
+    - During the training, the temperature grows from a thousandth of its final value with ``(t / total_steps)^2``.
+      Noise at the start keeps recurrent layers and embeddings from learning their features; noise at the end prevents
       overfitting.
-    - The posterior has a tenth of the temperature of the noise. Training needs wide noise; the predictions of samples
-      are best at less.
+    - The posterior has a tenth of the temperature of the noise. Training needs wide noise, but samples of a narrower
+      posterior predict better.
     - The learning rate falls along half a cosine, if the number of steps is given.
 
     The ways to train and the arguments that are not listed are those of :class:`PerturbedOptimizer`.
@@ -168,9 +169,9 @@ class BayesAdam(PerturbedOptimizer):
             hundredth along half a cosine; a scheduler of PyTorch replaces the cosine. Without it, noise and rate are
             constant.
         betas: Decay rates of the averages of the gradient and of its square, each in [0, 1).
-        prior_precision: Precision of the prior. With ``"init"`` each parameter tensor has its own: three times the
-            inverse of ten times the variance of its initial values (rounded to a power of two before; if the values are
-            all equal, their variance is taken as 1).
+        prior_precision: Precision of the prior. With ``"init"`` each parameter tensor has its own: 0.3 divided by the
+            variance of its initial values, where ten times this variance is rounded to a power of two. If the values
+            are all equal, their variance is taken as 1.
         temperature: Factor of the KL divergence at the end of the training, in (0, 1]. The default is the number of
             epochs, ``total_steps batch_size / num_data``, times ``sqrt(total_steps) / 16000``, at most 1, and 0.01
             without ``total_steps``. It is the one hyper-parameter that is worth trying values of, for example a third

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bayesadam.checks import check, check_nonfinite, check_temperature, is_whole, plain
+from bayesadam.checks import check, check_count, check_nonfinite, check_positive, check_temperature, plain
 from bayesadam.core.sampling import MEAN
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.sharding import is_sharded
@@ -36,9 +36,9 @@ def check_common(group: Mapping[str, Any]) -> None:
     """Check the hyper-parameters that every perturbed optimiser has."""
     check("lr", group["lr"], "a number or a 1-element tensor, finite and at least 0", _is_learning_rate)
     check("betas", group["betas"], "a pair of numbers in [0, 1)", _is_betas)
-    check("num_data", group["num_data"], "a positive, finite number", is_positive)
+    check_positive("num_data", group["num_data"])
     check_temperature(group["temperature"])
-    check("mc_samples", group["mc_samples"], "a whole number of at least 1", is_whole)
+    check_count("mc_samples", group["mc_samples"])
     check("seed", group["seed"], "an integer in [0, 2**64)", lambda v: isinstance(v, int) and 0 <= v < 2**64)
     for name in ("antithetic", "perturb", "maximize", "rank_samples", "low_memory"):
         check(name, group[name], "True or False", lambda v: isinstance(v, bool))
@@ -47,7 +47,7 @@ def check_common(group: Mapping[str, Any]) -> None:
         check("mc_samples", group["mc_samples"], "even when antithetic=True", lambda v: v % 2 == 0)
     check_nonfinite(group["nonfinite"])
     if group["initial_precision"] is not None:
-        check("initial_precision", group["initial_precision"], "a positive, finite number", is_positive)
+        check_positive("initial_precision", group["initial_precision"])
 
 
 def check_prior(group: Mapping[str, Any], *, start_wider: bool = False) -> None:
@@ -55,7 +55,7 @@ def check_prior(group: Mapping[str, Any], *, start_wider: bool = False) -> None:
     prior.
     """
     prior, start = group["prior_precision"], group["initial_precision"]
-    check("prior_precision", prior, "a positive, finite number", is_positive)
+    check_positive("prior_precision", prior)
     if start is not None and not start_wider:
         check("initial_precision", start, f"at least prior_precision={prior!r}", lambda v: v >= prior)
 
@@ -95,11 +95,6 @@ def checked_squares(curvature: Any) -> PerExampleSquares:
     check("curvature", curvature, "a PerExampleSquares of the model", lambda v: isinstance(v, PerExampleSquares))
     squares: PerExampleSquares = curvature
     return squares
-
-
-def is_positive(value: Any) -> bool:
-    """Whether a value is a positive, finite number."""
-    return bool(0 < value < math.inf)
 
 
 def _is_learning_rate(value: Any) -> bool:

@@ -7,10 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from bayesadam.checks import check
+from bayesadam.checks import check_positive
 from bayesadam.core.rule import Hyper, Option, State, average, with_prior
 from bayesadam.optim.base import PerturbedOptimizer, Prior
-from bayesadam.optim.groups import is_positive
 from bayesadam.optim.newton import CLIP_RADIUS, HessianRule, damped, followed
 
 
@@ -93,7 +92,7 @@ class IVON(PerturbedOptimizer):
         compile: bool | None = None,
     ) -> None:
         if prior_precision is None:
-            check("num_data", num_data, "a positive, finite number", is_positive)
+            check_positive("num_data", num_data)
             prior_precision = 1e-4 * num_data
         self._set_up(locals())
 

@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from bayesadam.checks import check, check_temperature
 from bayesadam.posterior.wrappers import unwrapping
@@ -24,15 +24,12 @@ def param_groups(
     prior_precision: float | str | None = None,
     num_data: float | None = None,
     temperature: float | None = None,
-    perturb_norms: bool = False,
-    perturb_biases: bool = True,
 ) -> list[dict[str, Any]]:
     """Sort a model's parameters into groups for any optimiser of this library, with priors in place of weight decays.
 
     Norm layers get a group with ``perturb=False``, since noise on one of their few gains and shifts is noise on a whole
     channel. Norm layers are batch, layer, group, instance and RMS norm, and every layer whose class name ends in
-    ``Norm``, or in ``Norm2d`` and the like. Biases are perturbed unless ``perturb_biases=False``: their uncertainty is
-    cheap, and the data usually determine it well. ::
+    ``Norm``, or in ``Norm2d`` and the like. ::
 
         groups = ba.param_groups(model, weight_decay=1e-4, num_data=len(train_set), temperature=0.01)
         opt = ba.BayesAdam(groups, num_data=len(train_set), batch_size=32, temperature=0.01)
@@ -56,8 +53,6 @@ def param_groups(
             not written into the groups.
         temperature: Temperature, as given to the optimiser; in (0, 1]. It is needed to convert a weight decay, since
             the default differs between optimisers, and is not written into the groups.
-        perturb_norms: Whether the parameters of norm layers are perturbed like all others.
-        perturb_biases: Whether biases (one-dimensional parameters with ``bias`` in their own name) are perturbed.
 
     Returns:
         The group with noise and the one without, each unless it is empty, with ``"params"`` as lists of pairs of name
@@ -80,7 +75,7 @@ def param_groups(
         scale = num_data / temperature  # type: ignore[operator]
         precisions = {True: weight_decay * scale or None, False: (weight_decay or _EPS) * scale}
     *_, inner = unwrapping(model)
-    quiet = _unperturbed(inner, norms=not perturb_norms, biases=not perturb_biases)
+    quiet = {p for module in inner.modules() if is_norm(module) for p in module.parameters(recurse=False)}
     groups = []
     for perturb, precision in precisions.items():
         params = [(name, p) for name, p in inner.named_parameters() if (p not in quiet) == perturb]
@@ -89,16 +84,6 @@ def param_groups(
         if params:
             groups.append({"params": params, **noise, **prior})
     return groups
-
-
-def _unperturbed(model: nn.Module, *, norms: bool, biases: bool) -> set[Tensor]:
-    """The model's parameters that are to be trained without noise."""
-    return {
-        parameter
-        for module in model.modules()
-        for name, parameter in module.named_parameters(recurse=False)
-        if (norms and is_norm(module)) or (biases and parameter.ndim == 1 and "bias" in name)
-    }
 
 
 def is_norm(module: nn.Module) -> bool:

@@ -6,10 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from bayesadam.checks import check
+from bayesadam.checks import check_positive
 from bayesadam.core.rule import Hyper, Number, Rule, State
 from bayesadam.optim.base import PerturbedOptimizer
-from bayesadam.optim.groups import is_positive
 
 
 class VadaGradRule(Rule):
@@ -85,4 +84,4 @@ class VadaGrad(PerturbedOptimizer):
     def check_group(self, group: dict[str, Any]) -> None:
         """Also check that there is an initial precision."""
         super().check_group(group)
-        check("initial_precision", group["initial_precision"], "a positive, finite number", is_positive)
+        check_positive("initial_precision", group["initial_precision"])

@@ -8,8 +8,8 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, TypeVar
+from functools import cached_property, partial
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -37,12 +37,27 @@ class Posterior(NetworkDistribution):
         mean: Mean of every weight tensor, by the name that ``named_parameters()`` gives it.
         variance: Variance of every weight, by the names of ``mean``.
         hyperparameters: How the posterior was found, as plain JSON values, for people and for reports.
+        parts: Names of the attributes with tensors by name that a posterior of the class is made of, in the order of
+            the constructor's arguments.
     """
 
     mean: dict[str, Tensor]
     variance: dict[str, Tensor]
     hyperparameters: dict[str, Any]
-    _known_random: tuple[Any, list[Tensor], list[str]] = None, [], []
+    parts: ClassVar[tuple[str, ...]] = ()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.mean)} tensors, {self.num_weights:,} weights)"
+
+    @property
+    def num_weights(self) -> int:
+        """Number of weights, including point masses."""
+        return sum(mean.numel() for mean in self.mean.values())
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """Shape of every weight tensor by name."""
+        return {name: mean.shape for name, mean in self.mean.items()}
 
     def sample(self, count: int, *, seed: int = 0, first: int = 0) -> dict[str, Tensor]:
         """Draw samples number ``first`` to ``first + count - 1``; each tensor has a leading axis of ``count``.
@@ -63,21 +78,15 @@ class Posterior(NetworkDistribution):
 
     def repeats(self, count: int) -> list[int]:
         """The numbers of the first equal samples, as in the base class; without variance all samples are equal."""
-        return super().repeats(count) if self.random_names() else [0] * count
+        return super().repeats(count) if self.random_names else [0] * count
 
-    def random_names(self) -> list[str]:
-        """Names of the tensors whose variance is not 0 everywhere.
-
-        A device is waited for once for all of them, and not again until a tensor changes.
+    @cached_property
+    def random_names(self) -> tuple[str, ...]:
+        """Names of the tensors whose variance is not 0 everywhere. They are found at the first access, at which a
+        device is waited for once.
         """
-        values = list(self.variance.values())
-        counted = not any(value.is_inference() for value in values)  # the changes of others are not
-        versions = [(id(value), value._version) for value in values] if counted else None
-        if versions is None or self._known_random[0] != versions:
-            has = truths(value.any() for value in values)
-            names = [name for name, random in zip(self.variance, has, strict=True) if random]
-            self._known_random = versions, values, names  # the tensors are kept, so that their identities stay theirs
-        return list(self._known_random[2])
+        has = truths(value.any() for value in self.variance.values())
+        return tuple(name for name, random in zip(self.variance, has, strict=True) if random)
 
     @abc.abstractmethod
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
@@ -110,14 +119,20 @@ class Posterior(NetworkDistribution):
         """The result of :meth:`scaled`, with the given hyper-parameters."""
         raise TypeError(f"posterior must be of a class that can be scaled, got {type(self).__name__}")
 
-    @abc.abstractmethod
-    def tensors(self) -> Mapping[str, Tensor]:
-        """The tensors that are saved, ``{"mean/<name>": ..., ...}``."""
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that are saved, ``{"<part>/<name>": ..., ...}``."""
+        return {f"{part}/{name}": value for part in self.parts for name, value in getattr(self, part).items()}
 
     @classmethod
-    @abc.abstractmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Posterior:
+    def from_tensors(cls: type[Self], tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Self:
         """Make a posterior from the result of ``tensors``; ``KeyError`` or ``ValueError`` if they do not fit."""
+        found: dict[str, dict[str, Tensor]] = {part: {} for part in cls.parts}
+        for key, value in tensors.items():
+            part, _, name = key.partition("/")
+            found[part][name] = value
+        make: Any = cls
+        posterior: Self = make(*found.values(), hyperparameters=hyperparameters)
+        return posterior
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the posterior to one safetensors file, without pickle and with a digest. The file is written whole or
@@ -204,19 +219,19 @@ class Posterior(NetworkDistribution):
 
     def _check_weights(self, other: Posterior, what: str = "prior") -> None:
         """Check that another posterior, such as a prior, is over the same weights."""
-        self._check_names(other.mean, what)
-        for name, mean in self.mean.items():
-            if other.mean[name].shape != mean.shape:
-                raise ValueError(
-                    f"{what} of {name!r} must be of shape {tuple(mean.shape)}, got {tuple(other.mean[name].shape)}"
-                )
+        shapes = other.shapes
+        self._check_names(shapes, what)
+        for name, shape in self.shapes.items():
+            if shapes[name] != shape:
+                raise ValueError(f"{what} of {name!r} must be of shape {tuple(shape)}, got {tuple(shapes[name])}")
 
-    def _check_names(self, other: Mapping[str, Tensor], what: str) -> None:
-        for name in self.mean:
+    def _check_names(self, other: Mapping[str, Any], what: str) -> None:
+        shapes = self.shapes
+        for name in shapes:
             if name not in other:
                 raise ValueError(f"{what} must have the weights {name!r}, got none of that name")
         for name in other:
-            if name not in self.mean:
+            if name not in shapes:
                 raise ValueError(f"{what} must only have weights that the posterior has, got {name!r}")
 
 
@@ -239,8 +254,10 @@ def read_posterior(path: str | os.PathLike[str]) -> tuple[Posterior, str]:
         raise files.DamagedFile(
             f"the posterior file must be of a kind in {sorted(kinds)}, got {stored.kind!r} in {os.fspath(path)!r}"
         )
+    # Copied, since the alignment of memory decides the order of sums, and so the bits of samples.
+    tensors = {name: value.clone() for name, value in stored.tensors.items()}
     with files.reading(f"the posterior file must hold a valid {stored.kind}", path):
-        return kinds[stored.kind].from_tensors(stored.tensors, stored.hyperparameters), stored.digest
+        return kinds[stored.kind].from_tensors(tensors, stored.hyperparameters), stored.digest
 
 
 def _address(tensor: Tensor) -> int:

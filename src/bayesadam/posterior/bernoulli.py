@@ -12,7 +12,6 @@ from torch import Tensor
 from bayesadam import noise
 from bayesadam.checks import truths
 from bayesadam.posterior.base import Posterior
-from bayesadam.posterior.diagonal import sum_all, sum_of_tensors
 
 
 class BernoulliPosterior(Posterior):
@@ -37,6 +36,8 @@ class BernoulliPosterior(Posterior):
         ValueError: Names, dtypes or shapes do not match, or values are out of their range.
     """
 
+    parts = ("probability", "scale")
+
     def __init__(
         self,
         probability: Mapping[str, Tensor],
@@ -55,14 +56,6 @@ class BernoulliPosterior(Posterior):
         self.hyperparameters = dict(hyperparameters or {})
         with torch.no_grad():
             self.mean = {name: p * scale[name] for name, p in probability.items()}
-
-    def __repr__(self) -> str:
-        return f"BernoulliPosterior({len(self.mean)} tensors, {self.num_weights:,} weights)"
-
-    @property
-    def num_weights(self) -> int:
-        """Number of weights, including point masses."""
-        return sum(mean.numel() for mean in self.mean.values())
 
     @cached_property
     def variance(self) -> dict[str, Tensor]:  # type: ignore[override]
@@ -106,63 +99,6 @@ class BernoulliPosterior(Posterior):
 
         return write
 
-    def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
-        """Log probability of weights, summed over all of them, in float64; minus infinity if they cannot occur.
-
-        Args:
-            theta: Weights by name, each of the weight's shape with any leading axes (the same for all names). A
-                possible weight is exactly 0 or exactly its scale in the dtype of ``theta``.
-
-        Returns:
-            A tensor with the shape of the leading axes.
-
-        Raises:
-            ValueError: The names or shapes are not those of the posterior.
-        """
-        self._check_theta(theta)
-
-        def log_mass(name: str, p: Tensor) -> Tensor:
-            terms = _log_mass(theta[name], p.double(), self.scale[name].to(theta[name].dtype))
-            return terms.reshape(*terms.shape[: terms.ndim - p.ndim], -1).sum(-1)
-
-        return sum_of_tensors(log_mass(name, p) for name, p in self.probability.items())
-
-    def entropy(self) -> Tensor:
-        """Entropy in nats, summed over the random weights; 0-d float64."""
-        entr = torch.special.entr
-        return sum_all(
-            torch.where(self._random(name), entr(p.double()) + entr(1.0 - p.double()), 0.0)
-            for name, p in self.probability.items()
-        )
-
-    def kl_divergence(self, prior: float | BernoulliPosterior) -> Tensor:
-        """``KL(q || prior)`` in nats, summed (not averaged) over the random weights; 0-d float64.
-
-        As for a :class:`DiagonalGaussian`, a point mass adds nothing if it can occur under the prior.
-
-        Args:
-            prior: A probability for all weights, with the same scales as the posterior; or another Bernoulli posterior
-                with the same names and shapes. The divergence is infinite if a weight has, with positive probability, a
-                value that is impossible under the prior, for example because the scales differ.
-
-        Raises:
-            ValueError: The number is not in (0, 1), or the prior is over other weights.
-        """
-        self._check_prior(prior)
-        terms = []
-        for name, p in self.probability.items():
-            p, scale = p.double(), self.scale[name].double()
-            if isinstance(prior, BernoulliPosterior):
-                other_p = prior.probability[name].to(p)
-                other_scale = prior.scale[name].to(p)
-            else:
-                other_p, other_scale = torch.full_like(p, prior), scale
-            there, away = (_log_mass(value, other_p, other_scale) for value in (scale, torch.zeros_like(scale)))
-            divergence = p * (p.log() - there) + (1.0 - p) * ((-p).log1p() - away)
-            possible = torch.where(p == 1, there, away).isfinite()
-            terms.append(torch.where(self._random(name), divergence, torch.where(possible, 0.0, torch.inf)))
-        return sum_all(terms)
-
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> BernoulliPosterior:
         """The scaled posterior, as in the base class.
 
@@ -185,36 +121,10 @@ class BernoulliPosterior(Posterior):
             hyperparameters=self.hyperparameters,
         )
 
-    def tensors(self) -> dict[str, Tensor]:
-        """``{"probability/<name>": ..., "scale/<name>": ...}``."""
-        return {f"{kind}/{name}": v for kind in ("probability", "scale") for name, v in getattr(self, kind).items()}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> BernoulliPosterior:
-        """The inverse of :meth:`tensors`."""
-        parts: dict[str, dict[str, Tensor]] = {"probability": {}, "scale": {}}
-        for key, value in tensors.items():
-            kind, _, name = key.partition("/")
-            parts[kind][name] = value
-        return cls(parts["probability"], parts["scale"], hyperparameters=hyperparameters)
-
     def _random(self, name: str) -> Tensor:
         """Mask of the weights of a tensor that are not point masses, in its shape."""
         p = self.probability[name]
         return (p > 0) & (p < 1) & (self.scale[name] != 0)
-
-    def _check_prior(self, prior: float | BernoulliPosterior) -> None:
-        if not isinstance(prior, BernoulliPosterior):
-            if not (isinstance(prior, int | float) and 0 < prior < 1):
-                raise ValueError(f"prior must be a probability in (0, 1) or a Bernoulli posterior, got {prior!r}")
-            return
-        self._check_weights(prior)
-
-
-def _log_mass(value: Tensor, p: Tensor, scale: Tensor) -> Tensor:
-    """Log probability that ``scale * b`` is ``value``, element-wise; ``p`` is in float64."""
-    absent = torch.where(value == 0, (-p).log1p(), -torch.inf)
-    return torch.where(value == scale, torch.where(scale == 0, 0.0, p.log()), absent)
 
 
 def _check(name: str, p: Tensor, scale: Tensor) -> None:

@@ -62,6 +62,15 @@ class DenseGaussian(GaussianPosterior):
         self._keep(mean, scale_tril, hyperparameters)
 
     @classmethod
+    def _made(
+        cls, mean: Mapping[str, Tensor], scale_tril: Tensor, hyperparameters: Mapping[str, Any] | None
+    ) -> DenseGaussian:
+        """Make a posterior from a factor without the checks."""
+        posterior = cls.__new__(cls)
+        posterior._keep(mean, scale_tril, hyperparameters)
+        return posterior
+
+    @classmethod
     def from_scale_tril(
         cls, mean: Mapping[str, Tensor], scale_tril: Tensor, *, hyperparameters: Mapping[str, Any] | None = None
     ) -> DenseGaussian:
@@ -81,9 +90,7 @@ class DenseGaussian(GaussianPosterior):
         if upper.any():
             raise ValueError(f"scale_tril must be lower triangular, got {_first(upper)} above the diagonal")
         _check_diagonal(matrix, "scale_tril")
-        posterior = cls.__new__(cls)
-        posterior._keep(mean, matrix, hyperparameters)
-        return posterior
+        return cls._made(mean, matrix, hyperparameters)
 
     @classmethod
     def from_precision(
@@ -123,16 +130,14 @@ class DenseGaussian(GaussianPosterior):
             raise ValueError(f"precision must have a positive diagonal over the random weights, got {value!r}")
         matrix = torch.where(random & random.unsqueeze(1), matrix, 0.0)
         scale_tril = _embedded(_inverse_cholesky, _symmetric(matrix, precision.dtype, "precision"), "precision")
-        posterior = cls.__new__(cls)
-        posterior._keep(mean, scale_tril, hyperparameters)
-        return posterior
+        return cls._made(mean, scale_tril, hyperparameters)
 
     def _keep(self, mean: Mapping[str, Tensor], scale_tril: Tensor, hyperparameters: Mapping[str, Any] | None) -> None:
         self.mean = dict(mean)
         # Copied, since strides and alignment decide the order of sums, and so the bits of samples.
         self.scale_tril = scale_tril.clone(memory_format=torch.contiguous_format)
         self.variance = self._split(self.scale_tril.square().sum(1))
-        self._latest: tuple[Any, Any, Tensor] = None, None, torch.empty(0)
+        self._latest = (-1, -1), torch.empty(0)
         self.hyperparameters = dict(hyperparameters or {})
 
     @cached_property
@@ -142,13 +147,6 @@ class DenseGaussian(GaussianPosterior):
         """
         lower = (self.scale_tril @ self.scale_tril.T).tril()
         return lower + lower.tril(-1).T
-
-    def correlation(self) -> Tensor:
-        """Correlation matrix, ``(D, D)`` in float64; rows and columns of point masses are 0."""
-        spread = self.scale_tril.square().sum(1).sqrt()
-        rows = self.scale_tril / torch.where(spread == 0, 1.0, spread).unsqueeze(1)
-        lower = (rows @ rows.T).tril(-1)
-        return lower + lower.T + (spread > 0).double().diag()
 
     def _scale(self, names: Iterable[str]) -> Tensor:
         """Cholesky factor of the covariance of the named tensors' weights, in this order, as in the base class."""
@@ -181,9 +179,8 @@ class DenseGaussian(GaussianPosterior):
     def _deviations(self, seed: int, block: int) -> Tensor:
         """``L eps`` of block number ``block`` of ``TOGETHER`` samples, in rows; the latest ones are kept."""
         factor = self.scale_tril
-        key = None if factor.is_inference() else (seed, block, factor._version)  # whose changes are not counted
-        of, known, found = self._latest  # together, since another thread may replace them
-        if of is not factor or key is None or known != key:
+        known, found = self._latest  # together, since another thread may replace them
+        if known != (seed, block):
             if not len(factor):
                 return factor.new_zeros(TOGETHER, 0)
             sizes = {index: mean.numel() for index, mean in enumerate(self.mean.values()) if mean.numel()}
@@ -196,7 +193,7 @@ class DenseGaussian(GaussianPosterior):
             for start in range(0, len(factor), ROWS):
                 stop = min(start + ROWS, len(factor))
                 torch.mm(eps[:, :stop], factor[start:stop, :stop].T, out=found[:, start:stop])
-            self._latest = factor, key, found
+            self._latest = (seed, block), found
         return found
 
     def _log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
@@ -213,9 +210,7 @@ class DenseGaussian(GaussianPosterior):
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> DenseGaussian:
         """The scaled posterior, as in the base class; the slow check of the factor is skipped, since it stays valid."""
-        posterior = self.__class__.__new__(self.__class__)
-        posterior._keep(self.mean, self.scale_tril * factor, hyperparameters)
-        return posterior
+        return self._made(self.mean, self.scale_tril * factor, hyperparameters)
 
     def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> DenseGaussian:
         """The pruned posterior, as in the base class; mean, row and column of the other weights become 0."""

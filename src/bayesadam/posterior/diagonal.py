@@ -12,7 +12,7 @@ from bayesadam import noise
 from bayesadam.checks import require
 from bayesadam.functional import gaussian
 from bayesadam.posterior.ahead import Ahead, fits
-from bayesadam.posterior.gaussian import GaussianPosterior, mean_rule, moved
+from bayesadam.posterior.gaussian import GaussianPosterior, mean_rule
 
 
 class DiagonalGaussian(GaussianPosterior):
@@ -30,6 +30,8 @@ class DiagonalGaussian(GaussianPosterior):
     Raises:
         ValueError: Names or shapes differ, or values are not finite.
     """
+
+    parts = ("mean", "variance")
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class DiagonalGaussian(GaussianPosterior):
 
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
         """Return a function that writes samples in place, as in the base class; see also :meth:`writer_around`."""
-        std = {name: self.variance[name].sqrt() for name in self.random_names()}
+        std = {name: self.variance[name].sqrt() for name in self.random_names}
         return Ahead(self.mean, std, seed) if fits(self.mean, std) else self.writer_around(std, seed)
 
     def writer_around(self, std: Mapping[str, Tensor], seed: int) -> Callable[[Mapping[str, Tensor], int | None], None]:
@@ -155,41 +157,9 @@ class DiagonalGaussian(GaussianPosterior):
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> DiagonalGaussian:
         """The scaled posterior, as in the base class; zero variances are not copied, since they may take no memory."""
-        random = self.random_names()
+        random = self.random_names
         variance = {name: value * factor**2 if name in random else value for name, value in self.variance.items()}
         return DiagonalGaussian(self.mean, variance, hyperparameters=hyperparameters)
-
-    def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> DiagonalGaussian:
-        """The pruned posterior, as in the base class."""
-        mean, variance = (
-            {name: torch.where(kept[name], value, 0.0) for name, value in part.items()}
-            for part in (self.mean, self.variance)
-        )
-        return DiagonalGaussian(mean, variance, hyperparameters=hyperparameters)
-
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DiagonalGaussian:
-        """Return the same posterior on another device or in another floating dtype.
-
-        In half precision only the means are; variances stay in float32.
-        """
-        return DiagonalGaussian(
-            {name: value.to(device=device, dtype=dtype) for name, value in self.mean.items()},
-            moved(self.variance, device, dtype),
-            hyperparameters=self.hyperparameters,
-        )
-
-    def tensors(self) -> dict[str, Tensor]:
-        """``{"mean/<name>": ..., "variance/<name>": ...}``."""
-        return {f"{kind}/{name}": v for kind in ("mean", "variance") for name, v in getattr(self, kind).items()}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> DiagonalGaussian:
-        """The inverse of :meth:`tensors`."""
-        parts: dict[str, dict[str, Tensor]] = {"mean": {}, "variance": {}}
-        for key, value in tensors.items():
-            kind, _, name = key.partition("/")
-            parts[kind][name] = value
-        return cls(parts["mean"], parts["variance"], hyperparameters=hyperparameters)
 
 
 def _room(target: Tensor, mean: Tensor) -> Tensor:

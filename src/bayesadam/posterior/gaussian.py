@@ -15,33 +15,12 @@ from bayesadam.posterior.base import Posterior
 from bayesadam.posterior.report import PosteriorReport, report_of
 
 Self = TypeVar("Self", bound="GaussianPosterior")
-
-
-def moved(
-    part: Mapping[str, Tensor], device: torch.device | str | None, dtype: torch.dtype | None
-) -> dict[str, Tensor]:
-    """Named variances, or what they are computed from, on another device or in another dtype, at least float32.
-
-    Half precision has no numbers for small variances, or 8 bits for any, which would lose the uncertainty.
-    """
-    wide = None if dtype is None else torch.promote_types(dtype, torch.float32)
-    return {name: value.to(device=device, dtype=wide) for name, value in part.items()}
-
-
 PRUNING = ("signal_to_noise", "magnitude")
 """Criteria by which weights can be ranked for pruning."""
 
 
 class GaussianPosterior(Posterior):
     """Base class of Gaussians over named weights; a weight of variance 0 is a point mass."""
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.mean)} tensors, {self.num_weights:,} weights)"
-
-    @property
-    def num_weights(self) -> int:
-        """Number of weights, including point masses."""
-        return sum(mean.numel() for mean in self.mean.values())
 
     @abc.abstractmethod
     def _scale(self, names: Iterable[str]) -> Tensor:
@@ -69,9 +48,18 @@ class GaussianPosterior(Posterior):
     def _log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
         """Joint log density of weights that were checked, in float64, with the shape of the leading axes."""
 
-    @abc.abstractmethod
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> GaussianPosterior:
-        """Return the same posterior on another device, or with means in another floating dtype."""
+    def to(self: Self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Return the same posterior on another device or in another floating dtype.
+
+        In half precision only the means are, since it has no numbers for small variances, or 8 bits for any, which
+        would lose the uncertainty; what variances are computed from stays in float32.
+        """
+        wide = None if dtype is None else torch.promote_types(dtype, torch.float32)
+        moved = {
+            key: value.to(device=device, dtype=dtype if key.startswith("mean/") else wide)
+            for key, value in self.tensors().items()
+        }
+        return self.from_tensors(moved, self.hyperparameters)
 
     def kl_divergence(self, prior: float | GaussianPosterior) -> Tensor:
         """``KL(q || prior)`` in nats, summed (not averaged) over the random weights; 0-d float64.
@@ -111,26 +99,6 @@ class GaussianPosterior(Posterior):
         """
         return report_of(self.mean, self.variance, self.hyperparameters)
 
-    def pruning_order(self, by: str = "signal_to_noise") -> Tensor:
-        """Return the numbers of all weights in the order in which pruning removes them, the weakest first; ``(D,)``.
-
-        The weights are numbered tensor by tensor, in the order of ``mean``, each flattened row by row. Of equally weak
-        weights the one with the lower number comes first.
-
-        Args:
-            by: ``"signal_to_noise"`` or ``"magnitude"``, the absolute value of the mean.
-
-        Raises:
-            ValueError: ``by`` is neither, or there are no signal-to-noise ratios because no weight has a variance.
-        """
-        if by not in PRUNING:
-            raise ValueError(f"by must be one of {PRUNING}, got {by!r}")
-        found = self.signal_to_noise() if by == "signal_to_noise" else {n: m.abs() for n, m in self.mean.items()}
-        scores = torch.cat([score.flatten() for score in found.values()])
-        if len(scores) and scores.isinf().all():
-            raise ValueError(f"by must be 'magnitude' for a posterior in which no weight has a variance, got {by!r}")
-        return scores.argsort(stable=True)
-
     def prune(self: Self, fraction: float, *, by: str = "signal_to_noise") -> Self:
         """Return a copy in which the given fraction of all weights, the weakest, is exactly zero.
 
@@ -138,30 +106,35 @@ class GaussianPosterior(Posterior):
         of a pruned weight become 0. The posterior is not conditioned on this: the other weights keep their means and
         their covariance, even where they are correlated with a pruned weight. Weights that were pruned before count
         towards the fraction. Weights that are fixed at a value other than 0 have an infinite signal-to-noise ratio and
-        are pruned last by this criterion.
+        are pruned last by this criterion. Of equally weak weights the first ones are pruned, tensor by tensor and row
+        by row.
 
         Args:
             fraction: Fraction of the weights in [0, 1]; ``round(fraction * num_weights)`` weights are pruned.
             by: Criterion of weakness: a small ``"signal_to_noise"`` ratio, or a small ``"magnitude"`` of the mean.
 
         Raises:
-            ValueError: ``fraction`` is outside [0, 1], or ``by`` is not a criterion that the posterior has.
+            ValueError: ``fraction`` is outside [0, 1], ``by`` is neither, or there are no signal-to-noise ratios
+                because no weight has a variance.
         """
         check_fraction("fraction", fraction)
-        kept = self.mask(self.pruning_order(by)[round(fraction * self.num_weights) :])
-        return self._keeping(kept, {**self.hyperparameters, "pruned_fraction": fraction})
+        if by not in PRUNING:
+            raise ValueError(f"by must be one of {PRUNING}, got {by!r}")
+        found = self.signal_to_noise() if by == "signal_to_noise" else {n: m.abs() for n, m in self.mean.items()}
+        scores = torch.cat([score.flatten() for score in found.values()])
+        if len(scores) and scores.isinf().all():
+            raise ValueError(f"by must be 'magnitude' for a posterior in which no weight has a variance, got {by!r}")
+        order = scores.argsort(stable=True)
+        kept = torch.ones_like(order, dtype=torch.bool)
+        kept[order[: round(fraction * len(order))]] = False
+        return self._keeping(self._split(kept), {**self.hyperparameters, "pruned_fraction": fraction})
 
-    @abc.abstractmethod
     def _keeping(self: Self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Self:
         """A copy with other hyper-parameters in which weights outside the masks ``kept`` (by name, in their shapes) are
         zero.
         """
-
-    def mask(self, numbers: Tensor) -> dict[str, Tensor]:
-        """Masks by name of the weights with these numbers; they are numbered as in :meth:`pruning_order`."""
-        flat = torch.zeros(self.num_weights, dtype=torch.bool, device=numbers.device)
-        flat[numbers] = True
-        return self._split(flat)
+        zeroed = {key: torch.where(kept[key.partition("/")[2]], v, 0.0) for key, v in self.tensors().items()}
+        return self.from_tensors(zeroed, hyperparameters)
 
     def _split(self, flat: Tensor) -> dict[str, Tensor]:
         """Split a flat tensor of all weights into tensors by name, in their shapes."""

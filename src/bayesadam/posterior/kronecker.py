@@ -14,10 +14,10 @@ from bayesadam import noise
 from bayesadam.checks import require
 from bayesadam.functional import gaussian
 from bayesadam.functional.autocast import without_autocast
-from bayesadam.functional.kronecker import between, rotate
+from bayesadam.functional.kronecker import rotate
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all, sum_of_tensors
-from bayesadam.posterior.gaussian import GaussianPosterior, moved
+from bayesadam.posterior.gaussian import GaussianPosterior
 
 
 class KroneckerGaussian(GaussianPosterior):
@@ -47,6 +47,8 @@ class KroneckerGaussian(GaussianPosterior):
         ValueError: Names or shapes differ, or the values are not those of a Gaussian.
     """
 
+    parts = ("mean", "eigenvalues", "left", "right")
+
     def __init__(
         self,
         mean: Mapping[str, Tensor],
@@ -73,7 +75,7 @@ class KroneckerGaussian(GaussianPosterior):
         self.eigenvalues = checked.variance
         self.left = _kept_once({name: left[name] for name in mean if name in left})
         self.right = _kept_once({name: right[name] for name in mean if name in right})
-        self.variance = {name: self._marginal(name, None, None) for name in mean}
+        self.variance = {name: self._marginal(name) for name in mean}
         self.hyperparameters = dict(hyperparameters or {})
 
     def _scale(self, names: Iterable[str]) -> Tensor:
@@ -91,14 +93,15 @@ class KroneckerGaussian(GaussianPosterior):
                 f"a KroneckerGaussian must have at most {MAX_WEIGHTS:,} weights for the divergence from or to a "
                 f"posterior with other correlations, got {size:,}"
             )
-        return gaussian.cholesky_of_rows(_block_diagonal([self._rows(name) for name in names]))
+        blocks: Tensor = torch.block_diag(*(self._rows(name) for name in names))  # type: ignore[no-untyped-call]
+        return gaussian.cholesky_of_rows(blocks)
 
     def _rows(self, name: str) -> Tensor:
         """The square matrix ``F`` with ``F F'`` as the covariance of a tensor's weights, in float64."""
         rows, columns = _sides(self.mean[name])
         spread = self.eigenvalues[name].double().flatten().sqrt()
         eye = torch.eye(rows * columns, dtype=torch.float64, device=spread.device).view(rows * columns, rows, columns)
-        return rotate(eye, *self._bases(name)).flatten(1) * spread
+        return rotate(eye, *self.bases(name)).flatten(1) * spread
 
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
         """Return a function that writes ``mean + L (sqrt(v) * eps) R'`` in place, as in the base class.
@@ -106,7 +109,8 @@ class KroneckerGaussian(GaussianPosterior):
         ``eps`` is the noise that :class:`DiagonalGaussian` draws, so the samples agree where there are no bases.
         """
         scratch = noise.Scratch()
-        std = {name: self.eigenvalues[name].sqrt() for name in self.random_names()}
+        std = {name: self.eigenvalues[name].sqrt() for name in self.random_names}
+        dtypes = {name: torch.promote_types(value.dtype, torch.float32) for name, value in std.items()}
         draws = {
             index: torch.empty_like(mean, dtype=torch.float32, memory_format=torch.contiguous_format)
             for index, (name, mean) in enumerate(self.mean.items())
@@ -120,7 +124,9 @@ class KroneckerGaussian(GaussianPosterior):
             for index, (name, mean) in enumerate(self.mean.items()):
                 value = mean
                 if number is not None and name in std:
-                    moved = rotate(_matrix(draws[index] * std[name], mean), *self._own(name), back=True)
+                    moved = rotate(
+                        as_matrix(draws[index] * std[name], mean), *self.bases(name, dtype=dtypes[name]), back=True
+                    )
                     value = mean + moved.view(mean.shape)
                 targets[name].detach().copy_(value)
             torch.clear_autocast_cache()
@@ -131,10 +137,10 @@ class KroneckerGaussian(GaussianPosterior):
         """The sum of the log densities in the bases, in which the weights are independent."""
 
         def density(name: str, mean: Tensor) -> Tensor:
-            residual = _matrix(theta[name].double() - mean.double(), mean)
+            residual = as_matrix(theta[name].double() - mean.double(), mean)
             far = residual.isinf()
-            residual = rotate(residual.masked_fill(far, 0.0), *self._bases(name))
-            spread = _matrix(self.eigenvalues[name].double(), mean)
+            residual = rotate(residual.masked_fill(far, 0.0), *self.bases(name))
+            spread = as_matrix(self.eigenvalues[name].double(), mean)
             within = gaussian.log_prob(residual, torch.zeros_like(spread), spread).sum((-2, -1))
             return within.masked_fill(far.any(-1).any(-1), -math.inf)
 
@@ -147,64 +153,35 @@ class KroneckerGaussian(GaussianPosterior):
     def kl_divergence(self, prior: float | GaussianPosterior) -> Tensor:
         """``KL(q || prior)`` in nats, summed (not averaged) over the random weights; 0-d float64.
 
-        If the prior is also a :class:`KroneckerGaussian`, or its weights are independent, the divergence is that of the
-        marginals in the prior's bases plus the total correlation there, and costs as much as a few rotations.
+        If the prior's weights are independent, it is the divergence of the marginals plus the total correlation ``0.5
+        sum_i (log variance_i - log v_i)``.
 
         Args:
             prior: A prior precision (the prior is then ``N(0, 1 / prior)`` for every weight), or another Gaussian
-                posterior with the same names and shapes; for other kinds there may be at most ``MAX_WEIGHTS`` weights.
+                posterior with the same names and shapes; if its weights are correlated, there may be at most
+                ``MAX_WEIGHTS`` of them.
 
         Raises:
             ValueError: The precision is not positive, the prior is over other weights, or there are too many weights
                 for this prior.
         """
-        self._check_prior(prior)
-        if not isinstance(prior, GaussianPosterior):
-            precise = torch.tensor(1.0 / float(prior), dtype=torch.float64)
-            prior = KroneckerGaussian(
-                {name: mean.new_zeros(()).expand_as(mean) for name, mean in self.mean.items()},
-                {name: precise.to(mean.device).expand_as(mean) for name, mean in self.mean.items()},
-                {},
-                {},
-            )
-        elif isinstance(prior, DiagonalGaussian):
-            prior = KroneckerGaussian(prior.mean, prior.variance, {}, {})
-        if not isinstance(prior, KroneckerGaussian) or any(self._is_mixed_in(prior, name) for name in self.mean):
+        if isinstance(prior, GaussianPosterior) and not isinstance(prior, DiagonalGaussian):
             return super().kl_divergence(prior)
-        return sum_all(self._divergence(prior, name) for name in self.mean)
-
-    def _is_mixed_in(self, prior: KroneckerGaussian, name: str) -> bool:
-        """Whether single weights of a tensor are point masses while those of the prior are correlated."""
-        zero = self.eigenvalues[name] == 0
-        return (name in prior.left or name in prior.right) and bool(zero.any()) and not bool(zero.all())
-
-    def _divergence(self, prior: KroneckerGaussian, name: str) -> Tensor:
-        """The KL divergence of one tensor."""
-        mean, own = self.mean[name].double(), self.eigenvalues[name].double()
-        left, right = (None if basis is None else basis.to(mean.device) for basis in prior._bases(name))
-        shift = _matrix(mean - prior.mean[name].to(mean.device).double(), mean)
-        marginal = _matrix(self._marginal(name, left, right), mean)
-        there = _matrix(prior.eigenvalues[name].to(mean.device).double(), mean)
-        shift = rotate(shift, left, right)
-        terms = gaussian.kl_divergence(shift, marginal, torch.zeros_like(shift), there).sum()
-        random = own > 0
-        correlation = 0.5 * (marginal.view(mean.shape)[random].log() - own[random].log()).sum()
-        return terms + correlation.clamp_min(0.0)
+        marginal = self.marginal()
+        return marginal.kl_divergence(prior) + (marginal.entropy() - self.entropy()).clamp_min(0.0)
 
     def marginal(self) -> DiagonalGaussian:
         """Return the diagonal Gaussian with the same means and marginal variances."""
         return DiagonalGaussian(self.mean, self.variance, hyperparameters=self.hyperparameters)
 
-    def _marginal(self, name: str, left: Tensor | None, right: Tensor | None) -> Tensor:
-        """Marginal variances of a tensor in other bases, in the weights' shape; in float64, or as they are kept."""
+    def _marginal(self, name: str) -> Tensor:
+        """Marginal variances of a tensor, in the weights' shape; in float64, or as they are kept."""
         value = self.eigenvalues[name]
-        own = self._bases(name)
-        turns = [between(other, basis) for other, basis in zip((left, right), own, strict=True)]
-        if turns == [None, None]:
+        bases = self.bases(name)
+        if bases == (None, None):
             return value
-        squares = [None if turn is None else turn.square() for turn in turns]
-        found = rotate(_matrix(value.double(), value), *squares, back=True)
-        return found.view(value.shape)
+        squares = (None if basis is None else basis.square() for basis in bases)
+        return rotate(as_matrix(value.double(), value), *squares, back=True).view(value.shape)
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> KroneckerGaussian:
         """The scaled posterior, as in the base class; the slow check of the bases is skipped."""
@@ -223,66 +200,13 @@ class KroneckerGaussian(GaussianPosterior):
         """
         raise ValueError(
             "posterior must be of a class that can be pruned, got a KroneckerGaussian, whose covariance is no "
-            "Kronecker product without some of the weights (prune its marginal(), or use pruning_curve with samples)"
+            "Kronecker product without some of the weights (prune its marginal())"
         )
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> KroneckerGaussian:
-        """Return the same posterior on another device or in another floating dtype.
-
-        In half precision only the means are; eigenvalues and bases stay in float32.
-        """
-        mean = {name: value.to(device=device, dtype=dtype) for name, value in self.mean.items()}
-        parts = (moved(part, device, dtype) for part in (self.eigenvalues, self.left, self.right))
-        return KroneckerGaussian(mean, *parts, hyperparameters=self.hyperparameters)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """``{"mean/<name>": ..., "eigenvalues/<name>": ..., "left/<name>": ..., "right/<name>": ...}``."""
-        kinds = ("mean", "eigenvalues", "left", "right")
-        return {f"{kind}/{name}": v for kind in kinds for name, v in getattr(self, kind).items()}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> KroneckerGaussian:
-        """The inverse of :meth:`tensors`."""
-        parts: dict[str, dict[str, Tensor]] = {"mean": {}, "eigenvalues": {}, "left": {}, "right": {}}
-        for key, value in tensors.items():
-            kind, _, name = key.partition("/")
-            # Copied, since alignment decides the order of sums, and so the bits of samples.
-            parts[kind][name] = value.clone() if kind in ("left", "right") else value
-        return cls(parts["mean"], parts["eigenvalues"], parts["left"], parts["right"], hyperparameters=hyperparameters)
-
-    def _own(self, name: str) -> tuple[Tensor | None, Tensor | None]:
-        """Left and right basis of a tensor in the dtype in which its noise is computed."""
-        dtype = torch.promote_types(self.eigenvalues[name].dtype, torch.float32)
+    def bases(self, name: str, *, dtype: torch.dtype = torch.float64) -> tuple[Tensor | None, Tensor | None]:
+        """Left and right basis of a tensor in a dtype; ``None`` for the identity."""
         left, right = self.left.get(name), self.right.get(name)
         return None if left is None else left.to(dtype), None if right is None else right.to(dtype)
-
-    def _bases(self, name: str) -> tuple[Tensor | None, Tensor | None]:
-        """Left and right basis of a tensor, in float64."""
-        left, right = self.left.get(name), self.right.get(name)
-        return None if left is None else left.double(), None if right is None else right.double()
-
-
-def _kept_once(bases: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The bases, contiguous; a basis that equals the previous one, as for a weight and its bias, shares its tensor.
-
-    Only on a CPU, to which files are loaded, are their numbers compared.
-    """
-    found: dict[str, Tensor] = {}
-    last: tuple[Tensor, Tensor] | None = None
-    for name, basis in bases.items():
-        if last is None or not (basis is last[0] or _are_equal(basis, last[1])):
-            last = basis, basis.contiguous()
-        found[name] = last[1]
-    return found
-
-
-def _are_equal(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.device.type == b.device.type == "cpu" and torch.equal(a, b)
-
-
-def _block_diagonal(blocks: list[Tensor]) -> Tensor:
-    found: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
-    return found
 
 
 def _sides(mean: Tensor) -> tuple[int, int]:
@@ -290,7 +214,7 @@ def _sides(mean: Tensor) -> tuple[int, int]:
     return (mean.shape[0], math.prod(mean.shape[1:])) if mean.ndim else (1, 1)
 
 
-def _matrix(value: Tensor, mean: Tensor) -> Tensor:
+def as_matrix(value: Tensor, mean: Tensor) -> Tensor:
     """A tensor of the shape of the mean, with any leading axes, as a matrix."""
     return value.reshape(*value.shape[: value.ndim - mean.ndim], *_sides(mean))
 
@@ -316,3 +240,21 @@ def _basis_rules(what: str, basis: Tensor, size: int) -> list[tuple[Tensor, Call
         (basis.isfinite().all(), partial(ValueError, f"{what} must be finite, got inf or nan")),
         (error <= torch.finfo(basis.dtype).eps ** 0.5 * probe.norm(), not_orthogonal),
     ]
+
+
+def _kept_once(bases: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The bases, contiguous; a basis that equals the previous one, as for a weight and its bias, shares its tensor.
+
+    Only on a CPU, to which files are loaded, are their numbers compared.
+    """
+    found: dict[str, Tensor] = {}
+    last: tuple[Tensor, Tensor] | None = None
+    for name, basis in bases.items():
+        if last is None or not (basis is last[0] or _are_equal(basis, last[1])):
+            last = basis, basis.contiguous()
+        found[name] = last[1]
+    return found
+
+
+def _are_equal(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.device.type == b.device.type == "cpu" and torch.equal(a, b)

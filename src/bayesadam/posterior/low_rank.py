@@ -15,7 +15,7 @@ from bayesadam.functional import gaussian
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all
-from bayesadam.posterior.gaussian import GaussianPosterior, moved
+from bayesadam.posterior.gaussian import GaussianPosterior
 
 _STEP = 1
 """Step number of the noise of the factors; the noise of the weights has step 0."""
@@ -43,6 +43,8 @@ class LowRankGaussian(GaussianPosterior):
     Raises:
         ValueError: Names or shapes differ, or the values are not those of a Gaussian.
     """
+
+    parts = ("mean", "diagonal", "factors")
 
     def __init__(
         self,
@@ -153,7 +155,7 @@ class LowRankGaussian(GaussianPosterior):
         center = {name: mean.clone(memory_format=torch.contiguous_format) for name, mean in self.mean.items()}
         factors = {name: self._matrix(name) for name in self.factors}
         independent = DiagonalGaussian(center, self.diagonal)
-        std = {name: self.diagonal[name].sqrt() for name in independent.random_names()}
+        std = {name: self.diagonal[name].sqrt() for name in independent.random_names}
         write_around = independent.writer_around(std, seed)
         z = torch.empty(self.rank, device=next(iter(center.values())).device)
 
@@ -225,38 +227,6 @@ class LowRankGaussian(GaussianPosterior):
         diagonal = {name: value * factor**2 for name, value in self.diagonal.items()}
         factors = {name: value * factor for name, value in self.factors.items()}
         return LowRankGaussian(self.mean, diagonal, factors, hyperparameters=hyperparameters)
-
-    def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> LowRankGaussian:
-        """The pruned posterior, as in the base class; mean, diagonal and factors of the other weights become 0."""
-        mean, diagonal, factors = (
-            {name: torch.where(kept[name], value, 0.0) for name, value in part.items()}
-            for part in (self.mean, self.diagonal, self.factors)
-        )
-        return LowRankGaussian(mean, diagonal, factors, hyperparameters=hyperparameters)
-
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> LowRankGaussian:
-        """Return the same posterior on another device or in another floating dtype.
-
-        In half precision only the means are; diagonal and factors stay in float32.
-        """
-        mean = {name: value.to(device=device, dtype=dtype) for name, value in self.mean.items()}
-        diagonal, factors = (moved(part, device, dtype) for part in (self.diagonal, self.factors))
-        return LowRankGaussian(mean, diagonal, factors, hyperparameters=self.hyperparameters)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """``{"mean/<name>": ..., "diagonal/<name>": ..., "factors/<name>": ...}``."""
-        kinds = ("mean", "diagonal", "factors")
-        return {f"{kind}/{name}": v for kind in kinds for name, v in getattr(self, kind).items()}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> LowRankGaussian:
-        """The inverse of :meth:`tensors`."""
-        parts: dict[str, dict[str, Tensor]] = {"mean": {}, "diagonal": {}, "factors": {}}
-        for key, value in tensors.items():
-            kind, _, name = key.partition("/")
-            # Copied, since alignment decides the order of sums, and so the bits of samples.
-            parts[kind][name] = value.clone() if kind == "factors" else value
-        return cls(parts["mean"], parts["diagonal"], parts["factors"], hyperparameters=hyperparameters)
 
     def _matrix(self, name: str) -> Tensor:
         """The factors of one tensor as a matrix ``(R, weights)``."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from bayesadam.checks import check
+from bayesadam.checks import check, is_positive
 from bayesadam.posterior.diagonal import DiagonalGaussian
 
 
@@ -53,7 +52,7 @@ def merge(posteriors: Sequence[DiagonalGaussian], *, weights: Sequence[float] | 
     if len(exponents) != len(posteriors):
         raise ValueError(f"weights must have one number for each of {len(posteriors)} posteriors, got {exponents}")
     for exponent in exponents:
-        check("weights", exponent, "positive and finite", lambda value: 0 < value < math.inf)
+        check("weights", exponent, "positive and finite", is_positive)
     mean, variance = {}, {}
     for name, own in first.mean.items():
         means = [q.mean[name].to(own.device) for q in posteriors]

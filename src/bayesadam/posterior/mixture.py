@@ -51,13 +51,7 @@ class Mixture(Posterior):
         for number, q in enumerate(self.components):
             if not isinstance(q, GaussianPosterior | Mixture):
                 raise ValueError(f"components must be Gaussian posteriors or mixtures, got {type(q).__name__}")
-            shapes, first = _shapes(q), _shapes(self.components[0])
-            if shapes != first:
-                name = next(name for name in {**first, **shapes} if shapes.get(name) != first.get(name))
-                raise ValueError(
-                    f"components must be over the same weights, got {name!r} of shape {first.get(name)} in component 0 "
-                    f"and {shapes.get(name)} in component {number}"
-                )
+            self.components[0]._check_weights(q, f"components[{number}]")
         told = [q.hyperparameters for q in self.components]
         self.hyperparameters = {**(hyperparameters or {}), "components": told}
 
@@ -77,6 +71,11 @@ class Mixture(Posterior):
             means = torch.stack([q.mean[name].double().to(value.device) for q in self.components])
             within[name] = (value + (means - means.mean(0)).square().mean(0)).to(value.dtype)
         return within
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """Shape of every weight tensor by name, as in the base class."""
+        return self.components[0].shapes
 
     @property
     def strata(self) -> int:
@@ -217,12 +216,6 @@ def ensemble(models: Iterable[nn.Module], *, hyperparameters: Mapping[str, Any] 
                     f"models must have equal integer and boolean tensors, got different values of {name!r}"
                 )
     return Mixture([DiagonalGaussian.point_mass(member) for member in members], hyperparameters=hyperparameters)
-
-
-def _shapes(posterior: GaussianPosterior | Mixture) -> dict[str, tuple[int, ...]]:
-    while isinstance(posterior, Mixture):
-        posterior = posterior.components[0]
-    return {name: tuple(mean.shape) for name, mean in posterior.mean.items()}
 
 
 def _average(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

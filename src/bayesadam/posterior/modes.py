@@ -5,18 +5,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
 from bayesadam.posterior.wrappers import unwrapping
-
-
-class Follower(Protocol):
-    """An object that is told of a module's mode."""
-
-    def follow_mode(self, training: bool) -> None:
-        """The module changes to training mode, or to evaluation mode."""
 
 
 class FollowedTrain:
@@ -53,8 +46,8 @@ class FollowedTrain:
         return type(self), (self.module,)
 
 
-def follow(follower: Follower, model: nn.Module) -> None:
-    """Tell the follower of every ``model.train()`` and ``model.eval()`` from now on."""
+def follow(follower: Any, model: nn.Module) -> None:
+    """Tell the follower of every ``model.train()`` and ``model.eval()`` from now on, by its ``follow_mode``."""
     *_, inner = unwrapping(model)
     known = vars(inner).get("train")
     if not isinstance(known, FollowedTrain):

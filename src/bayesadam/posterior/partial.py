@@ -10,16 +10,13 @@ from torch import Tensor
 
 from bayesadam.checks import require
 from bayesadam.functional import gaussian
+from bayesadam.posterior.base import posterior_kinds
 from bayesadam.posterior.dense import MAX_WEIGHTS, DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior, mean_rule
 from bayesadam.posterior.kronecker import KroneckerGaussian
 
-KINDS: dict[str, type[DenseGaussian] | type[DiagonalGaussian] | type[KroneckerGaussian]] = {
-    "DenseGaussian": DenseGaussian,
-    "DiagonalGaussian": DiagonalGaussian,
-    "KroneckerGaussian": KroneckerGaussian,
-}
+KINDS = (DenseGaussian, DiagonalGaussian, KroneckerGaussian)
 
 
 class PartialGaussian(GaussianPosterior):
@@ -53,8 +50,8 @@ class PartialGaussian(GaussianPosterior):
         order: Sequence[str] | None = None,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
-        if not isinstance(random, tuple(KINDS.values())):
-            raise ValueError(f"random must be one of {list(KINDS)}, got {type(random).__name__}")
+        if not isinstance(random, KINDS):
+            raise ValueError(f"random must be one of {[k.__name__ for k in KINDS]}, got {type(random).__name__}")
         both = {**random.mean, **fixed}
         for name in fixed:
             if name in random.mean:
@@ -196,6 +193,5 @@ class PartialGaussian(GaussianPosterior):
             if inner.startswith("mean/"):
                 order.append(inner.removeprefix("mean/"))
         (kind,) = kinds
-        return cls(
-            KINDS[kind].from_tensors(parts, hyperparameters), fixed, order=order, hyperparameters=hyperparameters
-        )
+        random: Any = posterior_kinds()[kind].from_tensors(parts, hyperparameters)
+        return cls(random, fixed, order=order, hyperparameters=hyperparameters)

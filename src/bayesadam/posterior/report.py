@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -82,10 +80,6 @@ class PosteriorReport:
             said.append("No weight is random: this is one network.")
         return tuple(said)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the numbers and the sentences as JSON values."""
-        return {**dataclasses.asdict(self), "sentences": list(self.sentences)}
-
     def __str__(self) -> str:
         marks = ", ".join(f"{level:.0%}" for level in LEVELS)
         lines = [["tensor", "weights", f"width {marks}", "start", f"|mean| / width {marks}", "determined"]]
@@ -96,26 +90,23 @@ class PosteriorReport:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
-
 
 @torch.no_grad()
 def report_of(
     mean: Mapping[str, Tensor], variance: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]
 ) -> PosteriorReport:
     """Make the report of a posterior with these means, marginal variances and hyper-parameters."""
-    told = _mapping(hyperparameters.get(PER_TENSOR))
+    told = hyperparameters.get(PER_TENSOR, {})
     rows, widths, ratios = [], [], []
     for name, center in mean.items():
-        known = _mapping(told.get(name))
+        known = told.get(name, {})
         random = variance[name] > 0
         dtype = wide(variance[name].dtype)
         spread = variance[name][random].to(dtype).sqrt()
         widths.append(spread)
         ratios.append(center[random].to(dtype).abs() / spread)
-        share = _number(known.get("start_share"))
-        prior = _number(known.get("prior_precision", hyperparameters.get("prior_precision")))
+        share = known.get("start_share")
+        prior = known.get("prior_precision", hyperparameters.get("prior_precision"))
         rows.append(
             TensorReport(
                 name=name,
@@ -168,14 +159,6 @@ def _total(rows: Sequence[TensorReport], spread: Tensor, ratio: Tensor) -> Tenso
         prior_precision=None,
         determined=sum(known) if known and len(known) == len(determined) else None,
     )
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _about_start(share: float) -> str:

@@ -6,7 +6,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,6 @@ Batch = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a model."""
 
 
-class Sampled(Protocol):
-    """The interface of an optimiser for the hook."""
-
-    param_groups: list[dict[str, Any]]
-
-
 class TrainingInputs:
     """A forward hook that keeps the latest inputs of a model's training passes.
 
@@ -40,7 +34,7 @@ class TrainingInputs:
         optimizer: Function without arguments that returns the optimiser, or ``None``.
     """
 
-    def __init__(self, optimizer: Callable[[], Sampled | None] = lambda: None) -> None:
+    def __init__(self, optimizer: Callable[[], Any] = lambda: None) -> None:
         self._optimizer = optimizer
         self._kept: deque[tuple[int, int, Batch]] = deque()
         self._layers: list[_BatchNorm] = []

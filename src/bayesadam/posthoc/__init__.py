@@ -3,4 +3,3 @@
 from bayesadam.posthoc.approximation import LaplaceApproximation as LaplaceApproximation
 from bayesadam.posthoc.approximation import laplace as laplace
 from bayesadam.posthoc.badam import badam as badam
-from bayesadam.posthoc.tuning import tune_laplace as tune_laplace

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.calibration.safe import SAFE, Watched
-from bayesadam.checks import check, check_temperature, is_whole, truths
+from bayesadam.checks import check, check_count, check_positive, check_temperature, is_positive, truths
 from bayesadam.curvature.ranks import unwrapped
 from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood
@@ -137,9 +137,9 @@ class LaplaceApproximation:
         if last_layer is not None and structure not in LAST_LAYER:
             raise ValueError(f"last_layer must only be given for a structure in {LAST_LAYER}, got {last_layer!r}")
         if num_data is not None:
-            check("num_data", num_data, "a positive, finite number", _is_positive)
+            check_positive("num_data", num_data)
         if batch_size is not None:
-            check("batch_size", batch_size, "a whole number of at least 1", is_whole)
+            check_count("batch_size", batch_size)
         network = Network(unwrapped(model), likelihood, output, curvature)
         with exclusively(network.model):
             total = _sum(network, structure, last_layer)
@@ -201,12 +201,12 @@ class LaplaceApproximation:
         """
         if rank is not None and self._told["structure"] != "full":
             raise ValueError(f"rank must be None for structure={self._told['structure']!r}, got {rank!r}")
-        check("prior_precision", prior_precision, "a positive, finite number", _is_positive)
+        check_positive("prior_precision", prior_precision)
         check_temperature(temperature, zero=False)
         if prior is not None:
             check_prior(prior, self.mean, self._told["structure"], prior_precision=prior_precision, rank=rank)
         num_data = self.num_data if num_data is None else num_data
-        check("num_data", num_data, "a positive, finite number", _is_positive)
+        check_positive("num_data", num_data)
         scale = num_data / self.num_data / temperature
         numbers = {"num_data": num_data, "prior_precision": prior_precision, "temperature": temperature}
         told = {"method": "laplace", **self._told, **numbers}
@@ -239,7 +239,7 @@ class LaplaceApproximation:
         Raises:
             ValueError: The precision is not positive.
         """
-        check("prior_precision", prior_precision, "a positive, finite number", _is_positive)
+        check_positive("prior_precision", prior_precision)
         return self.log_likelihood + log_evidence(self._eigenvalues, self._squared_norm, prior_precision)
 
     def best_prior_precision(self) -> float:
@@ -324,7 +324,7 @@ def laplace(
     """
     if prior_precision not in (EVIDENCE, SAFE):
         rule = f"a positive, finite number, {EVIDENCE!r} or {SAFE!r}"
-        check("prior_precision", prior_precision, rule, _is_positive)
+        check("prior_precision", prior_precision, rule, is_positive)
     check_temperature(temperature, zero=False)
     watched = Watched(unwrapped(model), data, likelihood, output, batch_size)
     fitted = LaplaceApproximation(
@@ -419,7 +419,3 @@ def _check_curved(network: Network, curvature: Tensor | dict[str, Tensor] | Kron
         return
     if not any(truths(value.any() for value in _tensors(curvature))):
         raise network.likelihood.missing("fisher_factor, as its log density has no second derivative")
-
-
-def _is_positive(value: Any) -> bool:
-    return bool(0 < value < math.inf)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Adagrad, Adam, NAdam, Optimizer, RAdam, RMSprop
 
 from bayesadam.calibration.safe import SAFE, Watched, harmless_share
-from bayesadam.checks import check, require
+from bayesadam.checks import check, check_positive, require
 from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim.base import PerturbedOptimizer
@@ -44,6 +44,8 @@ def badam(
 
     ``v`` is the estimate by whose root the optimiser divided at its last step:
 
+    ============================== ====================================================================
+    optimiser                      ``v``
     ============================== ====================================================================
     Adam, AdamW, NAdam, RAdam      ``exp_avg_sq / (1 - b2^t)``
     with ``amsgrad=True``          ``max_exp_avg_sq / (1 - b2^t)``
@@ -93,7 +95,7 @@ def badam(
     while not isinstance(wrapped, tuple(FORMULAE)) and isinstance(getattr(wrapped, "optimizer", None), Optimizer):
         optimizer = wrapped = wrapped.optimizer
     second_moments = _formula(optimizer)
-    check("num_data", num_data, "a positive, finite number", lambda v: 0 < v < math.inf)
+    check_positive("num_data", num_data)
     if prior_precision != SAFE:
         rule = f"a finite number of at least 0, or {SAFE!r}"
         check("prior_precision", prior_precision, rule, lambda v: 0 <= v < math.inf)

@@ -11,8 +11,7 @@ from torch import Tensor
 from bayesadam.functional.kronecker import between, rotate
 from bayesadam.posterior.dense import DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
-from bayesadam.posterior.kronecker import KroneckerGaussian
-from bayesadam.posterior.precision import as_matrix, bases, check_random, precision_diagonal, precision_matrix
+from bayesadam.posterior.kronecker import KroneckerGaussian, as_matrix
 from bayesadam.posthoc.kronecker import KroneckerCurvature
 
 Prior: TypeAlias = DiagonalGaussian | KroneckerGaussian | DenseGaussian
@@ -48,7 +47,9 @@ def check_prior(
     own, given = ({name: tuple(value.shape) for name, value in which.items()} for which in (mean, prior.mean))
     if list(own.items()) != list(given.items()):
         raise ValueError(f"prior must be over the weights {own}, got {given}")
-    check_random(prior)
+    for name, value in prior.variance.items():
+        if not (value > 0).all():
+            raise ValueError(f"prior of {name!r} must have positive variances, got 0 (pruned or not random)")
 
 
 def continued(
@@ -71,9 +72,22 @@ def continued(
         return _kronecker(curvature, scale, mean, prior, told)
     if isinstance(curvature, Tensor):
         return _dense(curvature, scale, mean, prior, told)
-    own = precision_diagonal(prior)
+    own = _precision_diagonal(prior)
     variance = {name: (scale * c + own[name].to(c.dtype)).reciprocal_() for name, c in curvature.items()}
     return DiagonalGaussian(mean, variance, hyperparameters=told)
+
+
+def _precision_diagonal(prior: Prior) -> dict[str, Tensor]:
+    """The diagonal of the prior's precision matrix by name, in the weights' shapes and float64."""
+    if isinstance(prior, DiagonalGaussian):
+        return {name: value.double().reciprocal() for name, value in prior.variance.items()}
+    if isinstance(prior, DenseGaussian):
+        return prior._split(torch.cholesky_inverse(prior.scale_tril).diagonal())
+    found = {}
+    for name, value in prior.eigenvalues.items():
+        squares = (None if basis is None else basis.square() for basis in prior.bases(name))
+        found[name] = rotate(as_matrix(value, value).double().reciprocal(), *squares, back=True).view(value.shape)
+    return found
 
 
 def _dense(
@@ -81,9 +95,9 @@ def _dense(
 ) -> DenseGaussian:
     precision = scale * curvature
     if isinstance(prior, DenseGaussian):
-        precision += precision_matrix(prior)
+        precision += torch.cholesky_inverse(prior.scale_tril)
     else:
-        own = precision_diagonal(prior)
+        own = _precision_diagonal(prior)
         precision.diagonal().add_(torch.cat([own[name].flatten() for name in mean]))
     return DenseGaussian.from_precision(mean, precision, hyperparameters=told)
 
@@ -104,8 +118,8 @@ def _kronecker(
     for name, value in mean.items():
         spectrum = curvature.spectra[name]
         terms = [
-            (scale * as_matrix(spectrum.values.view(value.shape)), (spectrum.left, spectrum.right)),
-            (as_matrix(known.eigenvalues[name]).double().reciprocal(), bases(known, name)),
+            (scale * as_matrix(spectrum.values.view(value.shape), value), (spectrum.left, spectrum.right)),
+            (as_matrix(known.eigenvalues[name], value).double().reciprocal(), known.bases(name)),
         ]
         turned = [any(sides[axis] is not None for _, sides in terms) for axis in (0, 1)]
         new = [_common_basis(terms, axis) if turned[axis] else None for axis in (0, 1)]

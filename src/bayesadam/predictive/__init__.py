@@ -2,6 +2,7 @@
 parts.
 """
 
+from bayesadam.predictive.base import PredictiveDistribution as PredictiveDistribution
 from bayesadam.predictive.gaussian import GaussianLogitsPredictive as GaussianLogitsPredictive
 from bayesadam.predictive.gaussian import GaussianPredictive as GaussianPredictive
 from bayesadam.predictive.mixture import MixturePredictive as MixturePredictive

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
+from operator import length_hint
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.posterior.exclusive import exclusively
 from bayesadam.posterior.modes import quietly
+from bayesadam.progress import progress_bar
 
 Output = Callable[[Any], Tensor]
 
@@ -28,6 +30,11 @@ SAME = 0.02
 
 def as_batches(inputs: Any) -> tuple[Iterable[Any], bool]:
     """The batches of the inputs, and whether the inputs are a single batch."""
+    if hasattr(inputs, "__array__") and not isinstance(inputs, Tensor):
+        raise ValueError(
+            f"inputs must be a tensor, a tuple, a dict or a loader of them, got {type(inputs).__name__} "
+            "(torch.as_tensor makes a tensor of an array)"
+        )
     single = isinstance(inputs, Tensor | Mapping | tuple)
     return [inputs] if single else inputs, single
 
@@ -257,6 +264,38 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether memory has run out; on the CPU this is an ordinary error whose message depends on the system."""
     words = ("can't allocate memory", "not enough memory", "out of memory")
     return isinstance(error, torch.OutOfMemoryError) or any(part in str(error) for part in words)
+
+
+def over_batches(
+    function: Callable[[Rows], tuple[Tensor, ...]],
+    inputs: Any,
+    device: torch.device,
+    *,
+    batch_size: int | None,
+    progress: bool | None,
+) -> tuple[Tensor, ...]:
+    """Apply a function to the rows of all inputs, with a progress bar; its results of all rows.
+
+    Args:
+        function: See :class:`Chunked`.
+        inputs: Inputs, as for :func:`bayesadam.predict`.
+        device: Device of the inputs.
+        batch_size: Rows per call, as for :func:`bayesadam.predict`.
+        progress: Whether to show a progress bar, as for :func:`bayesadam.predict`.
+
+    Raises:
+        ValueError: There are no batches.
+    """
+    batches, single = as_batches(inputs)
+    apply = Chunked(function, batch_size)
+    found = []
+    with progress_bar("predicting", length_hint(batches) or None, progress, shown=not single) as advance:
+        for (batch,) in groups(batches, device, single, 0):
+            found.append(apply(Rows(batch)))
+            advance()
+    if not found:
+        raise no_batches()
+    return tuple(map(torch.cat, zip(*found, strict=True)))
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import singledispatch
 
 import torch
 from torch import Tensor
@@ -74,7 +73,6 @@ def as_dtype(basis: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if basis is None else basis.to(dtype)
 
 
-@singledispatch
 def weight_covariance(posterior: NetworkDistribution) -> WeightCovariance:
     """The covariance of a Gaussian posterior, also of tensors without variance; see
     :meth:`WeightCovariance.of_random`.
@@ -82,37 +80,21 @@ def weight_covariance(posterior: NetworkDistribution) -> WeightCovariance:
     Raises:
         ValueError: It is no Gaussian over weights.
     """
+    if isinstance(posterior, PartialGaussian):
+        return weight_covariance(posterior.random)
+    if isinstance(posterior, DiagonalGaussian):
+        return WeightCovariance(posterior.variance, {})
+    if isinstance(posterior, KroneckerGaussian):
+        return WeightCovariance(posterior.eigenvalues, {}, posterior.left, posterior.right)
+    if isinstance(posterior, LowRankGaussian):
+        return WeightCovariance(posterior.diagonal, {name: posterior._matrix(name).T for name in posterior.mean})
+    if isinstance(posterior, DenseGaussian):
+        rows = torch.split(posterior.scale_tril, [mean.numel() for mean in posterior.mean.values()])
+        return WeightCovariance({}, dict(zip(posterior.mean, rows, strict=True)))
     raise ValueError(
         "posterior must be a Gaussian over the weights for method='linearized' (use 'monte_carlo'), "
         f"got {type(posterior).__name__}"
     )
-
-
-@weight_covariance.register
-def _(posterior: DiagonalGaussian) -> WeightCovariance:
-    return WeightCovariance(posterior.variance, {})
-
-
-@weight_covariance.register
-def _(posterior: DenseGaussian) -> WeightCovariance:
-    rows = torch.split(posterior.scale_tril, [mean.numel() for mean in posterior.mean.values()])
-    return WeightCovariance({}, dict(zip(posterior.mean, rows, strict=True)))
-
-
-@weight_covariance.register
-def _(posterior: KroneckerGaussian) -> WeightCovariance:
-    return WeightCovariance(posterior.eigenvalues, {}, posterior.left, posterior.right)
-
-
-@weight_covariance.register
-def _(posterior: LowRankGaussian) -> WeightCovariance:
-    rows = {name: f.reshape(len(f), posterior.mean[name].numel()) for name, f in posterior.factors.items()}
-    return WeightCovariance(posterior.diagonal, {name: factor.T for name, factor in rows.items()})
-
-
-@weight_covariance.register
-def _(posterior: PartialGaussian) -> WeightCovariance:
-    return weight_covariance(posterior.random)
 
 
 class OutputCovariance:

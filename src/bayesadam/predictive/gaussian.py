@@ -15,10 +15,9 @@ from bayesadam.curvature.totals import chunks
 from bayesadam.functional import moments as maps
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.likelihoods import Likelihood
+from bayesadam.predictive.how import How
 from bayesadam.predictive.mixture import MixturePredictive
 from bayesadam.predictive.result import ClassificationPredictive, Predictive, RegressionPredictive
-
-LINKS = ("monte_carlo", "probit")
 
 BLOCK = 1024
 """Number of values that are drawn together: enough to amortise a draw, and not many more than a few data points
@@ -26,22 +25,7 @@ need.
 """
 
 
-class RowByRow:
-    """A predictive distribution of single data points, without their joint distribution."""
-
-    def joint_log_likelihood(self, target: Tensor) -> Tensor:
-        """Raise an error, since the joint distribution of data points is not known.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise ValueError(
-            "method must be 'monte_carlo' for the joint log-likelihood, got a separate distribution for every data "
-            "point"
-        )
-
-
-class GaussianPredictive(RowByRow, RegressionPredictive):
+class GaussianPredictive(RegressionPredictive):
     """Gaussian predictive distribution of every data point; the dependence between rows is not known.
 
     Args:
@@ -54,6 +38,8 @@ class GaussianPredictive(RowByRow, RegressionPredictive):
         log_aleatoric: Logarithm of that variance, if known; it is still accurate where the variance is too large or too
             small for its dtype.
     """
+
+    independent = True
 
     def __init__(self, mean: Tensor, epistemic: Tensor, aleatoric: Tensor, log_aleatoric: Tensor | None = None) -> None:
         self.epistemic_covariance = None if epistemic.shape == mean.shape else epistemic
@@ -137,7 +123,7 @@ class GaussianPredictive(RowByRow, RegressionPredictive):
         return GaussianPredictive(shift + scale * self.mean, epistemic, scale.square() * self.aleatoric, log_aleatoric)
 
 
-class GaussianLogitsPredictive(RowByRow, ClassificationPredictive):
+class GaussianLogitsPredictive(ClassificationPredictive):
     """Predictive distribution of classes with Gaussian logits; the dependence between rows is not known.
 
     Args:
@@ -160,6 +146,8 @@ class GaussianLogitsPredictive(RowByRow, ClassificationPredictive):
         covariance: Covariance of the logits, as given.
         link: Name of the link.
     """
+
+    independent = True
 
     def __init__(
         self,
@@ -199,11 +187,7 @@ def from_gaussian(
     outputs: Tensor,
     covariance: Tensor,
     likelihood: Likelihood,
-    *,
-    link: str,
-    mc_samples: int,
-    seed: int,
-    common: bool = False,
+    how: How,
 ) -> Predictive:
     """Make the predictive distribution of Gaussian network outputs, in float32 or wider.
 
@@ -212,10 +196,9 @@ def from_gaussian(
         covariance: Covariance ``(N, K, K)``, or variances, of the part of the outputs that :func:`uncertain_part`
             returns.
         likelihood: Likelihood of the targets given the outputs.
-        link: Link for classification; see :class:`GaussianLogitsPredictive`.
-        mc_samples: Number of draws of the outputs, for all likelihoods that are not Gaussian.
-        seed: Seed of the draws. Draw ``i`` at data point ``n`` depends on ``(seed, i, n)`` only.
-        common: Whether draw ``i`` uses the same standard normals at all data points.
+        how: Link for classification, and for all likelihoods that are not Gaussian the number and the seed of draws of
+            the outputs, and whether they use the same standard normals at all data points; see
+            :class:`GaussianLogitsPredictive`.
     """
     outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
     covariance = covariance.to(outputs.dtype)
@@ -223,10 +206,10 @@ def from_gaussian(
         mean, log_variance = likelihood.mean_and_log_variance(outputs)
         return GaussianPredictive(mean, covariance, log_variance.exp(), log_variance)
     if not likelihood.defines("log_probs"):
-        draws = gaussian_draws(outputs, covariance, mc_samples, seed, common=common)
+        draws = gaussian_draws(outputs, covariance, how.mc_samples, how.seed, common=how.common)
         return MixturePredictive(draws, likelihood, independent=True)
-    drawing: dict[str, Any] = {"mc_samples": mc_samples, "seed": seed, "common": common}
-    return GaussianLogitsPredictive(outputs, covariance, likelihood, link=link, **drawing)
+    drawing: dict[str, Any] = {"mc_samples": how.mc_samples, "seed": how.seed, "common": how.common}
+    return GaussianLogitsPredictive(outputs, covariance, likelihood, link=how.link or "monte_carlo", **drawing)
 
 
 def uncertain_part(likelihood: Likelihood, outputs: Tensor) -> Tensor:

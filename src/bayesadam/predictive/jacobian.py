@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class Jacobians:
         self.network = network
         outputs, self.saved_bytes = network.look(row.batch)
         self.groups = _groups(network, limit // outputs)
-        self.mapped = True
+        self.pulled = Pulled(network)
 
     def bytes_each(self, outputs: int) -> int:
         """Memory that the Jacobian of one data point and the backward passes for it take, in bytes."""
@@ -37,57 +37,68 @@ class Jacobians:
 
     def add_to(self, covariance: OutputCovariance, rows: Rows) -> None:
         """Add all contributions of a chunk of data points."""
-        outputs = covariance.total.shape[1]
+        basis = torch.eye(covariance.total.shape[1], device=covariance.total.device)
         for names in self.groups:
-            for name, found in self._jacobians(rows, names, outputs):
+            for name, found in self.pulled(rows, names, basis.expand(rows.count, *basis.shape)).items():
                 with without_autocast([found]):
-                    covariance.add(name, found.unsqueeze(-1).flatten(2))  # of a scalar, too
+                    covariance.add(name, found)
 
-    def _jacobians(self, rows: Rows, names: list[str], outputs: int) -> Iterator[tuple[str, Tensor]]:
-        if self.mapped:
+
+class Pulled:
+    """Products of vectors with the Jacobians of data points: by ``vmap``, or row by row for networks that cannot be
+    mapped (control flow, ``.item()``, recurrent layers, a custom function).
+
+    Args:
+        network: The network.
+    """
+
+    def __init__(self, network: MeanNetwork) -> None:
+        self.network = network
+        self._can_map = True
+
+    def __call__(self, rows: Rows, names: list[str], vectors: Tensor) -> dict[str, Tensor]:
+        """Return ``v' J_n`` by name, ``(N, R, number of weights)``, for vectors ``(N, R, ...)`` like the outputs."""
+        if self._can_map:
             try:
-                return iter(self._by_map(rows, names, outputs).items())
-            except RuntimeError as error:
-                if is_out_of_memory(error):
+                with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):  # the fused ones are not mapped
+                    warnings.simplefilter("ignore")  # about operations that vmap runs in a loop
+                    return self._by_map(rows, names, vectors)
+            except (RuntimeError, ValueError) as error:
+                if isinstance(error, RuntimeError) and is_out_of_memory(error):
                     raise
-                self.mapped = False  # something that cannot be mapped: control flow, .item(), a custom function
-        return iter(self._by_loop(rows, names, outputs).items())
+                self._can_map = False
+        return self._by_loop(rows, names, vectors)
 
-    def _by_map(self, rows: Rows, names: list[str], outputs: int) -> dict[str, Tensor]:
+    def _by_map(self, rows: Rows, names: list[str], vectors: Tensor) -> dict[str, Tensor]:
         all_rows, example = rows.examples()
         tensors = {name: tensor.detach() for name, tensor in self.network.tensors.items()}
         random = {name: tensors.pop(name) for name in names}
-        basis = torch.eye(outputs, device=next(iter(random.values())).device)
 
-        def jacobian(row: list[Tensor]) -> dict[str, Tensor]:
+        def pulled(vectors: Tensor, row: list[Tensor]) -> dict[str, Tensor]:
             batch_of_one = example(row)
-            pulled = vjp(lambda free: self.network.parts(batch_of_one, {**tensors, **free}).reshape(-1), random)
-            (gradients,) = vmap(pulled[1])(basis.to(pulled[0].dtype))
-            return dict(gradients)
+            found = vjp(lambda free: self.network.parts(batch_of_one, {**tensors, **free}).flatten(), random)
+            (gradients,) = vmap(found[1])(vectors.reshape(len(vectors), -1).to(found[0].dtype))
+            return {name: gradient.unsqueeze(-1).flatten(1) for name, gradient in gradients.items()}
 
-        with sdpa_kernel(SDPBackend.MATH):  # the fused ones are not mapped but called data point by data point
-            return dict(vmap(jacobian)(all_rows))
+        return dict(vmap(pulled)(vectors, all_rows))
 
-    def _by_loop(self, rows: Rows, names: list[str], outputs: int) -> dict[str, Tensor]:
+    def _by_loop(self, rows: Rows, names: list[str], vectors: Tensor) -> dict[str, Tensor]:
         random = [self.network.tensors[name] for name in names]
         found: dict[str, list[Tensor]] = {name: [] for name in names}
-        for row in range(rows.count):
+        for row, own in enumerate(vectors):
             values = self.network.graph(rows.part(row, row + 1).batch)
-            for k, basis in enumerate(torch.eye(outputs, dtype=values.dtype, device=values.device)):
+            for k, vector in enumerate(own.to(values.dtype), 1):
                 gradients = torch.autograd.grad(
                     values,
                     random,
-                    basis.view_as(values),
-                    retain_graph=k + 1 < outputs,
+                    vector.reshape(values.shape),
+                    retain_graph=k < len(own),
                     allow_unused=True,
                     materialize_grads=True,
                 )
                 for name, gradient in zip(names, gradients, strict=True):
-                    found[name].append(gradient.to_dense())
-        return {
-            name: torch.stack(gradients).view(rows.count, outputs, *gradients[0].shape)
-            for name, gradients in found.items()
-        }
+                    found[name].append(gradient.to_dense().flatten())
+        return {name: torch.stack(gradients).view(*vectors.shape[:2], -1) for name, gradients in found.items()}
 
 
 def _groups(network: MeanNetwork, limit: int) -> list[list[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,7 @@ from bayesadam.moments.observer import version_of
 from bayesadam.posterior import NetworkDistribution, PartialGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.predictive.batches import Chunked, Rows, as_batches, call, draws_in_eval_mode, groups
-
-if TYPE_CHECKING:
-    from bayesadam.predictive.predict import How
+from bayesadam.predictive.how import How
 
 WEIGHTS_BYTES = 2**26
 """Memory for the layer's weights at several samples."""
@@ -85,7 +83,7 @@ def random_layer(model: nn.Module, posterior: NetworkDistribution) -> nn.Linear 
     if not isinstance(posterior, GaussianPosterior):
         return None
     tensors = posterior.match(model)
-    random = {id(tensors[name]) for name in posterior.random_names()}
+    random = {id(tensors[name]) for name in posterior.random_names}
     uses = [id(p) for _, p in model.named_parameters(remove_duplicate=False)]
     for module in model.modules():
         plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward

@@ -6,8 +6,7 @@ eq. 4; Immer et al. 2021, arXiv 2008.08400, eqs. 7 and 8).
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -15,21 +14,13 @@ from torch import Tensor, nn
 
 from bayesadam.functional.curvature import wide
 from bayesadam.posterior import NetworkDistribution, Posterior
-from bayesadam.predictive.batches import (
-    Chunked,
-    Output,
-    Rows,
-    as_batches,
-    check_weights_are_used,
-    draws_in_eval_mode,
-    groups,
-    no_batches,
-)
+from bayesadam.predictive.batches import Rows, check_weights_are_used, draws_in_eval_mode, over_batches
 from bayesadam.predictive.covariance import OutputCovariance, WeightCovariance, weight_covariance
+from bayesadam.predictive.gaussian import uncertain_part
+from bayesadam.predictive.how import How
 from bayesadam.predictive.jacobian import Jacobians
 from bayesadam.predictive.layerwise import Layerwise, NotLayerwiseError
 from bayesadam.predictive.network import MeanNetwork, own_names
-from bayesadam.progress import progress_bar
 
 CHUNK_BYTES = 2**26
 """Memory for Jacobians and intermediate values; as many data points are treated at once as fit into it."""
@@ -45,14 +36,12 @@ def linearized_outputs(
     model: nn.Module,
     posterior: NetworkDistribution,
     inputs: Any,
-    part: Callable[[Tensor], Tensor],
+    how: How,
     *,
-    output: Output | None,
     most: float,
-    batch_size: int | None,
-    progress: bool | None,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs ``(N, ...)`` at the mean, and the covariance ``(N, K, K)`` of the ``K`` numbers in ``part`` of each.
+    """Outputs ``(N, ...)`` at the mean, and the covariance ``(N, K, K)`` of the ``K`` uncertain numbers of each (see
+    :func:`bayesadam.predictive.gaussian.uncertain_part`).
 
     Raises:
         ValueError: The posterior is not Gaussian, or does not match the model.
@@ -63,22 +52,13 @@ def linearized_outputs(
     weights = weight_covariance(posterior).of_random()
     names = own_names(model, cast(Posterior, posterior).match(model))  # what has a covariance of weights is one
     weights = weights.placed(names, device)
-    batches, single = as_batches(inputs)
-    found: list[tuple[Tensor, ...]] = []
-    with (
-        draws_in_eval_mode(model, posterior) as put,
-        progress_bar("predicting", operator.length_hint(batches) or None, progress, shown=not single) as advance,
-    ):
+    with draws_in_eval_mode(model, posterior) as put:
         put(None)
         check_weights_are_used(model, weights.names)
-        network = MeanNetwork(model, weights.names, output, part)
-        linearize = Chunked(_Linearized(network, weights, most), batch_size)
-        for group in groups(batches, device, single, 0):
-            found += [linearize(Rows(batch)) for batch in group]
-            advance()
-    if not found:
-        raise no_batches()
-    outputs, covariance = (torch.cat(tensors) for tensors in zip(*found, strict=True))
+        network = MeanNetwork(model, weights.names, how.output, partial(uncertain_part, how.likelihood))
+        function = _Linearized(network, weights, most)
+        found = over_batches(function, inputs, device, batch_size=how.batch_size, progress=how.progress)
+    outputs, covariance = found
     return outputs, covariance
 
 

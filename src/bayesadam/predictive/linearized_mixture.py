@@ -9,12 +9,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from bayesadam.predictive.gaussian import GaussianLogitsPredictive, GaussianPredictive, RowByRow
+from bayesadam.predictive.gaussian import GaussianLogitsPredictive, GaussianPredictive
 from bayesadam.predictive.mixture import MixturePredictive
 from bayesadam.predictive.result import ClassificationPredictive, Predictive, RegressionPredictive
 
 
-class GaussianMixturePredictive(RowByRow, RegressionPredictive):
+class GaussianMixturePredictive(RegressionPredictive):
     """An equally weighted mixture of Gaussians for every data point, each with its own epistemic variance.
 
     Its log density uses the covariance of the outputs of a row, if the components know it, and the dependence between
@@ -28,6 +28,8 @@ class GaussianMixturePredictive(RowByRow, RegressionPredictive):
         within: Epistemic variances of the components, ``(K, N)`` or ``(K, N, D)``.
         noise: Variances of the noise, of the same shape.
     """
+
+    independent = True
 
     def __init__(self, parts: Sequence[GaussianPredictive]) -> None:
         device = parts[0].device
@@ -66,10 +68,6 @@ class GaussianMixturePredictive(RowByRow, RegressionPredictive):
         return torch.stack([part.log_prob(target.to(part.device)).to(self.device) for part in self.parts])
 
 
-class LogitsMixturePredictive(RowByRow, ClassificationPredictive):
-    """An equally weighted mixture over posteriors with Gaussian logits; the dependence between rows is not known."""
-
-
 def mixed(parts: Sequence[Predictive]) -> Predictive:
     """Make the equally weighted mixture of linearised predictions of several posteriors of one kind."""
     first = parts[0]
@@ -77,7 +75,9 @@ def mixed(parts: Sequence[Predictive]) -> Predictive:
         return GaussianMixturePredictive(cast("Sequence[GaussianPredictive]", parts))
     if isinstance(first, GaussianLogitsPredictive):
         logits = cast("Sequence[GaussianLogitsPredictive]", parts)
-        return LogitsMixturePredictive(torch.cat([part.log_probs for part in logits]), binary=first.binary)
+        found = ClassificationPredictive(torch.cat([part.log_probs for part in logits]), binary=first.binary)
+        found.independent = True
+        return found
     assert isinstance(first, MixturePredictive)
     draws = torch.stack([part.outputs for part in cast("Sequence[MixturePredictive]", parts)], dim=1)
     return MixturePredictive(draws.flatten(0, 1), first.likelihood, independent=True, strata=len(parts))

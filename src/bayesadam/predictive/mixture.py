@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from bayesadam.functional.generators import seeded
 from bayesadam.likelihoods import Likelihood, MissingCapabilityError
+from bayesadam.predictive.base import PredictiveDistribution, variance_of_strata
 
 DRAWS = 1024
 """Number of draws from which quantiles are taken if the distribution function is unknown."""
@@ -23,11 +23,11 @@ STEPS = 200
 """Largest number of steps in the search for a zero; 12 to 60 were needed for 500 data points at once."""
 
 
-class MixturePredictive:
+class MixturePredictive(PredictiveDistribution):
     """An equally weighted mixture of a likelihood at several outputs: posterior samples, or draws of Gaussian outputs.
 
     Capabilities that the likelihood lacks (see :class:`bayesadam.likelihoods.Likelihood`) are missing here as well:
-    :meth:`log_prob` needs only a density, ``mean`` and the variances need ``moments``, :meth:`quantile` needs ``cdf``
+    ``log_prob`` needs only a density, ``mean`` and the variances need ``moments``, :meth:`quantile` needs ``cdf``
     or ``sample``, and :meth:`sample` needs ``sample``. A missing capability raises
     :class:`bayesadam.likelihoods.MissingCapabilityError`.
 
@@ -84,24 +84,6 @@ class MixturePredictive:
         """Total variance, the sum of epistemic and aleatoric variance."""
         return self.epistemic + self.aleatoric
 
-    def log_prob(self, target: Tensor) -> Tensor:
-        """Pointwise log density ``log mean_s p(y_n | x_n, theta_s)`` of every data point, ``(N,)``, in nats."""
-        return log_mean_exp(self._log_densities(target))
-
-    def joint_log_likelihood(self, target: Tensor) -> Tensor:
-        """Joint log density ``log mean_s prod_n p(y_n | x_n, theta_s)`` of all data points in nats, 0-d, not divided by
-        N.
-
-        Raises:
-            ValueError: Outputs of different data points were drawn independently.
-        """
-        if self.independent:
-            raise ValueError(
-                "method must be 'monte_carlo' for the joint log-likelihood, got a separate distribution for every "
-                "data point"
-            )
-        return log_mean_exp(self._log_densities(target).double().flatten(1).sum(-1))
-
     def sample(self, count: int = 1, *, seed: int = 0) -> Tensor:
         """Draw targets, ``(count, N)`` or ``(count, N, D)``, each from a randomly chosen component.
 
@@ -133,9 +115,7 @@ class MixturePredictive:
         Raises:
             ValueError: A probability is outside (0, 1).
         """
-        levels = torch.as_tensor(probabilities, dtype=torch.float64, device=self.device)
-        if not ((levels > 0) & (levels < 1)).all():
-            raise ValueError(f"probabilities must be in (0, 1), got {probabilities!r}")
+        levels = self._levels(probabilities)
         try:
             found = torch.stack([self._quantile(level) for level in levels.flatten()])
         except MissingCapabilityError:
@@ -160,7 +140,6 @@ class MixturePredictive:
         )
 
     def _log_densities(self, target: Tensor) -> Tensor:
-        """Log densities of every component and data point, ``(S, N)``."""
         self.likelihood.check(self.outputs[0], target)
         return self.likelihood.log_density(self.outputs, target)
 
@@ -217,28 +196,6 @@ class MixturePredictive:
         spread = torch.where(positive, relative, variance).sqrt()
         fine = middle.isfinite() & spread.isfinite() & (spread > 0)
         return torch.where(fine, middle, center), torch.where(fine, spread, width), positive
-
-
-def variance_of_strata(values: Tensor, strata: int) -> Tensor:
-    """Unbiased estimate of the variance of a mixture of equally weighted strata, along the first axis.
-
-    The weights of the strata are exact, so only the samples within each are corrected for their number: the variance of
-    the members of an ensemble, of which there is one sample each, is that of the ensemble.
-
-    Args:
-        values: Values at the samples, ``(S, ...)``; number ``s`` is from stratum ``s % strata``.
-        strata: Number of strata.
-    """
-    variance = values.var(0, correction=0)
-    each = len(values) // strata
-    if each > 1:
-        variance = variance + values.reshape(each, strata, *values.shape[1:]).var(0).mean(0) / len(values)
-    return variance
-
-
-def log_mean_exp(values: Tensor) -> Tensor:
-    """``log(mean(exp(values)))`` along the first axis."""
-    return values.logsumexp(0) - math.log(len(values))
 
 
 def zero_between(function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, scale: Tensor) -> Tensor:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import operator
 from contextlib import nullcontext
-from functools import singledispatch
 from typing import Any, cast
 
 import torch
@@ -17,67 +15,48 @@ from bayesadam.likelihoods import Likelihood
 from bayesadam.moments import Graph, Moments
 from bayesadam.posterior import BernoulliPosterior, DiagonalGaussian, NetworkDistribution, PartialGaussian, Posterior
 from bayesadam.predictive.batches import (
-    Chunked,
     Rows,
     arguments,
-    as_batches,
     check_weights_are_used,
-    groups,
     in_eval_mode,
     map_tensors,
-    no_batches,
+    over_batches,
 )
 from bayesadam.predictive.gaussian import GaussianPredictive, from_gaussian
+from bayesadam.predictive.how import How
 from bayesadam.predictive.network import own_names
 from bayesadam.predictive.result import Predictive
-from bayesadam.progress import progress_bar
 
 
-@singledispatch
 def independent_weights(posterior: NetworkDistribution) -> dict[str, Moments]:
     """Mean and variance of every weight tensor of a posterior whose weights are independent.
 
     Raises:
         ValueError: The weights are not independent.
     """
+    if isinstance(posterior, PartialGaussian):
+        fixed = {name: Moments(value) for name, value in posterior.fixed.items()}
+        moments = {**fixed, **independent_weights(posterior.random)}
+        return {name: moments[name] for name in posterior.mean}
+    if isinstance(posterior, DiagonalGaussian | BernoulliPosterior):
+        variances = posterior.variance
+        return {name: Moments(mean, variances[name]) for name, mean in posterior.mean.items()}
     raise ValueError(
         "posterior must have independent weights for method='moments' (use 'monte_carlo'; or for a Gaussian "
         f"DiagonalGaussian(q.mean, q.variance), without its correlations), got {type(posterior).__name__}"
     )
 
 
-@independent_weights.register(DiagonalGaussian)
-@independent_weights.register(BernoulliPosterior)
-def _(posterior: DiagonalGaussian | BernoulliPosterior) -> dict[str, Moments]:
-    variances = posterior.variance
-    return {name: Moments(mean, variances[name]) for name, mean in posterior.mean.items()}
-
-
-@independent_weights.register
-def _(posterior: PartialGaussian) -> dict[str, Moments]:
-    return {**{name: Moments(mean) for name, mean in posterior.mean.items()}, **independent_weights(posterior.random)}
-
-
 @torch.no_grad()
-def propagated_outputs(
-    model: nn.Module,
-    posterior: NetworkDistribution,
-    inputs: Any,
-    *,
-    covariance: bool,
-    batch_size: int | None,
-    progress: bool | None,
-) -> Moments:
-    """Moments of the outputs ``(N, ...)``.
+def propagated_outputs(model: nn.Module, posterior: NetworkDistribution, inputs: Any, how: How) -> Moments:
+    """Moments of the outputs ``(N, ...)``, with the covariance of the outputs of a data point if the last layer is
+    linear with several outputs, unless the link uses variances alone.
 
     Args:
         model: Network whose layers and functions have rules; see :func:`bayesadam.fawn`.
         posterior: Posterior with independent weights.
         inputs: Inputs, as for :func:`bayesadam.predict`.
-        covariance: Whether to compute the covariance of the outputs of a data point, too. It is known if the last layer
-            is linear with several outputs.
-        batch_size: Rows per pass, as for :func:`bayesadam.predict`.
-        progress: Whether to show a progress bar, as for :func:`bayesadam.predict`.
+        how: The other arguments of :func:`bayesadam.predict`.
 
     Raises:
         ValueError: The weights are not independent, or the model does not match or cannot be propagated through.
@@ -93,13 +72,7 @@ def propagated_outputs(
     # Buffers are read where they are; parameters are not.
     buffers = any(name in covered for name, _ in model.named_buffers())
     device = next(model.parameters(), torch.empty(0)).device
-    batches, single = as_batches(inputs)
-    found: list[tuple[Tensor, ...]] = []
-    with (
-        in_eval_mode(model),
-        posterior.draws(model) if buffers else nullcontext(lambda _: None) as put,
-        progress_bar("predicting", operator.length_hint(batches) or None, progress, shown=not single) as advance,
-    ):
+    with in_eval_mode(model), posterior.draws(model) if buffers else nullcontext(lambda _: None) as put:
         put(None)
         check_weights_are_used(model, weights)
         graph = Graph(model)  # which may depend on the mode
@@ -108,31 +81,17 @@ def propagated_outputs(
         def run(rows: Rows) -> tuple[Tensor, ...]:
             args, kwargs = arguments(map_tensors(rows.batch, _widened))
             with without_autocast([value.mean for value in placed.values()]):
-                result = graph.run(model, placed, args, kwargs, covariance=covariance)
+                result = graph.run(model, placed, args, kwargs, covariance=how.link != "probit")
             rows.check(result.mean)
             # For outputs with a second axis only the diagonal blocks of the covariance would be known.
             several = result.covariance is not None and result.mean.ndim == 2 and result.mean.shape[-1] > 1
             parts = (result.mean, result.spread())
             return (*parts, result.covariance) if several else parts  # type: ignore[return-value]
 
-        propagate = Chunked(run, batch_size)
-        for group in groups(batches, device, single, 0):
-            found += [propagate(Rows(batch)) for batch in group]
-            advance()
-    if not found:
-        raise no_batches()
-    return Moments(*(torch.cat(tensors) for tensors in zip(*found, strict=True)))
+        return Moments(*over_batches(run, inputs, device, batch_size=how.batch_size, progress=how.progress))
 
 
-def from_moments(
-    outputs: Moments,
-    likelihood: Likelihood,
-    *,
-    link: str,
-    mc_samples: int,
-    seed: int,
-    common: bool = False,
-) -> Predictive:
+def from_moments(outputs: Moments, likelihood: Likelihood, how: How) -> Predictive:
     """Make the predictive distribution of Gaussian outputs, as :func:`bayesadam.predictive.gaussian.from_gaussian`
     does.
 
@@ -145,7 +104,7 @@ def from_moments(
         epistemic = spread if covariance is None else covariance[:, :width, :width]
         return GaussianPredictive(mean, epistemic, log_expected.exp(), log_expected)
     epistemic = spread if covariance is None else covariance
-    return from_gaussian(mean, epistemic, likelihood, link=link, mc_samples=mc_samples, seed=seed, common=common)
+    return from_gaussian(mean, epistemic, likelihood, how)
 
 
 def _placed(value: Moments, random: bool, target: Tensor, device: torch.device) -> Moments:

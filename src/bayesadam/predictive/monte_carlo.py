@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.predictive.batches import (
     Chunked,
-    Output,
     Rows,
     as_batches,
     call,
@@ -20,6 +19,7 @@ from bayesadam.predictive.batches import (
     groups,
     no_batches,
 )
+from bayesadam.predictive.how import How
 from bayesadam.progress import progress_bar
 
 GROUP_BYTES = 2**28
@@ -32,11 +32,7 @@ def outputs_at_samples(
     posterior: NetworkDistribution,
     inputs: Any,
     repeats: Sequence[int] | None,
-    *,
-    seed: int,
-    output: Output | None,
-    batch_size: int | None,
-    progress: bool | None,
+    how: How,
 ) -> Tensor:
     """Outputs ``(S, N, ...)`` at the first ``S`` samples, or ``(1, N, ...)`` at the mean.
 
@@ -45,26 +41,23 @@ def outputs_at_samples(
         posterior: See :func:`bayesadam.predict`.
         inputs: See :func:`bayesadam.predict`.
         repeats: For each of the ``S`` samples, the number of the first one that is equal; ``None`` for the mean.
-        seed: See :func:`bayesadam.predict`.
-        output: See :func:`bayesadam.predict`.
-        batch_size: See :func:`bayesadam.predict`.
-        progress: See :func:`bayesadam.predict`.
+        how: The other arguments of :func:`bayesadam.predict`.
     """
     device = next(model.parameters(), torch.empty(0)).device
     batches, single = as_batches(inputs)
 
     def run(rows: Rows) -> tuple[Tensor, ...]:
-        found = call(model, rows.batch, output)
+        found = call(model, rows.batch, how.output)
         rows.check(found)
         return (found,)
 
-    forward = Chunked(run, batch_size)
+    forward = Chunked(run, how.batch_size)
     parts = []
     samples = [None] if repeats is None else repeats
     total = operator.length_hint(batches) * len(set(samples)) or None
     with (
-        draws_in_eval_mode(model, posterior, seed) as put,
-        progress_bar("predicting", total, progress, shown=not single) as advance,
+        draws_in_eval_mode(model, posterior, how.seed) as put,
+        progress_bar("predicting", total, how.progress, shown=not single) as advance,
     ):
         for group in groups(batches, device, single, GROUP_BYTES):
             rows, outputs = [Rows(batch) for batch in group], torch.empty(0)

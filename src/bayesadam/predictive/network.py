@@ -87,7 +87,7 @@ class MeanNetwork:
             found = self.parts(batch, self.tensors)
         if not found.requires_grad:
             raise RuntimeError(
-                "the model's output must be differentiable with respect to the random weights for "
-                "method='linearized', got one that does not depend on them"
+                "the model's output must be differentiable with respect to the random weights, got one that does not "
+                "depend on them"
             )
         return found

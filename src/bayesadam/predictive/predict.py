@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam import noise
-from bayesadam.checks import check, is_whole
-from bayesadam.likelihoods import Likelihood, check_likelihood
+from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import Mixture, NetworkDistribution
 from bayesadam.posterior.exclusive import exclusively
 from bayesadam.posterior.mixture import component_seed
@@ -23,19 +21,14 @@ from bayesadam.posterior.training_inputs import inputs_of
 from bayesadam.predictive.batch_norm import WithOwnStatistics, warn_of_running_statistics
 from bayesadam.predictive.batches import repeatable
 from bayesadam.predictive.choice import MOST_OUTPUTS, suited_method, warn_of_probabilities, warn_of_samples
-from bayesadam.predictive.gaussian import LINKS, from_gaussian, uncertain_part
+from bayesadam.predictive.gaussian import from_gaussian
+from bayesadam.predictive.how import AUTO, GAUSSIAN, How
 from bayesadam.predictive.last_layer import last_layer_outputs, random_layer
 from bayesadam.predictive.linearized import TooManyOutputsError, linearized_outputs
 from bayesadam.predictive.linearized_mixture import mixed
 from bayesadam.predictive.moment_propagation import from_moments, propagated_outputs
 from bayesadam.predictive.monte_carlo import outputs_at_samples
 from bayesadam.predictive.result import Predictive, from_outputs
-
-METHODS = ("auto", "monte_carlo", "linearized", "moments", "mean")
-AUTO = "auto"
-"""Value of ``batch_norm`` that stands for the inputs that are known from training, if any."""
-GAUSSIAN = ("linearized", "moments")
-"""Methods with Gaussian outputs, for which a link converts logits to probabilities."""
 
 
 def predict(
@@ -134,53 +127,6 @@ def predict(
 
 
 @dataclass(frozen=True)
-class How:
-    """The keyword arguments of :func:`predict`, and one that it does not have.
-
-    Attributes:
-        common: Whether draws of Gaussian outputs use the same standard normals at all rows.
-    """
-
-    likelihood: Likelihood
-    mc_samples: int = 64
-    seed: int = 0
-    method: str = "auto"
-    link: str | None = None
-    output: Callable[[Any], Tensor] | None = None
-    batch_size: int | None = None
-    batch_norm: Any = AUTO
-    progress: bool | None = None
-    common: bool = False
-
-    def checked(self) -> How:
-        """The same arguments after checks, with integers of any type, such as NumPy's, as Python integers.
-
-        Raises:
-            ValueError: As for :func:`predict`, for the checks that need neither model nor posterior.
-        """
-        if self.method not in METHODS:
-            raise ValueError(f"method must be one of {METHODS}, got {self.method!r}")
-        mc_samples = _whole("mc_samples", self.mc_samples)
-        batch_size = None if self.batch_size is None else _whole("batch_size", self.batch_size)
-        check_likelihood(self.likelihood)
-        if isinstance(self.batch_norm, str) and self.batch_norm != AUTO:
-            raise ValueError(f"batch_norm must be {AUTO!r}, None or inputs, got {self.batch_norm!r}")
-        if self.link is not None:
-            if self.link not in LINKS:
-                raise ValueError(f"link must be one of {LINKS}, got {self.link!r}")
-            if self.method not in GAUSSIAN or not self.likelihood.defines("log_probs"):
-                raise ValueError(
-                    f"link must be given for a method in {GAUSSIAN} and classification only, "
-                    f"got {self.link!r} for {self.method!r} and {type(self.likelihood).__name__}"
-                )
-        if self.method == "moments" and self.output is not None:
-            raise ValueError(f"output must be None for method='moments', got {self.output!r}")
-        if self.method in GAUSSIAN:
-            noise.normal(self.seed, 0, mc_samples - 1, 0, (0,))  # refuses a seed out of range before the model runs
-        return replace(self, mc_samples=mc_samples, batch_size=batch_size)
-
-
-@dataclass(frozen=True)
 class Run:
     """A network after it was run, from which predictive distributions for several likelihoods of one kind can be made.
 
@@ -239,25 +185,19 @@ def network_outputs(
             return network_outputs(model, distribution, inputs, how)
         with distribution.applied(model):
             return network_outputs(model, posterior, inputs, how, most=most)
-    running: dict[str, Any] = {"batch_size": how.batch_size, "progress": how.progress}
-    drawing: dict[str, Any] = {"link": how.link or "monte_carlo", "mc_samples": how.mc_samples, "seed": how.seed}
-    drawing["common"] = how.common
     if how.method == "moments":
-        covariance = how.link != "probit"  # which makes use of variances alone
         with exclusively(model), unsharded(model):
-            moments = propagated_outputs(model, posterior, inputs, covariance=covariance, **running)
+            moments = propagated_outputs(model, posterior, inputs, how)
         warn_of_probabilities(model, how.likelihood, moments.mean)
-        return Run("moments", partial(from_moments, moments, **drawing))
+        return Run("moments", partial(from_moments, moments, how=how))
     if how.method == "linearized":
-        part = partial(uncertain_part, how.likelihood)
         with exclusively(model), unsharded(model):
-            found = linearized_outputs(model, posterior, inputs, part, output=how.output, most=most, **running)
-        warn_of_probabilities(model, how.likelihood, found[0])
+            outputs, covariance = linearized_outputs(model, posterior, inputs, how, most=most)
+        warn_of_probabilities(model, how.likelihood, outputs)
 
         def linearized(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
-            outputs, covariance = found
             spread = covariance if scale == 1.0 else covariance * scale**2
-            return from_gaussian(outputs, spread, likelihood, **drawing)
+            return from_gaussian(outputs, spread, likelihood, how)
 
         return Run("linearized", linearized, takes_scale=True)
     strata, numbers = 1, None
@@ -277,9 +217,9 @@ def network_outputs(
             return from_outputs(samples if scale == 1.0 else center + scale * (samples - center), likelihood)
 
         return Run("monte_carlo", sampled, takes_scale=True)
-    outputs = outputs_at_samples(model, posterior, inputs, numbers, seed=how.seed, output=how.output, **running)
-    warn_of_probabilities(model, how.likelihood, outputs)
-    return Run(how.method, partial(from_outputs, outputs, strata=strata))
+    drawn = outputs_at_samples(model, posterior, inputs, numbers, how)
+    warn_of_probabilities(model, how.likelihood, drawn)
+    return Run(how.method, partial(from_outputs, drawn, strata=strata))
 
 
 def _linearized_mixture(model: nn.Module, posterior: Mixture, inputs: Any, how: How, most: float) -> Run:
@@ -301,13 +241,3 @@ def _linearized_mixture(model: nn.Module, posterior: Mixture, inputs: Any, how: 
         return mixed([part(likelihood, scale=scale) for part in parts])
 
     return Run("linearized", linearized, takes_scale=True)
-
-
-def _whole(name: str, value: Any) -> int:
-    """An integer of any type, such as NumPy's, as a Python integer.
-
-    Raises:
-        ValueError: It is not an integer, or is below 1.
-    """
-    check(name, value, "a whole number of at least 1", is_whole)
-    return int(value)

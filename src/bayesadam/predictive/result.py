@@ -1,8 +1,4 @@
-"""Predictive distributions as mixtures over posterior samples.
-
-As for the likelihoods, the last axis has the outputs or labels of one data point, and every axis before it counts data
-points: ``N`` in a shape may also stand for ``N, T``.
-"""
+"""Predictive distributions of Gaussian targets and of classes, as mixtures over posterior samples."""
 
 from __future__ import annotations
 
@@ -14,10 +10,11 @@ from torch import Tensor
 
 from bayesadam.likelihoods import Likelihood, gaussian_log_density
 from bayesadam.likelihoods.parameters import check_values
-from bayesadam.predictive.mixture import MixturePredictive, log_mean_exp, variance_of_strata
+from bayesadam.predictive.base import PredictiveDistribution, log_mean_exp, variance_of_strata
+from bayesadam.predictive.mixture import MixturePredictive
 
 
-class RegressionPredictive:
+class RegressionPredictive(PredictiveDistribution):
     """An equally weighted mixture of Gaussians, one per posterior sample, independent over the outputs of a data point.
 
     Args:
@@ -75,16 +72,6 @@ class RegressionPredictive:
         """Total variance, the sum of epistemic and aleatoric variance."""
         return self.epistemic + self.aleatoric
 
-    def log_prob(self, target: Tensor) -> Tensor:
-        """Pointwise log density ``log mean_s p(y_n | x_n, theta_s)`` of every data point, ``(N,)``, in nats."""
-        return log_mean_exp(self._log_densities(target))
-
-    def joint_log_likelihood(self, target: Tensor) -> Tensor:
-        """Joint log density ``log mean_s prod_n p(y_n | x_n, theta_s)`` of all data points in nats, 0-d, not divided
-        by N.
-        """
-        return log_mean_exp(self._log_densities(target).double().flatten(1).sum(-1))
-
     def cdf(self, target: Tensor) -> Tensor:
         """``P(y <= target)`` of each of the targets, of their shape, in float64."""
         self._check(target)
@@ -115,14 +102,7 @@ class RegressionPredictive:
         variances = scale.square() * self.variances
         return RegressionPredictive(shift + scale * self.means, variances, log_variances, strata=self.strata)
 
-    def _levels(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
-        levels = torch.as_tensor(probabilities, dtype=torch.float64, device=self.means.device)
-        if not ((levels > 0) & (levels < 1)).all():
-            raise ValueError(f"probabilities must be in (0, 1), got {probabilities!r}")
-        return levels
-
     def _log_densities(self, target: Tensor) -> Tensor:
-        """Log densities of every component and data point, ``(S, N)``."""
         self._check(target)
         terms = gaussian_log_density(target - self.means, self.log_variances)
         return terms.sum(-1) if target.ndim > 1 else terms
@@ -132,7 +112,7 @@ class RegressionPredictive:
             raise ValueError(f"target must be of shape {tuple(self.mean.shape)}, got {tuple(target.shape)}")
 
 
-class ClassificationPredictive:
+class ClassificationPredictive(PredictiveDistribution):
     """An equally weighted mixture of class probabilities, one per posterior sample.
 
     Args:
@@ -175,26 +155,6 @@ class ClassificationPredictive:
         entropy (BALD).
         """
         return (self.entropy - _entropy(self.log_probs).mean(0)).clamp_min(0.0)
-
-    def log_prob(self, target: Tensor) -> Tensor:
-        """Pointwise log probability ``log mean_s p(y_n | x_n, theta_s)`` of every data point, ``(N,)``, in nats.
-
-        Args:
-            target: Class numbers ``(N,)``; for a Bernoulli likelihood labels in [0, 1], ``(N,)`` or ``(N, D)``, which
-                need not be 0 or 1.
-
-        Raises:
-            ValueError: The target has another shape, a label is out of range, or class numbers are not integers. On a
-                GPU a label out of range fails there, as with :func:`torch.nn.functional.cross_entropy`.
-        """
-        return log_mean_exp(self._log_densities(target))
-
-    def joint_log_likelihood(self, target: Tensor) -> Tensor:
-        """Joint log probability ``log mean_s prod_n p(y_n | x_n, theta_s)`` of all data points in nats, 0-d, not
-        divided by N.
-        """
-        terms = self._log_densities(target).double()
-        return log_mean_exp(terms.flatten(1).sum(-1))
 
     def _log_densities(self, target: Tensor) -> Tensor:
         shape, classes = self.log_probs.shape[1:-1], self.log_probs.shape[-1]

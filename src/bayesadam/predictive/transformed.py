@@ -12,14 +12,15 @@ from torch import Tensor
 from bayesadam.functional.generators import seeded
 from bayesadam.functional.moments.quadrature import gauss_hermite
 from bayesadam.functional.monotone import Monotone
-from bayesadam.predictive.gaussian import GaussianPredictive, RowByRow
+from bayesadam.predictive.base import PredictiveDistribution
+from bayesadam.predictive.gaussian import GaussianPredictive
 
 NODES = 64
 """Number of nodes of the quadrature for means and variances. If ``f`` has kinks, or the target is censored, means have
 errors of up to 1% of the standard deviation, and variances of up to 5%."""
 
 
-class TransformedPredictive(RowByRow):
+class TransformedPredictive(PredictiveDistribution):
     """``f(y)`` is Gaussian for every data point, with an increasing function ``f`` for each of its targets.
 
     A target with a least value (``f.least``) is censored there: the probability below it is assigned to the least value
@@ -33,6 +34,8 @@ class TransformedPredictive(RowByRow):
     Raises:
         ValueError: The number of functions is wrong, or the base has covariances.
     """
+
+    independent = True
 
     def __init__(self, base: GaussianPredictive, functions: Sequence[Monotone]) -> None:
         count = 1 if base.mean.ndim == 1 else base.mean.shape[-1]
@@ -92,9 +95,8 @@ class TransformedPredictive(RowByRow):
         """The rest of the variance."""
         return self.variance - self.epistemic
 
-    def log_prob(self, target: Tensor) -> Tensor:
-        """Return the joint log density of the targets of every data point, ``(N,)``, in nats, for targets in their
-        units.
+    def _log_densities(self, target: Tensor) -> Tensor:
+        """The joint log density of the targets of every data point, ``(1, N)``, in nats, for targets in their units.
 
         It is that of the transformed Gaussian, with the slope of ``f``. This also holds at the least value of a target:
         the point mass there is not counted, so that scores are comparable with those of other densities. Below the
@@ -107,7 +109,7 @@ class TransformedPredictive(RowByRow):
         terms = terms + self._each("log_slope", target)
         possible = value.isfinite() & (target >= self._least)
         terms = torch.where(possible, terms, -torch.inf)
-        return terms.sum(-1) if target.ndim > 1 else terms
+        return (terms.sum(-1) if target.ndim > 1 else terms).unsqueeze(0)
 
     def cdf(self, target: Tensor) -> Tensor:
         """``P(y <= target)`` of each of the targets, of their shape."""
@@ -121,9 +123,7 @@ class TransformedPredictive(RowByRow):
         Raises:
             ValueError: A probability is not in (0, 1).
         """
-        levels = torch.as_tensor(probabilities, dtype=torch.float64, device=self.device)
-        if not ((levels > 0) & (levels < 1)).all():
-            raise ValueError(f"probabilities must be in (0, 1), got {probabilities!r}")
+        levels = self._levels(probabilities)
         scores: Tensor = torch.special.ndtri(levels)
         return self.at(scores.view(*levels.shape, *[1] * self._mean.ndim).expand(*levels.shape, *self._mean.shape))
 

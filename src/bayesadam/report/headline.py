@@ -10,9 +10,9 @@ import numpy as np
 from markupsafe import Markup
 from scipy import stats
 
-from bayesadam.report import verdict
-from bayesadam.report.numbers import count, number, percent
+from bayesadam.report.numbers import number, percent
 from bayesadam.report.predicted import FEW, LEVEL, Predicted, PredictedNumbers
+from bayesadam.report.verdict import verdict
 
 OURS = "bayesadam"
 
@@ -33,14 +33,15 @@ def headline(held_out: Predicted | None, unseen: Predicted | None, margins: Mapp
 
 
 def _error(rows: Predicted) -> Markup:
-    where = "one held-out row" if len(rows) == 1 else f"{count(len(rows))} held-out rows"
+    where = "one held-out row" if len(rows) == 1 else f"{len(rows):,} held-out rows"
     if isinstance(rows, PredictedNumbers):
         text = (
             "On {} the typical error (root mean square) is <strong>{}</strong>, and the {} intervals are typically "
             "<strong>{}</strong> wide ({} without the inputs)."
         )
-        sizes = (number(size) for size in (rows.width, rows.width_without_inputs))
-        return _fill(text, where, number(rows.error), percent(LEVEL), *sizes)
+        error, width = np.sqrt(rows.errors[0].mean()), np.median(rows.upper - rows.lower)
+        alone = np.ptp(np.quantile(rows.y, [0.5 - 0.5 * LEVEL, 0.5 + 0.5 * LEVEL]))
+        return _fill(text, where, number(float(error)), percent(LEVEL), number(float(width)), number(float(alone)))
     return _fill("On {} it is right in <strong>{}</strong>.", where, percent(float(rows.right.mean()), 1))
 
 
@@ -50,10 +51,10 @@ def _promise(rows: Predicted) -> Markup:
         return Markup("")
     if isinstance(rows, PredictedNumbers):
         text = "Of {} rows that its networks had not seen, the intervals cover <strong>{}</strong>, {}."
-        return _fill(text, count(len(rows)), percent(float(rows.inside.mean())), verdict.intervals(rows))
+        return _fill(text, f"{len(rows):,}", percent(float(rows.inside.mean())), verdict(rows))
     sure, right = (percent(float(values.mean()), 1) for values in (rows.confidence, rows.right))
-    text = "On {} rows that its networks had not seen, it is <strong>{}</strong> sure on average, and right in {}: {}."
-    return _fill(text, count(len(rows)), sure, right, verdict.probabilities(rows))
+    text = "On {} rows that its networks had not seen, it is <strong>{}</strong> sure on average, and right in {}, {}."
+    return _fill(text, f"{len(rows):,}", sure, right, verdict(rows))
 
 
 def _knows(rows: Predicted) -> Markup:

@@ -1,4 +1,4 @@
-"""Numbers, shares and values of the user's data as short texts for people."""
+"""Numbers and shares as short texts for people."""
 
 from __future__ import annotations
 
@@ -45,22 +45,6 @@ def _fixed(value: float, decimals: int) -> str:
     return text.replace("-", "−")  # noqa: RUF001
 
 
-def data_value(value: Any) -> str:
-    """Format a value of the user's data as in a file: a year or a postcode has no separated thousands."""
-    if value is None or value != value:
-        return NONE
-    if not isinstance(value, float) or not math.isfinite(value):
-        return str(value)
-    decimals = 0 if value.is_integer() else max(0, 3 - math.floor(math.log10(abs(value))))
-    text = f"{value:.{decimals}f}" if decimals <= 10 else f"{value:.3e}"
-    return text.rstrip("0").rstrip(".") if 0 < decimals <= 10 else text
-
-
-def count(value: int) -> str:
-    """Format a count with separated thousands."""
-    return f"{value:,d}"
-
-
 def percent(share: float, decimals: int = 0) -> str:
     """Format a share as a percentage. Only a share of exactly 1 is 100%, and only a share of 0 is 0%."""
     if not math.isfinite(share):
@@ -73,16 +57,7 @@ def percent(share: float, decimals: int = 0) -> str:
     return f"{text}%"
 
 
-def canvas_text(text: Any, most: int = 60) -> str:
-    """Convert a user's text to a short line for a canvas without formulas, for which Bokeh would fetch MathJax."""
-    line = "".join(c if c.isprintable() else " " for c in str(text))
-    line = line if len(line) <= most else line[: most - 1] + "…"
-    for mark in ("$$", r"\[", r"\("):
-        line = line.replace(mark, mark[0] + "\u200b" + mark[1])
-    return line
-
-
-def equal_groups(key: Array, least: int = 10) -> list[NDArray[np.intp]]:
-    """Return indices of rows in up to ten groups of equal size by ``key``, with at least ``least`` rows each."""
-    groups = max(1, min(10, len(key) // least))
-    return np.array_split(np.argsort(key, kind="stable"), groups)
+def short_text(text: Any, most: int = 60) -> str:
+    """Convert a user's text to a short line that a chart can show."""
+    line = "".join(c if c.isprintable() or c == "\n" else " " for c in str(text))
+    return line if len(line) <= most else line[: most - 1] + "…"

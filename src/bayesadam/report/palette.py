@@ -2,7 +2,7 @@
 
 Lines and marks have the colours of :mod:`bayesadam.plots` (Okabe and Ito's), darker or lighter where those have a
 contrast of less than 3:1 against the paper. Series also differ in another property than colour. Charts are drawn in the
-light version, and a script replaces it by the dark one.
+light version, which is replaced by the page's names of the colours.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ PALETTE = {
 
 LIGHT = {name: light for name, (light, _) in PALETTE.items()}
 SERIES = ("blue", "vermilion", "green", "purple")
-DASHES = ("solid", "dashed", "dotted")
 
 
 def custom_properties(version: int) -> str:

@@ -50,25 +50,19 @@ class PredictedNumbers:
         return (self.y - self.mean) ** 2, self.std**2
 
     @property
+    def promises(self) -> tuple[NDArray[np.bool_], Array, Array]:
+        """Mask of the rows inside their intervals, promised probabilities, and widths of the intervals."""
+        return self.inside, np.full(len(self), LEVEL), self.upper - self.lower
+
+    @property
+    def uncertainty(self) -> tuple[Array, Array, str]:
+        """Variances, their epistemic parts, and the word for them."""
+        return self.std**2, self.epistemic_std**2, "variance"
+
+    @property
     def inside(self) -> NDArray[np.bool_]:
         """Mask of the rows inside their intervals."""
         return np.asarray((self.lower <= self.y) & (self.y <= self.upper))
-
-    @property
-    def error(self) -> float:
-        """Root mean squared error."""
-        return float(np.sqrt(np.mean((self.y - self.mean) ** 2)))
-
-    @property
-    def width(self) -> float:
-        """Median width of the intervals."""
-        return float(np.median(self.upper - self.lower))
-
-    @property
-    def width_without_inputs(self) -> float:
-        """Width of the interval that holds the same share of the actual values, whatever the inputs are."""
-        low, high = np.quantile(self.y, [0.5 - 0.5 * LEVEL, 0.5 + 0.5 * LEVEL])
-        return float(high - low)
 
 
 @dataclass(frozen=True)
@@ -96,6 +90,16 @@ class PredictedClasses:
     def errors(self) -> tuple[Array, Array]:
         """1 for a wrong class and 0 for a right one, and the expectation of this, ``(N,)`` each."""
         return (~self.right).astype(np.float64), 1.0 - self.confidence
+
+    @property
+    def promises(self) -> tuple[NDArray[np.bool_], Array, Array]:
+        """Mask of the rows that are right, promised probabilities, and these again, by which rows are ordered."""
+        return self.right, self.confidence, self.confidence
+
+    @property
+    def uncertainty(self) -> tuple[Array, Array, str]:
+        """Entropies, their epistemic parts, and the word for them."""
+        return self.entropy, self.mutual_information, "entropy"
 
     @property
     def predicted(self) -> NDArray[np.intp]:

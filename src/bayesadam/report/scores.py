@@ -1,28 +1,22 @@
-"""The table of held-out scores: one row per model, with marks on the best score of every column."""
+"""The tables of scores, of mistaken classes, and of the inputs by importance."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bayesadam.report.numbers import NONE, percent, same_decimals
+import numpy as np
+
+from bayesadam.report.numbers import NONE, number, percent, same_decimals
+from bayesadam.report.predicted import PredictedClasses
+
+_CLASSES, _INPUTS = 20, 15
+"""Maximum numbers of classes of the confusion matrix, and of inputs in the table of their importance."""
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column of the table.
-
-    Attributes:
-        name: Name of the score.
-        hint: Text that says which direction is better, or an empty text.
-        cells: Text, and whether it is the best score, by model.
-    """
-
-    name: str
-    hint: str
-    cells: Mapping[str, tuple[str, bool]]
+Column = tuple[str, str, dict[str, tuple[str, bool]]]
+"""Name of a score, which direction is better, and by model a text and whether it is the best score."""
 
 
 def scores(metrics: Mapping[str, Any]) -> list[Column]:
@@ -44,7 +38,7 @@ def _column(name: str, values: Mapping[str, float | None]) -> Column:
         least = min(map(distance, known.values()))
         leaders = {texts[model] for model, value in known.items() if distance(value) == least}
     # Scores with the same text are equally good.
-    return Column(name, hint, {model: (text, text in leaders) for model, text in texts.items()})
+    return name, hint, {model: (text, text in leaders) for model, text in texts.items()}
 
 
 def _aim(name: str) -> tuple[str, Any]:
@@ -55,3 +49,38 @@ def _aim(name: str) -> tuple[str, Any]:
     if "seconds" in name:
         return "", lambda value: value
     return "lower is better", lambda value: value
+
+
+def confusion(rows: PredictedClasses, classes: Sequence[str]) -> dict[str, Any]:
+    """Return a table of the counts of actual and predicted classes, limited to the classes with the most mistakes.
+
+    Returns:
+        "names" of the classes, "rows" with pairs of a class and its cells, which are pairs of a text and of the share
+        of the rows of the class, and the number of classes that are left out, "more".
+    """
+    counts = np.zeros((len(classes), len(classes)), dtype=int)
+    np.add.at(counts, (rows.label, rows.predicted), 1)
+    mistakes = counts - np.diag(counts.diagonal())
+    shown = np.sort(np.argsort(-(mistakes.sum(0) + mistakes.sum(1)), kind="stable")[:_CLASSES])
+    names = [classes[code] for code in shown]
+    cells = [
+        [(f"{part[code]:,}" if part[code] else "", float(part[code] / max(part.sum(), 1))) for code in shown]
+        for part in counts[shown]
+    ]
+    return {"names": names, "rows": list(zip(names, cells, strict=True)), "more": len(classes) - len(names)}
+
+
+def importance(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a table of the increase of the error if the values of an input are shuffled, the largest first.
+
+    Returns:
+        "rows" with the input, the increase with two of its standard deviations, and its share of the largest one; and
+        the number of inputs that are left out, "more".
+    """
+    ranked = sorted(entries, key=lambda entry: -entry["gain"])
+    largest = max(ranked[0]["gain"], 1e-300)
+    rows = [
+        (entry["name"], f"{number(entry['gain'])} ± {number(2 * entry['error'])}", max(entry["gain"] / largest, 0.0))
+        for entry in ranked[:_INPUTS]
+    ]
+    return {"rows": rows, "more": len(ranked) - len(rows)}

@@ -1,4 +1,4 @@
-"""The verdict on uncertainty: tests of the whole calibration, and of groups of rows, given the number of rows."""
+"""The verdict on uncertainty: a test of the promises, given the number of rows, and how much is epistemic."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
-from bayesadam.report.numbers import Array, count, percent
-from bayesadam.report.predicted import LEVEL, PredictedClasses, PredictedNumbers
+from bayesadam.report.numbers import percent
+from bayesadam.report.predicted import Predicted, PredictedNumbers
 
 CHANCE = 0.05
 """Probability below which a difference is not attributed to chance."""
@@ -19,76 +18,77 @@ CHANCE = 0.05
 UNCERTAIN = 0.12
 """Width of a confidence interval of a share above which there is no verdict."""
 
-MANY = 200
-"""Number of rows with which an error of 0.1 at any level of the intervals would be noticed."""
 
+def verdict(rows: Predicted) -> str:
+    """Return the verdict on intervals, or on the probabilities of predicted classes, as the end of a sentence.
 
-def intervals(rows: PredictedNumbers) -> str:
-    """Return the verdict on intervals, as the end of a sentence on their coverage.
-
-    The coverage of the 95% intervals and that of all levels are tested, each at half of 5%.
+    The number of kept promises is compared with its expectation, and so are the numbers in the first rows, ordered by
+    uncertainty, for any number of first rows. Their normalised sums follow a Brownian motion, which exceeds a bound
+    anywhere with at most twice the probability with which it does at the end. Intervals of all levels are tested
+    together (Kolmogorov). Each test is at a third of 5%.
     """
-    inside, number = int(rows.inside.sum()), len(rows)
-    covered = stats.binomtest(inside, number, LEVEL)
-    if covered.pvalue < CHANCE / 2:
-        too_few = inside < LEVEL * number
-        return f"{'less' if too_few else 'more'} than they promise: they are too {'narrow' if too_few else 'wide'}"
-    # Kolmogorov's test of the levels at which the intervals would just contain their targets
-    test = stats.kstest(2.0 * np.abs(rows.pit - 0.5), "uniform")
-    if test.pvalue < CHANCE / 2:
+    intervals = isinstance(rows, PredictedNumbers)
+    kept, promised, key = rows.promises
+    order = np.argsort(key, kind="stable")
+    variance = (promised * (1.0 - promised)).sum()
+    excess = np.cumsum((kept - promised)[order]) / math.sqrt(max(variance, 1e-12))
+    ends = np.flatnonzero(np.diff(key[order], append=np.inf))  # equal keys stay together
+    end, worst = float(excess[-1]), int(ends[np.abs(excess[ends]).argmax()])
+    if abs(end) > stats.norm.isf(CHANCE / 6):
+        if intervals:
+            less, kind = ("less", "narrow") if end < 0 else ("more", "wide")
+            return f"{less} than they promise: they are too {kind}"
+        return "too sure of itself" if end < 0 else "more careful than it need be"
+    fine = "as they should" if intervals else "as sure as it should be"
+    if abs(excess[worst]) > stats.norm.isf(CHANCE / 12):
+        share = percent(float(kept[order[: worst + 1]].mean()))
+        if intervals:
+            kind = "narrow" if excess[worst] < 0 else "wide"
+            where = f"with the narrowest intervals {share} are inside, where they are too {kind}"
+        else:
+            kind = "sure" if excess[worst] < 0 else "careful"
+            where = f"it is least sure of {share} are right, where it is too {kind}"
+        return f"{fine} on average, but not everywhere: of the {worst + 1:,} rows {where}"
+    if isinstance(rows, PredictedNumbers):
+        test = stats.kstest(2.0 * np.abs(rows.pit - 0.5), "uniform")
         level = float(test.statistic_location)
-        reached = level + test.statistic_sign * float(test.statistic)
+        reached = level + float(test.statistic_sign * test.statistic)
         kind = "narrow" if reached < level else "wide"
-        return f"but those of other levels are too {kind}: {percent(level)} intervals cover {percent(reached)}"
-    low, high = covered.proportion_ci(method="wilson")
+        if test.pvalue < CHANCE / 3:
+            return f"but those of other levels are too {kind}: {percent(level)} intervals cover {percent(reached)}"
+    low, high = stats.binomtest(int(kept.sum()), len(kept)).proportion_ci(method="wilson")
     if high - low > UNCERTAIN:
-        return f"which says little: of all rows they may cover anything from {percent(low)} to {percent(high)}"
-    return "as they should, at this level and all others" if number >= MANY else "as they should"
+        reach = f"of all rows anything from {percent(low)} to {percent(high)}"
+        return f"which says little: {reach} may be {'inside' if intervals else 'right'}"
+    return fine
 
 
-def probabilities(rows: PredictedClasses) -> str:
-    """Return the verdict on the probabilities of predicted classes, as the end of a sentence.
+def epistemic(rows: Predicted, error: float | None) -> str:
+    """Return a sentence on the epistemic part of the uncertainty; an empty one if the uncertainty is not finite.
 
-    The mean difference between confidence and accuracy is tested, and the differences in groups by confidence together
-    (Hosmer and Lemeshow 1980), each at half of 5%. The same number of errors, at least five, is expected in each group.
+    Args:
+        rows: The rows.
+        error: Standard deviation of the logarithm of the epistemic variance's factor, given the rows that members left
+            out; ``None`` if it was not calibrated. The sentence states the range of two such deviations.
     """
-    confidence, right = rows.confidence, rows.right.astype(np.float64)
-    gap = float(confidence.mean() - right.mean())
-    noise = float(np.sqrt((confidence * (1.0 - confidence)).sum())) / len(right)
-    if abs(gap) > float(stats.norm.isf(CHANCE / 4)) * noise:
-        return "too sure of itself" if gap > 0 else "more careful than it need be"
-    groups = _equally_many_errors(confidence)
-    expected, actual = (np.array([part[group].mean() for group in groups]) for part in (confidence, right))
-    variance = np.array([(confidence[group] * (1.0 - confidence[group])).sum() / len(group) ** 2 for group in groups])
-    terms = (actual - expected) ** 2 / np.maximum(variance, 1e-12)
-    if len(groups) > 2 and stats.chi2.sf(terms.sum(), len(groups)) < CHANCE / 2:
-        worst = int(terms.argmax())
-        return (
-            f"as sure as it should be on average, but not everywhere: of the {count(len(groups[worst]))} rows called "
-            f"with about {percent(expected[worst])} confidence {percent(actual[worst])} are right, where it is too "
-            f"{'sure' if actual[worst] < expected[worst] else 'careful'}"
-        )
-    low, high = stats.binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
-    if high - low > UNCERTAIN:
-        return f"which may be as it should: of all rows anything from {percent(low)} to {percent(high)} may be right"
-    return "as sure as it should be"
-
-
-def _equally_many_errors(confidence: Array) -> list[NDArray[np.intp]]:
-    """Return indices of rows in up to ten groups by confidence, with the same expected number of errors."""
-    order = np.argsort(confidence, kind="stable")
-    errors = np.cumsum(1.0 - confidence[order])
-    number = int(min(10.0, max(1.0, errors[-1] / 5.0)))
-    return np.split(order, np.searchsorted(errors, errors[-1] * np.arange(1, number) / number))
+    total, part, words = rows.uncertainty
+    if not np.isfinite(total).all() or not total.sum() > 0:
+        return ""
+    share = float(part.sum() / total.sum())
+    ends = [percent(min(1.0, share * math.exp(sign * 2 * error))) for sign in (-1, 1)] if error else []
+    limits = f" (the rows left out allow {' to '.join(ends)})" if ends else ""
+    return (
+        f"Of the {words} of the predictions, {percent(share)}{limits} is uncertainty about the weights (epistemic), "
+        "which more data would reduce; the rest is noise (aleatoric), which only other inputs could reduce."
+    )
 
 
 def failures(groups: Sequence[Mapping[str, Any]], task: str) -> dict[str, Any]:
     """Return a sentence on groups of rows in which the model keeps its promise less often, and a table of them.
 
     Args:
-        groups: Groups by "name" and "values" of an input, with "rows" and the number "right" of rows inside their
-            intervals, or in the predicted class. Those of a classification also have the number "expected" and its
-            "variance".
+        groups: Groups by "name" and "values" of an input, with "rows", the number "right" of rows inside their
+            intervals, or in the predicted class, and the number "expected".
         task: "regression" or "classification".
 
     Returns:
@@ -96,32 +96,16 @@ def failures(groups: Sequence[Mapping[str, Any]], task: str) -> dict[str, Any]:
         share that was promised. At most 5% of the groups in the table are expected to be there by chance (Benjamini and
         Hochberg 1995).
     """
-    chances = [_chance(group) for group in groups]
-    wrong = stats.false_discovery_control(chances) < CHANCE if chances else np.zeros(0, dtype=bool)
-    failed = [groups[i] for i in np.argsort(chances, kind="stable") if wrong[i]]
+    promised = [group["expected"] / group["rows"] for group in groups]
+    chances = [stats.binom.cdf(g["right"], g["rows"], share) for g, share in zip(groups, promised, strict=True)]
+    wrong = stats.false_discovery_control(chances) < CHANCE if chances else []
     rows = [
-        (
-            group["name"],
-            group["values"],
-            count(group["rows"]),
-            percent(group["right"] / group["rows"]),
-            percent(_expected(group) / group["rows"]),
+        (group["name"], group["values"], f"{group['rows']:,}", percent(group["right"] / group["rows"]), percent(share))
+        for _, group, share in sorted(
+            ((chances[i], group, promised[i]) for i, group in enumerate(groups) if wrong[i]), key=lambda one: one[0]
         )
-        for group in failed
     ]
     kept = "inside their intervals" if task == "regression" else "predicted right"
-    first = f"{len(failed)} of {len(groups)}" if failed else f"None of {len(groups)}"
+    first = f"{len(rows)} of {len(groups)}" if rows else f"None of {len(groups)}"
     sentence = f"{first} groups of rows, by values of the inputs, are {kept} less often than promised, beyond chance."
     return {"sentence": sentence, "rows": rows}
-
-
-def _expected(group: Mapping[str, Any]) -> float:
-    return float(group.get("expected", LEVEL * group["rows"]))
-
-
-def _chance(group: Mapping[str, Any]) -> float:
-    """Return the probability that at most so many rows are right although the model keeps its promise."""
-    if "expected" not in group:
-        return float(stats.binom.cdf(group["right"], group["rows"], LEVEL))
-    deviation = math.sqrt(max(group["variance"], 1e-4 * group["rows"]))
-    return float(stats.norm.cdf((group["right"] - group["expected"]) / deviation))

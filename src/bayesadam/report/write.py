@@ -22,17 +22,18 @@ def write_report(path: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
     Args:
         path: Path of the file. An existing file is replaced.
         data: JSON values: ``version`` (1), ``task`` (``"regression"`` or ``"classification"``), and any of the other
-            entries that :func:`bayesadam.report.report_data` returns. Numbers that are missing are ``None``.
+            entries that :func:`bayesadam.sklearn.runs.report_data.report_data` returns. Numbers that are missing are
+            ``None``.
 
     Raises:
-        ImportError: Bokeh or SciPy is not installed.
+        ImportError: Matplotlib or SciPy is not installed.
         ValueError: The data have another version.
         OSError: The folder does not exist or cannot be written to. An existing file is not changed.
     """
     if data.get("version") != VERSION:
         raise ValueError(f"version must be {VERSION}, got {data.get('version')!r}")
     try:
-        import bokeh  # noqa: F401
+        import matplotlib  # noqa: F401
         import scipy  # noqa: F401
     except ImportError as error:
         raise ImportError(f'the report needs {error.name}: pip install "bayesadam[report]"') from None

@@ -25,7 +25,6 @@ from bayesadam.sklearn.scorers import neg_nll as neg_nll
 from bayesadam.sklearn.storage import load_estimator as load_estimator
 from bayesadam.sklearn.tables.encoder import TableEncoder as TableEncoder
 from bayesadam.sklearn.tables.findings import TableError as TableError
-from bayesadam.sklearn.transformed_target import TransformedTargetRegressor as TransformedTargetRegressor
 
 if TYPE_CHECKING:
     from bayesadam.sklearn.runs.fit_table import TableFit as TableFit

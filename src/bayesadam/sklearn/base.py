@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +19,6 @@ from bayesadam import population
 from bayesadam.checks import is_whole
 from bayesadam.functional.generators import GENERATORS
 from bayesadam.likelihoods import Likelihood
-from bayesadam.moments import fawn
-from bayesadam.population import Population
 from bayesadam.posterior import Mixture
 from bayesadam.predictive.result import Predictive
 from bayesadam.scaling import input_scales, standardized
@@ -29,7 +27,6 @@ from bayesadam.sklearn.failures import all_or_nothing
 from bayesadam.sklearn.member_training import Training, TrainingStatus
 from bayesadam.sklearn.members import ROWS, posteriors, predictions, randomized
 from bayesadam.sklearn.methods import method_named
-from bayesadam.sklearn.moment_objective import MomentObjective
 from bayesadam.sklearn.network import ACTIVATIONS, perceptron
 from bayesadam.sklearn.plan import FULL_BATCH, Plan, default_steps, plan
 from bayesadam.sklearn.rows import member_parts, numbered, require_single, weighed
@@ -179,11 +176,12 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         inputs, targets = self._inputs(X), self._targets(y)
         data, held_out, weights, held_out_weights = member_parts(divided, inputs, targets, weight)
         self.network_ = self._network(X.shape[1])
-        models, minimised = self._models([len(x) for x, _ in data], X.shape[1], seed, priors)
+        members = range(len(data))
+        models = population.initialize(lambda: self._network(X.shape[1]), seeds=[seed + member for member in members])
+        likelihoods = [self._likelihood(member if priors else None).to(self.device) for member in members]
         options = self._options([len(x) for x, _ in data], priors)
         shown = data
         if self._method.posterior == "anchored":
-            likelihoods = cast("list[Likelihood]", minimised)
             shown, weights, options["prior"] = randomized(self.network_, data, likelihoods, self.prior_precision, seed)
         batch_size = self.batch_size or min(count, FULL_BATCH)
         rows = max(len(x) for x, _ in data)
@@ -192,7 +190,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             shown,
             held_out,
             held_out_weights,
-            minimised,
+            likelihoods,
             self._method.train,
             options,
             self.epochs or max(1, default_steps(rows, batch_size, self.default_steps) // -(-rows // batch_size)),
@@ -228,24 +226,6 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         self._calibrate(divided, inputs, targets, whole, self.calibration_ if priors else None)
         return self
 
-    def _models(
-        self, rows: Sequence[int], inputs: int, seed: int, priors: Mixture | None
-    ) -> tuple[list[nn.Module], list[Likelihood] | list[MomentObjective]]:
-        """Create the networks and their likelihoods or objectives, given the number of training rows of each member."""
-        moments = self._method.posterior == "fawn"
-
-        def make() -> nn.Module:
-            network = self._network(inputs)
-            return fawn(network) if moments else network
-
-        models = population.initialize(make, seeds=range(seed, seed + len(rows)))
-        likelihoods = [self._likelihood(number if priors else None).to(self.device) for number in range(len(rows))]
-        if not moments:
-            return models, likelihoods
-        fit = self._method_name.removeprefix("fawn-")
-        pairs = zip(likelihoods, rows, strict=True)
-        return models, [MomentObjective(likelihood, fit, count).to(self.device) for likelihood, count in pairs]
-
     def _network(self, inputs: int) -> nn.Module:
         """Create a network with new random weights, without changing the state of PyTorch's generator."""
         with GENERATORS, torch.random.fork_rng(devices=[]):
@@ -253,7 +233,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
 
     def _options(self, rows: Sequence[int], priors: Mixture | None) -> dict[str, Any]:
         options: dict[str, Any] = {"lr": self.lr}
-        if self._method.posterior in ("fawn", "anchored"):
+        if self._method.posterior == "anchored":
             return options
         if self._method.train == "adam":
             return options | {"weight_decay": [self.prior_precision / count for count in rows]}
@@ -263,9 +243,9 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
 
     def _error(
         self, divided: Plan, held_out: Sequence[tuple[Tensor, Tensor]], targets: Tensor, weight: Array | None
-    ) -> Callable[[Population], float] | None:
-        """Return a function that scores the members on the rows that they left out; lower is better."""
-        if not self.early_stopping or not held_out or self._method.posterior in ("fawn", "anchored"):
+    ) -> Callable[[Sequence[Predictive]], float] | None:
+        """Return a function that scores the members' predictions of the rows that they left out; lower is better."""
+        if not self.early_stopping or not held_out or self._method.posterior == "anchored":
             return None
         rows = divided.rows
         place = np.zeros(len(targets), dtype=np.int64)
@@ -274,9 +254,8 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         count = torch.from_numpy(divided.left_out.sum(0)[rows]).to(targets.device)
         own = None if weight is None else torch.from_numpy(weight[rows]).to(targets.device)
 
-        def error(nets: Population) -> float:
+        def error(predicted: Sequence[Predictive]) -> float:
             total: Tensor | None = None
-            predicted = nets.predict([x for x, _ in held_out], method="mean")
             for pred, mask in zip(predicted, divided.left_out, strict=True):
                 value = self._center(pred)
                 total = value.new_zeros(len(rows), value.shape[-1]) if total is None else total
@@ -367,8 +346,9 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         near = np.abs(inputs) <= FARTHEST
         if not near.all():
             row, column = np.argwhere(~near)[0].tolist()
+            names = range(X.shape[1]) if self.inputs_ is None else self.inputs_.get_feature_names_out()
             raise TableError(
-                f"X must be near the training inputs, got {X[row, column]:g} in row {row}, column {column}"
+                f"X must be near the training inputs, got {X[row, column]:g} in row {row}, column {names[column]!r}"
             )
         return torch.from_numpy(inputs).to(self.device)
 

@@ -159,7 +159,9 @@ def transform_nlls(
         values = np.stack([f(torch.tensor(own)).numpy() for f, (own, _) in zip(functions, pairs, strict=True)], axis=1)
         mean, std = column_scales(values[train], weight[train])
         share = weight[train] / weight[train].mean()
-        model = RidgeCV(PENALTIES, alpha_per_target=True).fit(design[train], (values[train] - mean) / std, share)
+        model = RidgeCV(PENALTIES, alpha_per_target=True, gcv_mode="svd").fit(
+            design[train], (values[train] - mean) / std, share
+        )
         center, variance = model.predict(design[test]).reshape(-1, len(pairs)), np.maximum(-model.best_score_, SMALLEST)
         white = ((values[test] - mean) / std - center) / np.sqrt(variance)
         slopes = [f.log_slope(torch.tensor(own[test])).numpy() for f, (own, _) in zip(functions, pairs, strict=True)]

@@ -57,8 +57,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         mc_samples: Number of posterior samples per member.
         standardize: Whether to shift and scale the inputs; with ``False`` they must be standardised already.
         early_stopping: Whether to keep the weights of the epoch at which the members predicted the rows that they leave
-            out best, and to stop the training when there was no improvement for long. The predictions are scored about
-            twenty times in a training. Without it the weights of the last epoch are kept. It has no effect on FAWN.
+            out best, and to stop the training after three times as many epochs. The predictions are scored at intervals
+            of three tenths of the epochs so far. Without it the weights of the last epoch are kept.
         calibrate: Whether to fit the temperature and the weights of the companions on the rows left out. Otherwise the
             temperature is 1, and there are no companions.
         time_budget: Duration of the training in seconds, which determines the number of epochs.

@@ -205,11 +205,9 @@ class RegressionEnsemble(BayesianMLP):
             parts.append(torch.cat([scaled(pred.outputs.double(), factor) for pred in found]))
         outputs = torch.cat(parts, dim=1)
         likelihood = likelihoods.average(self._likelihoods).double()
-        if not self._several and likelihood.outputs_per_target > 1:
-            likelihood = likelihoods.SingleTarget(likelihood)
-        elif not self._several:
+        if not self._several:
             outputs = outputs[..., 0]
-        independent = self._method.predict in ("linearized", "moments")
+        independent = self._method.predict == "linearized"
         pred = MixturePredictive(outputs, likelihood, independent=independent)
         if not self._template.defines("rescaled"):
             return pred

@@ -23,6 +23,8 @@ def check(value: object, among: Sequence[str] = ("auto", *NAMES)) -> None:
     if isinstance(value, Likelihood):
         if value.defines("log_probs"):
             raise ValueError(f"likelihood must be one of numbers, not classes, for a regressor, got {value!r}")
+        if value.outputs_per_target > 1 and not value.defines("mean_and_log_variance"):
+            raise ValueError(f"likelihood must have one output per target, or be Gaussian, got {value!r}")
     elif not isinstance(value, str) or value not in among:
         raise ValueError(
             f"likelihood must be one of {tuple(among)} or a bayesadam.likelihoods.Likelihood, got {value!r}"
@@ -45,40 +47,6 @@ def made(value: Any, outputs: int) -> Likelihood:
         return likelihoods.Gamma(ones, **each)
     assert value == "student_t"
     return likelihoods.StudentT(4.0 * ones, scale=0.5 * ones, **each)
-
-
-class SingleTarget(Likelihood):
-    """A likelihood with several outputs for the only target of a data point; targets are ``(N,)``, not ``(N, 1)``."""
-
-    def __init__(self, base: Likelihood) -> None:
-        torch.nn.Module.__init__(self)  # what is defined is what the base defines
-        self.base = base
-        self.discrete = base.discrete  # type: ignore[misc]
-
-    def defines(self, capability: str) -> bool:
-        """Whether the likelihood ``base`` defines the capability."""
-        return self.base.defines(capability)
-
-    def check(self, output: Tensor, target: Tensor) -> None:
-        """Check the target as ``base`` does."""
-        self.base.check(output, target.unsqueeze(-1))
-
-    def log_density(self, output: Tensor, target: Tensor) -> Tensor:
-        """Log density of ``base``."""
-        return self.base.log_density(output, target.unsqueeze(-1))
-
-    def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance by ``base``."""
-        mean, variance = self.base.moments(output)
-        return mean.squeeze(-1), variance.squeeze(-1)
-
-    def sample(self, output: Tensor, *, seed: int = 0) -> Tensor:
-        """One draw from ``base``."""
-        return self.base.sample(output, seed=seed).squeeze(-1)
-
-    def cdf(self, output: Tensor, value: Tensor) -> Tensor:
-        """Distribution function of ``base``."""
-        return self.base.cdf(output, value.unsqueeze(-1)).squeeze(-1)
 
 
 def best_constant(likelihood: Likelihood, targets: Tensor) -> tuple[Likelihood, Tensor]:

@@ -170,7 +170,9 @@ def _ridge(inputs: Floats, pieces: Pieces, targets: Floats, weight: Floats, rows
     """Fit a ridge regression to some of the rows."""
     features = _encoded(inputs[rows], *pieces)
     mean, scale = features.mean(0), 1.0 / np.maximum(features.std(0), 1e-6)
-    model = RidgeCV(PENALTIES, alpha_per_target=True).fit((features - mean) * scale, targets[rows], weight[rows])
+    model = RidgeCV(PENALTIES, alpha_per_target=True, gcv_mode="svd").fit(
+        (features - mean) * scale, targets[rows], weight[rows]
+    )
     coefficient = np.atleast_2d(model.coef_) * scale  # one target: scikit-learn drops the axis
     return LinearPart(*pieces, coefficient, np.atleast_1d(model.intercept_) - coefficient @ mean)
 

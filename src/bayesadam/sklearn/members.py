@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from bayesadam.anchored import anchored, integrated, perturbed, prior_of
 from bayesadam.likelihoods import Likelihood
-from bayesadam.moments import MomentModule
 from bayesadam.population import Population
 from bayesadam.population.batches import Pair
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.posthoc import LaplaceApproximation
 from bayesadam.posthoc.badam import badam_from_moments, unbiased
-from bayesadam.predictive.predict import How, network_outputs
+from bayesadam.predictive.how import How
+from bayesadam.predictive.predict import network_outputs
 from bayesadam.predictive.result import Predictive
 from bayesadam.sklearn.methods import Method
 
@@ -78,16 +78,12 @@ def posteriors(
         steps: Number of steps that the optimiser took.
     """
     found: list[GaussianPosterior] = []
-    trained: list[Any] = nets.likelihoods or [objective.likelihood for objective in nets.objectives]
-    likelihoods = [copy.deepcopy(likelihood).requires_grad_(False) for likelihood in trained]
+    likelihoods = [copy.deepcopy(likelihood).requires_grad_(False) for likelihood in nets.likelihoods]
     for number, (network, (x, y)) in enumerate(zip(networks, data, strict=True)):
         with torch.no_grad():
             for name, parameter in network.named_parameters():
                 parameter.copy_(nets.mean[name][number])
-        if method.posterior == "fawn":
-            assert isinstance(network, MomentModule)
-            found.append(network.posterior())  # type: ignore[arg-type]  # of Gaussian weights
-        elif method.posterior == "anchored":
+        if method.posterior == "anchored":
             prior = prior_of(network, prior_precision)
             found.append(integrated(network, nets.posteriors[number], (x, y), likelihoods[number], prior))
         elif method.posterior == "laplace":

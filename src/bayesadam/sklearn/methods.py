@@ -13,7 +13,7 @@ class Method:
         train: A method of :func:`bayesadam.population.train`.
         predict: A method of :func:`bayesadam.predict`.
         posterior: Source of the posteriors: ``"own"``, the training itself; ``"laplace"``, ``"badam"`` or
-            ``"anchored"``, an approximation after the training; ``"fawn"``, networks that propagate moments.
+            ``"anchored"``, an approximation after the training.
         about: A line that helps to choose a method.
     """
 
@@ -45,8 +45,6 @@ _METHODS = {
     "vogn": _perturbed("vogn", "variational inference with squared gradients per example"),
     "von": _perturbed("von", "variational inference by reparameterised Hessians"),
     "bbb": _perturbed("bbb", "Bayes by Backprop: means and scales by Adam"),
-    "fawn-ropd": Method("adam", "moments", "fawn", "weight noise in closed form, trained on the predictive density"),
-    "fawn-vi": Method("adam", "moments", "fawn", "weight noise in closed form, variational inference"),
 }
 
 METHODS = tuple(_METHODS)

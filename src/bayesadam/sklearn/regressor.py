@@ -94,8 +94,9 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         mc_samples: Number of posterior samples per member, for methods that predict by sampling.
         standardize: Whether to shift and scale the inputs; with ``False`` they must be standardised already.
         early_stopping: Whether to keep the weights of the epoch at which the members predicted the rows that they leave
-            out best, and to stop the training when there was no improvement for long. Otherwise the weights of the last
-            epoch are kept. It has no effect on FAWN and ``"anchored"``.
+            out best, and to stop the training after three times as many epochs. The predictions are scored at intervals
+            of three tenths of the epochs so far. Without it the weights of the last epoch are kept. It has no effect on
+            ``"anchored"``.
         calibrate: Whether to fit the scales of the variances, and the weights of the companions, on the rows left out.
             Otherwise both scales are 1, the noise is constant, and there are no companions. There are none either with
             fewer than 40 rows, with a known standard deviation of the noise, and if the targets are not Gaussian. With
@@ -187,7 +188,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             X: ``(N, D)``.
             return_std: Whether to return a pair of means and standard deviations.
             quantiles: Probabilities in (0, 1). If given, return the quantiles at them, ``(N, Q)`` or ``(N, K, Q)``.
-                ``Pipeline`` and ``bayesadam.sklearn.TransformedTargetRegressor`` pass this argument on.
+                ``Pipeline`` and ``TransformedTargetRegressor`` of scikit-learn pass this argument on.
 
         Raises:
             ValueError: Both quantiles and standard deviations were requested, or a probability is not in (0, 1).

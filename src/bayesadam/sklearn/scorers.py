@@ -1,8 +1,7 @@
 """Scorers for scikit-learn: scores of predictive distributions, ``scorer(estimator, X, y)``; higher is better.
 
 Pass them to ``cross_val_score`` and ``GridSearchCV``, for example as ``scoring=neg_nll``. The estimator is a
-:class:`bayesadam.sklearn.BayesianMLPRegressor`, or a ``Pipeline`` or a search that ends in one; for intervals and the
-CRPS also a :class:`bayesadam.sklearn.TransformedTargetRegressor`.
+:class:`bayesadam.sklearn.BayesianMLPRegressor`, or a ``Pipeline`` or a search that ends in one.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from sklearn.pipeline import Pipeline
 from torch import Tensor
 
 from bayesadam import metrics
-from bayesadam.sklearn.transformed_target import TransformedTargetRegressor
 
 
 def neg_nll(estimator: Any, X: ArrayLike, y: ArrayLike) -> float:
@@ -40,14 +38,8 @@ def neg_crps(estimator: Any, X: ArrayLike, y: ArrayLike) -> float:
     """Return the negative continuous ranked probability score, averaged over rows and targets, in the targets' units.
 
     The formula is eq. 20 of Gneiting and Raftery (2007). The arguments and the errors raised are those of
-    :func:`neg_nll`. The estimator may also be a :class:`bayesadam.sklearn.TransformedTargetRegressor`.
+    :func:`neg_nll`.
     """
-    last, inputs = _last(estimator, X)
-    if isinstance(last, TransformedTargetRegressor):
-        levels = metrics.spaced_levels(metrics.LEVELS)
-        quantiles = np.moveaxis(last.predict(inputs, quantiles=levels.tolist()), -1, 0)
-        given = np.ascontiguousarray(y, dtype=np.float64)
-        return -float(metrics.quantile_crps(torch.from_numpy(quantiles), torch.from_numpy(given)).mean())
     pred, target = _predictive(estimator, X, y)
     return -float(metrics.predictive_crps(pred, target).mean())
 

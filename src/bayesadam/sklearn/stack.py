@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,6 +19,7 @@ from bayesadam.posterior import Mixture
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.predictive.covariance import weight_covariance
 from bayesadam.predictive.gaussian import from_gaussian, uncertain_part
+from bayesadam.predictive.how import How
 from bayesadam.predictive.result import Predictive, from_outputs
 
 LARGEST = 2**24
@@ -194,9 +195,8 @@ def stacked_predictions(
     if method == "linearized":
         outputs, covariance = stack.linearized(x, likelihoods[0])
         with torch.no_grad():
-            drawing: dict[str, Any] = {"link": "monte_carlo", "mc_samples": mc_samples, "common": True}
             return [
-                from_gaussian(mean, own, likelihood, seed=number, **drawing)
+                from_gaussian(mean, own, likelihood, How(likelihood, mc_samples, number, common=True))
                 for number, (mean, own, likelihood) in enumerate(zip(outputs, covariance, likelihoods, strict=True))
             ]
     draws = stack.outputs(x)

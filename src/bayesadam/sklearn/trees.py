@@ -112,10 +112,11 @@ def regression_trees(
             model = HistGradientBoostingRegressor(max_leaf_nodes=leaves, **BOOSTING)
             unseen = np.full(len(own), np.nan)
             for fold in folds:
-                unseen[fold] = model.fit(inputs[~fold], own[~fold], weight[~fold]).predict(inputs[fold])
+                model.fit(inputs[~fold], own[~fold], _weights(weight[~fold]))
+                unseen[fold] = model.predict(inputs[fold])
             candidates.append((weight[left_out] @ (unseen - own)[left_out] ** 2, leaves, unseen))
         _, leaves, unseen = min(candidates, key=lambda candidate: candidate[0])
-        model = HistGradientBoostingRegressor(max_leaf_nodes=leaves, **BOOSTING).fit(inputs, own, weight)
+        model = HistGradientBoostingRegressor(max_leaf_nodes=leaves, **BOOSTING).fit(inputs, own, _weights(weight))
         trees += _trees(model, [output])
         baseline.append(float(np.ravel(model._baseline_prediction)[0]))
         columns.append(unseen)
@@ -147,19 +148,24 @@ def classification_trees(
         model = HistGradientBoostingClassifier(max_leaf_nodes=leaves, **BOOSTING)
         unseen = np.full((len(labels), classes), np.nan)
         for fold in folds:
-            model.fit(inputs[~fold], labels[~fold], weight[~fold])
+            model.fit(inputs[~fold], labels[~fold], _weights(weight[~fold]))
             probs = np.full((fold.sum(), classes), 1.0 / len(inputs))  # of classes that the other rows do not have
             probs[:, model.classes_] = model.predict_proba(inputs[fold])
             unseen[fold] = np.log(probs / probs.sum(1, keepdims=True))
         candidates.append((weight[left_out] @ unseen[left_out, labels[left_out]], leaves, unseen))
     _, leaves, unseen = max(candidates, key=lambda candidate: candidate[0])
     model = HistGradientBoostingClassifier(max_leaf_nodes=leaves, **BOOSTING)
-    model.fit(inputs, labels, weight)
+    model.fit(inputs, labels, _weights(weight))
     constants = np.ravel(model._baseline_prediction)
     two = len(constants) == 1  # the logit of the second class
     baseline = np.full(classes, -np.log(len(inputs)))  # of classes without a row
     baseline[model.classes_] = [0.0, *constants] if two else constants
     return [(_part(_trees(model, model.classes_[1:] if two else model.classes_), baseline), unseen)]
+
+
+def _weights(weight: Floats) -> Floats | None:
+    """Return weights for scikit-learn, which finds the same bins in a tenth of the time without equal weights."""
+    return None if np.ptp(weight) == 0.0 else weight
 
 
 def _trees(model: Any, outputs: Sequence[int]) -> list[tuple[Any, int]]:

@@ -10,7 +10,6 @@ from bayesadam.functional.moments.expectations import jensen_log_softmax as jens
 from bayesadam.functional.moments.expectations import log_expected_softmax as log_expected_softmax
 from bayesadam.functional.moments.linear import adaptive_avg_pool2d as adaptive_avg_pool2d
 from bayesadam.functional.moments.linear import avg_pool2d as avg_pool2d
-from bayesadam.functional.moments.linear import conv2d as conv2d
 from bayesadam.functional.moments.linear import convolution as convolution
 from bayesadam.functional.moments.linear import gaussian_log_prob as gaussian_log_prob
 from bayesadam.functional.moments.linear import linear as linear
@@ -25,7 +24,6 @@ from bayesadam.functional.moments.noise import add as add
 from bayesadam.functional.moments.noise import dropout as dropout
 from bayesadam.functional.moments.noise import multiply as multiply
 from bayesadam.functional.moments.quadrature import gauss_hermite as gauss_hermite
-from bayesadam.functional.moments.quadrature import unscented as unscented
 from bayesadam.functional.moments.rectifier import leaky_relu as leaky_relu
 from bayesadam.functional.moments.rectifier import relu as relu
 from bayesadam.functional.moments.smooth import gelu as gelu

@@ -98,23 +98,6 @@ def convolution(
     return out, None if spread is None else spread.clamp_min(0.0)
 
 
-def conv2d(
-    mean: Tensor,
-    variance: Tensor | None,
-    weight: Tensor,
-    weight_variance: Tensor | None = None,
-    bias: Tensor | None = None,
-    bias_variance: Tensor | None = None,
-    **options: Any,
-) -> Moments:
-    """Moments of ``torch.nn.functional.conv2d`` with its ``options``; see :func:`convolution`."""
-
-    def call(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        return functional.conv2d(x, w, b, **options)
-
-    return convolution(call, mean, variance, weight, weight_variance, bias, bias_variance)
-
-
 def avg_pool2d(mean: Tensor, variance: Tensor | None, kernel_size: Any, **options: Any) -> Moments:
     """Moments of ``torch.nn.functional.avg_pool2d`` of independent inputs, with its ``options``.
 

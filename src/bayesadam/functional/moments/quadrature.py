@@ -1,4 +1,4 @@
-"""Mean and variance of a function of a Gaussian by quadrature: Gauss-Hermite, and the unscented transform.
+"""Mean and variance of a function of a Gaussian by Gauss-Hermite quadrature.
 
 All formulas use the differences ``g(t) = f(mean + t) - f(mean)`` at nodes in pairs ``t = +-x sd``. The variance is then
 a sum of squares, both results are exact where the variance is 0, and in the derivative by ``sd`` the terms that would
@@ -8,7 +8,6 @@ be divided by a vanishing ``sd`` cancel within each pair before they are summed.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -60,30 +59,6 @@ def gauss_hermite(
     if nodes < 1:
         raise ValueError(f"nodes must be at least 1, got {nodes!r}")
     return elementwise(_Transform(function, *hermite(nodes)), mean, variance)
-
-
-def unscented(
-    function: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor, kappa: float = 2.0
-) -> tuple[Tensor, Tensor]:
-    """Mean and variance by the unscented transform in one dimension, element-wise (Julier and Uhlmann 1997, eqs. 11
-    to 15).
-
-    The nodes are ``mean`` and ``mean +- sqrt((1 + kappa) variance)``, with the weights ``kappa / (1 + kappa)`` and
-    twice ``1 / (2 (1 + kappa))``. With ``kappa = 2`` it is Gauss-Hermite quadrature with three nodes. In all else it is
-    like :func:`gauss_hermite`.
-
-    Args:
-        function: Element-wise function.
-        mean: Means of any shape.
-        variance: Variances of the same shape, not negative.
-        kappa: Parameter of the transform; not negative, so that weights and variances are not.
-
-    Raises:
-        ValueError: ``kappa`` is negative or not finite, or the shapes differ.
-    """
-    if not 0.0 <= kappa < math.inf:
-        raise ValueError(f"kappa must be finite and not negative, got {kappa!r}")
-    return elementwise(_Transform(function, (math.sqrt(1.0 + kappa),), (0.5 / (1.0 + kappa),)), mean, variance)
 
 
 @functools.cache
@@ -141,7 +116,7 @@ class _Transform:
             above, below = self.function(mean + step) - centre, self.function(mean - step) - centre
             gaps.append((weights, above, below))
             shift = shift + (weights * (above + below)).sum(0)
-        spread = (1.0 - 2.0 * sum(self.weights)) * shift.square()
+        spread = (1.0 - 2.0 * sum(self.weights)) * shift.square()  # at the node 0, if there is one
         for weights, above, below in gaps:
             spread = spread + (weights * ((above - shift).square() + (below - shift).square())).sum(0)
         return centre + shift, spread.clamp_min(0.0)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from bayesadam import metrics
 from bayesadam.predictive import ClassificationPredictive, GaussianPredictive
+from bayesadam.sklearn.runs.prepare import Prepared
 
 COVERAGE = 0.95
 MAX_ROWS = 100_000
@@ -97,56 +100,41 @@ def margin(ours: Arrays, other: Arrays) -> list[float] | None:
     return [float(above.mean()), float(above.std(ddof=1) / math.sqrt(len(above)))]
 
 
-def baselines(
-    x: NDArray[np.float64],
-    y: NDArray[Any],
-    x_test: NDArray[np.float64],
-    y_test: NDArray[Any],
-    *,
-    classes: int,
-    seed: int,
-    weight: NDArray[np.float64] | None = None,
-) -> dict[str, tuple[Arrays, float]]:
+def baselines(prepared: Prepared) -> dict[str, tuple[Arrays, float]]:
     """Return the predictions of the held-out rows and the seconds of the fit, by name of the model.
 
     The predictions of a regression model are Gaussian, with the same standard deviation for all rows. It is that of the
     residuals on a fifth of the rows when the model is trained on the other rows, because residuals on training rows are
     too small. The model is then trained on all rows.
-
-    Args:
-        x: Inputs of the training rows, ``(N, D)``.
-        y: Targets of the training rows: values or indices of classes.
-        x_test: Inputs of the held-out rows.
-        y_test: Targets of the held-out rows.
-        classes: Number of classes; 0 for a regression.
-        seed: Seed of the models and of the choice of rows.
-        weight: Weights of the training rows.
     """
-    order = np.random.default_rng(seed).permutation(len(x))[:MAX_ROWS]
-    weight = np.ones(len(x)) if weight is None else weight
+    split, classes, seed = prepared.split, len(prepared.target.classes), prepared.settings.seed
+    order = np.random.default_rng(seed).permutation(len(split.training))[:MAX_ROWS]
+    weight = np.ones(len(order)) if prepared.weights is None else prepared.weights[order]
+    scaler = StandardScaler().fit(prepared.matrix[split.training[order]])
+    x, x_test = (scaler.transform(prepared.matrix[rows]) for rows in (split.training[order], split.held_out))
+    y, y_test = prepared.y[split.training[order]], prepared.y[split.held_out]
+    models = {
+        "linear model": LogisticRegression(max_iter=500) if classes else Ridge(),
+        "gradient boosting": (HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor)(
+            random_state=seed
+        ),
+    }
+    few = max(round(_CALIBRATION * len(x)), 1)
     results: dict[str, tuple[Arrays, float]] = {}
-
-    def trained(name: str, rows: NDArray[np.int64]) -> Any:
-        model = _models(classes, seed)[name]()
-        step = "" if name == "gradient boosting" else f"{model.steps[-1][0]}__"
-        return model.fit(x[rows], y[rows], **{f"{step}sample_weight": weight[rows]})
-
-    for name in _models(classes, seed):
-        begin = time.perf_counter()
+    for name, model in models.items():
         # One thread: on a busy machine, threads that wait for each other take minutes.
         with warnings.catch_warnings(), threadpool_limits(1):
             warnings.simplefilter("ignore")  # a baseline that has not converged is still useful
-            model = trained(name, order)
+            if not classes:
+                residuals = y[:few] - model.fit(x[few:], y[few:], weight[few:]).predict(x[:few])
+                std = max(float(np.sqrt(np.mean(residuals**2))), 1e-6 * float(y.std()))
+            begin = time.perf_counter()
+            model.fit(x, y, weight)
             seconds = time.perf_counter() - begin
             if classes:
                 probs = np.zeros((len(x_test), classes))
                 probs[:, model.classes_] = model.predict_proba(x_test)
-                pred: Any = categorical(probs)
-            else:
-                calibration, rest = np.split(order, [max(round(_CALIBRATION * len(order)), 1)])
-                residuals = y[calibration] - trained(name, rest).predict(x[calibration])
-                std = max(float(np.sqrt(np.mean(residuals**2))), 1e-6 * float(y.std()))
-                pred = gaussian(model.predict(x_test).astype(np.float64), std)
+        pred = categorical(probs) if classes else gaussian(model.predict(x_test).astype(np.float64), std)
         results[name] = predict_held_out(pred, y_test), seconds
     return results
 
@@ -160,17 +148,3 @@ def gaussian(mean: NDArray[np.float64], std: float) -> GaussianPredictive:
 def categorical(probs: NDArray[np.float64]) -> ClassificationPredictive:
     """Return the predictive distribution of a model that predicts probabilities, none of which counts as zero."""
     return ClassificationPredictive(torch.from_numpy(probs).clamp_min(np.finfo(np.float64).tiny).log()[None])
-
-
-def _models(classes: int, seed: int) -> Mapping[str, Callable[[], Any]]:
-    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-    from sklearn.linear_model import LogisticRegression, Ridge
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    linear = (lambda: LogisticRegression(max_iter=500)) if classes else Ridge
-    boosting = HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor
-    return {
-        "linear model": lambda: make_pipeline(StandardScaler(), linear()),
-        "gradient boosting": lambda: boosting(random_state=seed),
-    }

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from bayesadam.files import write_json, write_text
 from bayesadam.report import write_report
-from bayesadam.report.report_data import Rows, report_data
 from bayesadam.sklearn.choice import described
 from bayesadam.sklearn.classifier import BayesianMLPClassifier
 from bayesadam.sklearn.members import ROWS
@@ -25,6 +25,7 @@ from bayesadam.sklearn.regressor import BayesianMLPRegressor
 from bayesadam.sklearn.runs import run_folder as names
 from bayesadam.sklearn.runs.evaluation import MAX_ROWS, Arrays, Scores, baselines, margin, predict_held_out, scores
 from bayesadam.sklearn.runs.prepare import Prepared, prepare
+from bayesadam.sklearn.runs.report_data import report_data
 from bayesadam.sklearn.runs.settings import RunError, Settings
 from bayesadam.sklearn.tables.encoder import Encoded
 
@@ -54,8 +55,6 @@ class TableFit:
         settings: Settings that repeat the fit.
         metrics: Scores on the held-out rows, by name of the model.
         report: The data of the report, see :func:`bayesadam.report.write_report`.
-        interrupted: Whether training was stopped by Ctrl-C.
-        epochs: Number of epochs of the training.
         notes: Notes that were added after ``Watcher.prepared`` was called.
         seconds: Duration of each stage.
     """
@@ -64,8 +63,6 @@ class TableFit:
     settings: Settings
     metrics: dict[str, Scores]
     report: dict[str, Any]
-    interrupted: bool
-    epochs: int
     notes: list[str]
     seconds: dict[str, float]
 
@@ -73,7 +70,7 @@ class TableFit:
         """Write the files of a run into an existing folder."""
         self.estimator.save(folder)
         parts = {name: self.report["data"][name] for name in ("train_rows", "held_out_rows", "held_out_how")}
-        record = {**parts, "models": self.metrics, "seconds": self.seconds, "interrupted": self.interrupted}
+        record = {**parts, "models": self.metrics, "seconds": self.seconds, "interrupted": self.estimator.interrupted_}
         write_text(folder / names.METRICS, json.dumps(record, allow_nan=False) + "\n")
         write_json(folder / names.REPORT_DATA, self.report)
         write_report(folder / names.REPORT, self.report)
@@ -122,29 +119,17 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
     with _timed(seconds, "reading"):
         prepared = prepare(settings, frame)
     watcher.prepared(prepared)
-    announced, notes, target = len(prepared.notes), prepared.notes, prepared.target
-    truth = prepared.y[prepared.split.held_out]
+    announced, notes = len(prepared.notes), prepared.notes
     with _threads(len(prepared.split.training)):
         with _timed(seconds, "training"):
             estimator = _train(prepared, watcher)
         watcher.stage("scores of the held-out rows")
-        train, test = prepared.matrix[prepared.split.training], prepared.matrix[prepared.split.held_out]
         with _timed(seconds, "predictions"):
-            rows = (slice(first, first + ROWS) for first in range(0, len(test), ROWS))
-            parts = [predict_held_out(estimator.predictive(Encoded(test[own])), truth[own]) for own in rows]
-            held_out = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            held_out, left_out = _held_out(prepared, estimator), _left_out(prepared, estimator)
         watcher.stage("linear model and gradient boosting")
         with _timed(seconds, "baselines"):
             try:
-                others = baselines(
-                    train,
-                    prepared.y[prepared.split.training],
-                    test,
-                    truth,
-                    classes=len(target.classes),
-                    seed=settings.seed,
-                    weight=prepared.weights,
-                )
+                others = baselines(prepared)
             except KeyboardInterrupt:
                 others = {}
                 notes.append("linear model and gradient boosting were not trained, because of Ctrl-C")
@@ -154,61 +139,37 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
         if len(prepared.split.training) > MAX_ROWS:
             notes.append(f"linear model and gradient boosting were trained on {MAX_ROWS:,} of the training rows")
         epochs = int(np.isfinite(estimator.history_["loss"]).any(0).sum())
-        if target.task == "regression" and (sentence := described(estimator)):
+        if prepared.target.task == "regression" and (sentence := described(estimator)):
             notes.append(sentence)
         if estimator.stopped_ == "early":
             notes.append(
                 f"early stopping after {epochs} epochs: the validation loss was lowest after epoch "
                 f"{estimator.epochs_}, and the weights of that epoch are used"
             )
+        if estimator.interrupted_:
+            notes.append(f"Ctrl-C ended the training after {epochs} epochs; the networks are the best until then")
         watcher.stage("report")
         done = _as_done(prepared.settings, estimator)
-        report = _report(prepared, done, estimator, held_out, metrics, margins, seconds)
-    return TableFit(estimator, done, metrics, report, estimator.interrupted_, epochs, notes[announced:], seconds)
+        report = report_data(prepared, done, estimator, held_out, left_out, metrics, margins, seconds)
+    return TableFit(estimator, done, metrics, report, notes[announced:], seconds)
 
 
-def _report(
-    prepared: Prepared,
-    settings: Settings,
-    estimator: Any,
-    held_out: Arrays,
-    metrics: dict[str, Scores],
-    margins: dict[str, list[float] | None],
-    seconds: dict[str, float],
-) -> dict[str, Any]:
-    """Return the data of the report."""
-    columns, matrix, target = prepared.encoder.columns_, prepared.matrix, prepared.target
-    features = np.repeat(np.arange(len(columns)), [len(column.features) for column in columns])
+def _held_out(prepared: Prepared, estimator: Any) -> Arrays:
+    """Return the predictions of the held-out rows."""
+    rows = prepared.split.held_out
+    parts = [rows[first : first + ROWS] for first in range(0, len(rows), ROWS)]
+    found = [predict_held_out(estimator.predictive(Encoded(prepared.matrix[own])), prepared.y[own]) for own in parts]
+    return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
 
-    def predictive(donors: Any) -> Any:
-        """Return the predictions of rows that have column ``j`` of row ``donors[i, j]``."""
-        return estimator.predictive(Encoded(matrix[donors[:, features], np.arange(matrix.shape[1])]))
 
-    left_out = None
-    if estimator.left_out_ is not None:
-        rows, pred = estimator.left_out_
-        used = slice(None) if prepared.weights is None else prepared.weights > 0
-        own = prepared.split.training[used][rows]
-        left_out = own, predict_held_out(pred, prepared.y[own])
-    lines = prepared.rows + prepared.file.first_line
-    shared = replace(settings, data=prepared.file.name)  # without folders
-    return report_data(
-        Rows(prepared.inputs, prepared.y, lines, prepared.split.held_out, target.name, target.classes),
-        held_out,
-        left_out,
-        predictive,
-        seed=settings.seed,
-        about={
-            "file": prepared.file.name,
-            "held_out_how": prepared.split.how,
-            "left_out": prepared.left_out,
-            "epistemic_error": float(estimator.calibration_["error"][0]) if "error" in estimator.calibration_ else None,
-        },
-        notes=prepared.notes,
-        metrics=metrics,
-        margins=margins,
-        reproduce={"config": vars(shared), "seconds": seconds},
-    )
+def _left_out(prepared: Prepared, estimator: Any) -> tuple[NDArray[np.int64], Arrays] | None:
+    """Return indices of training rows, and their predictions by members that left them out."""
+    if estimator.left_out_ is None:
+        return None
+    rows, pred = estimator.left_out_
+    used = slice(None) if prepared.weights is None else prepared.weights > 0
+    own = prepared.split.training[used][rows]
+    return own, predict_held_out(pred, prepared.y[own])
 
 
 def _train(prepared: Prepared, watcher: Watcher) -> Any:

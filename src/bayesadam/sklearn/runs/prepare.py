@@ -15,7 +15,7 @@ from bayesadam.sklearn.runs.settings import RunError, Settings
 from bayesadam.sklearn.tables.csv_numbers import numbers_in
 from bayesadam.sklearn.tables.describe import values_of
 from bayesadam.sklearn.tables.encoder import TableEncoder, numbers_rows
-from bayesadam.sklearn.tables.findings import Place, TableError, quoted
+from bayesadam.sklearn.tables.findings import Findings, Place, TableError, quoted
 from bayesadam.sklearn.tables.frames import as_table, cleaned
 from bayesadam.sklearn.tables.read_table import TableFile, read_table
 from bayesadam.sklearn.tables.splits import (
@@ -117,6 +117,9 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
     lists = {name: getattr(settings, name) for name in ("drop", "keep", "category", "date", "missing")}
     encoder = TableEncoder(decimal=file.decimal, day_first=settings.day_first, **lists)
     encoder.fit(inputs.take(split.training))
+    findings = Findings(place)
+    matrix = encoder.transform(inputs, findings=findings)
+    read = [*encoder.notes(inputs, place=place), *findings.cells]
     groups = ranks(table.column(settings.group), "the groups") if settings.group else copies
     return Prepared(
         settings=settings,
@@ -127,11 +130,11 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
         target=target,
         y=y,
         encoder=encoder,
-        matrix=encoder.transform(inputs),
+        matrix=matrix,
         groups=None if groups is None else groups[split.training],
         weights=_weights(settings, table, place, split),
         left_out={**special, **encoder.left_out_},
-        notes=[*file.notes, *notes, *target.notes, *copied, *encoder.notes(inputs, place=place)],
+        notes=[*file.notes, *notes, *target.notes, *copied, *read],
     )
 
 
@@ -144,21 +147,25 @@ def _with_names(settings: Settings, columns: list[str]) -> tuple[Settings, list[
     lower = [column.lower() for column in columns]
     wrong: list[str] = []
     notes: list[str] = []
+
+    def spelt(option: str, name: str) -> str:
+        if name in columns:
+            return name
+        if lower.count(name.lower()) == 1:
+            own = columns[lower.index(name.lower())]
+            notes.append(f"{name!r} is the column {own!r}")
+            return own
+        near = get_close_matches(name, columns, 1) or get_close_matches(name.lower(), columns, 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        wrong.append(f"{option} must be a column of the table, got {name!r}{hint}")
+        return name
+
     changed: dict[str, Any] = {}
     for option in ("target", *_COLUMNS, "drop", "keep", "category", "date"):
         given = getattr(settings, option)
-        names = []
-        for name in given if isinstance(given, tuple) else (given,):
-            if name is not None and name not in columns:
-                if lower.count(name.lower()) != 1:
-                    near = get_close_matches(name, columns, 1) or get_close_matches(name.lower(), columns, 1)
-                    wrong.append(f"{option} must be a column of the table, got {name!r}")
-                    wrong[-1] += f" (did you mean {near[0]!r}?)" if near else ""
-                    continue
-                notes.append(f"{name!r} is the column {columns[lower.index(name.lower())]!r}")
-                name = columns[lower.index(name.lower())]
-            names.append(name)
-        changed[option] = tuple(names) if isinstance(given, tuple) else next(iter(names), None)
+        if given is not None:
+            many = isinstance(given, tuple)
+            changed[option] = tuple(spelt(option, name) for name in given) if many else spelt(option, given)
     if wrong:
         raise RunError(f"{'; '.join(wrong)}; the columns are {quoted(columns)}")
     return replace(settings, **changed), notes

@@ -80,10 +80,8 @@ def load_run(path: Path) -> Any:
     Raises:
         RunError: The path is not a run folder, or a file is missing, damaged or of another run.
     """
-    with files.locked(path.parent, shared=True):  # from `new_run`
-        _require(path, POSTERIOR, MODEL)
-        with _damaged(path, f"{POSTERIOR} or {MODEL}"):
-            return load_estimator(path)
+    with files.locked(path.parent, shared=True), _complete(path):  # from `new_run`
+        return load_estimator(path)
 
 
 def rewrite_report(path: Path) -> Path:
@@ -93,34 +91,24 @@ def rewrite_report(path: Path) -> Path:
         RunError: The path is not a run folder, or the data are damaged.
         OSError: The page cannot be written.
     """
-    with files.locked(path.parent, shared=True):
-        _require(path, REPORT_DATA)
-        with _damaged(path, REPORT_DATA):
-            data, _ = files.read_json(path / REPORT_DATA, "it must be what bayesadam fit has written")
+    with files.locked(path.parent, shared=True), _complete(path):
+        data, _ = files.read_json(path / REPORT_DATA, f"{REPORT_DATA} must be what bayesadam fit has written")
     write_report(path / REPORT, data)
     return path / REPORT
 
 
-def _require(path: Path, *names: str) -> None:
-    """Raise ``RunError`` unless a path is a run folder with these files."""
-    try:
-        missing = [name for name in names if not (path / name).is_file()]
-        if len(missing) == len(names) and not (path / CONFIG).is_file():
-            raise RunError(f"the run must be a folder that bayesadam fit has written, got {str(path)!r}")
-    except OSError as error:
-        raise RunError(f"the run must be a folder that can be read, got {str(path)!r} ({error.strerror})") from None
-    if missing:
-        raise RunError(f"the run {str(path)!r} must be complete, it lacks {', '.join(missing)}")
-
-
 @contextmanager
-def _damaged(path: Path, name: str) -> Iterator[None]:
+def _complete(path: Path) -> Iterator[None]:
     """Context that raises errors of reading a file as errors of the run."""
     try:
         yield
-    except PermissionError as error:
-        raise RunError(f"the run {str(path)!r} must be readable, got {error.strerror} for {error.filename!r}") from None
     except (files.DamagedFile, OSError) as error:
-        message = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        reason = " ".join(message.split())
-        raise RunError(f"the run {str(path)!r} must be complete, {name} cannot be read: {reason}") from None
+        if not isinstance(error, OSError):
+            reason = f"must be complete, a file cannot be read: {' '.join(str(error).split())}"
+        elif not (path / CONFIG).is_file() and not isinstance(error, PermissionError):
+            raise RunError(f"the run must be a folder that bayesadam fit has written, got {str(path)!r}") from None
+        elif isinstance(error, FileNotFoundError):
+            reason = f"must be complete, it lacks {Path(error.filename).name}"
+        else:
+            reason = f"must be readable, got {error.strerror} for {error.filename!r}"
+        raise RunError(f"the run {str(path)!r} {reason}") from None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import KW_ONLY, asdict, dataclass, fields
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from bayesadam.files import write_text
 
@@ -48,7 +48,7 @@ class Settings:
         device: Device on which the networks are trained.
 
     Raises:
-        RunError: A value has the wrong type, or two settings contradict each other.
+        RunError: A value is not allowed, or two settings contradict each other.
     """
 
     data: str
@@ -79,11 +79,6 @@ class Settings:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for field in fields(self):
-            value, hint = getattr(self, field.name), hints[field.name]
-            if not _fits(value, hint):
-                raise RunError(f"the setting {field.name} must be {_words(hint)}, got {value!r}")
         if not 0 < self.held_out <= 0.5:
             raise RunError(f"the share of the held-out rows must be in (0, 0.5], got {self.held_out!r}")
         if not 0 <= self.seed < 2**32:
@@ -132,24 +127,6 @@ class Settings:
             raise RunError(f"the config {str(path)!r} must be a file that can be read: {error.strerror}") from None
         except (ValueError, TypeError, KeyError) as error:
             raise RunError(f"the config {str(path)!r} must be like one of bayesadam fit: {error}") from None
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value, which may come from a file that a person has edited, is of the annotated type."""
-    if get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
-    if get_args(hint):
-        return any(_fits(value, part) for part in get_args(hint))
-    if hint in (int, float):
-        return isinstance(value, int | hint) and not isinstance(value, bool)
-    return isinstance(value, hint)
-
-
-def _words(hint: Any) -> str:
-    names = {str: "text", int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
-    if get_origin(hint) is tuple:
-        return f"a list of {'texts' if get_args(hint)[0] is str else 'whole numbers'}"
-    return " or ".join(map(_words, get_args(hint))) if get_args(hint) else names[hint]
 
 
 def _number(text: str) -> str | float:

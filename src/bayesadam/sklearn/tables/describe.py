@@ -12,7 +12,7 @@ from pyarrow import compute
 from bayesadam.sklearn.tables.column_types import MIN_ROWS, Category, Column, Number
 from bayesadam.sklearn.tables.csv_numbers import NUMBER, as_text, flags, is_number, is_text, numbers_in, read_numbers
 from bayesadam.sklearn.tables.dates import Date, are_cells, as_times, order_of
-from bayesadam.sklearn.tables.findings import Findings, Place
+from bayesadam.sklearn.tables.findings import Place
 
 
 def values_of(column: Column, values: pa.ChunkedArray) -> Any:
@@ -35,20 +35,13 @@ def notes(column: Column, values: pa.ChunkedArray, place: Place, *, day_first: b
     """
     name = column.name
     if isinstance(column, Number):
-        findings = Findings(place)
-        column.encode(values, findings)
-        return number_notes(name, values, place, column.decimal) + findings.notes
-    if isinstance(column, Date) and is_text(values.type):
-        findings = Findings(place)
-        column.encode(values, findings)
-        if column.order.startswith(("year", "time")):
-            return findings.notes
+        return number_notes(name, values, place, column.decimal)
+    if isinstance(column, Date) and is_text(values.type) and not column.order.startswith(("year", "time")):
         row = int(are_cells(values).argmax())
         guess = order_of(as_text(values).combine_chunks().drop_null().unique(), day_first=day_first)
         unsure = " (if the day comes first: day first)" if guess and guess[1] else ""
         day = np.datetime_as_string(as_times(values, column.order)[row], unit="D")
-        read = f"column {name!r}: {values[row].as_py()!r} in {place(row)} is read as {day}: {column.order}{unsure}"
-        return [read, *findings.notes]
+        return [f"column {name!r}: {values[row].as_py()!r} in {place(row)} is read as {day}: {column.order}{unsure}"]
     if not isinstance(column, Category):
         return []
     lines = []

@@ -18,21 +18,19 @@ from bayesadam.sklearn.tables.csv_numbers import as_text, flags, is_number, is_t
 
 def is_table(X: Any) -> bool:
     """Whether inputs have categories, text, dates or missing values. Numbers and truth values alone need no table."""
-    if hasattr(X, "iloc"):  # pandas
-        return getattr(X, "ndim", 0) == 2 and not _are_numbers(X)
-    if hasattr(X, "__arrow_c_stream__") or hasattr(X, "to_arrow"):
-        return any(_is_special(column) for column in _arrow(X).columns)
     if hasattr(X, "toarray"):  # a sparse matrix of SciPy
         return False
-    array = _array(X)
-    if array.ndim != 2 or array.dtype.kind not in "OUSfM":
+    if not _is_frame(X):
+        X = _array(X)
+        if X.ndim != 2 or X.dtype.kind not in "OUSMf":
+            return False
+        if X.dtype.kind == "f":
+            return bool(np.isnan(X).any())
+        if X.dtype.kind == "O" and any(np.ndim(value) for value in X.flat):  # scikit-learn has a message for these
+            return False
+    elif getattr(X, "ndim", 2) != 2:
         return False
-    if array.dtype.kind == "O":
-        try:
-            array = array.astype(np.float64)
-        except (TypeError, ValueError):
-            return bool(np.vectorize(lambda value: value is None or np.ndim(value) == 0, otypes=[bool])(array).all())
-    return array.dtype.kind != "f" or bool(np.isnan(array).any())
+    return any(_is_special(column) for column in _columns(X)[1])
 
 
 def as_table(X: Any) -> pa.Table:
@@ -43,15 +41,7 @@ def as_table(X: Any) -> pa.Table:
     Raises:
         ValueError: Two columns have the same name.
     """
-    if isinstance(X, pa.Table):
-        names, columns = X.column_names, [_plain_category(column) for column in X.columns]
-    elif hasattr(X, "iloc"):
-        names, columns = [str(name) for name in X.columns], [_column(X.iloc[:, i]) for i in range(X.shape[1])]
-    elif hasattr(X, "__arrow_c_stream__") or hasattr(X, "to_arrow"):
-        return as_table(_arrow(X))
-    else:
-        columns = [_column(pd.Series(column)) for column in _array(X).T]
-        names = [f"x{number}" for number in range(len(columns))]
+    names, columns = _columns(X)
     if twice := [name for place, name in enumerate(names) if name in names[:place]]:
         raise ValueError(f"X must have a name of its own for every column, got {twice[0]!r} more than once")
     return pa.table(dict(zip(names, columns, strict=True)))
@@ -79,16 +69,19 @@ def cleaned(column: pa.ChunkedArray, missing: Sequence[str]) -> pa.ChunkedArray:
     return compute.if_else(pa.array(unknown), None, column) if unknown.any() else column
 
 
-def _are_numbers(frame: Any) -> bool:
-    from pandas.api.types import is_bool_dtype, is_numeric_dtype
+def _is_frame(X: Any) -> bool:
+    return any(hasattr(X, name) for name in ("iloc", "to_arrow", "__arrow_c_stream__"))
 
-    for place, kind in enumerate(frame.dtypes):
-        if isinstance(kind, np.dtype) and kind.kind == "O":
-            if is_table(frame.iloc[:, [place]].to_numpy()):
-                return False
-        elif isinstance(kind, pd.CategoricalDtype) or not (is_numeric_dtype(kind) or is_bool_dtype(kind)):
-            return False
-    return not frame.isna().to_numpy().any()
+
+def _columns(X: Any) -> tuple[list[str], list[pa.ChunkedArray]]:
+    """Return the names and the columns of a data frame, a table or a matrix."""
+    if hasattr(X, "iloc"):
+        return [str(name) for name in X.columns], [_column(X.iloc[:, i]) for i in range(X.shape[1])]
+    if _is_frame(X):
+        table = X.to_arrow() if hasattr(X, "to_arrow") else pa.table(X)
+        return table.column_names, [_plain_category(column) for column in table.columns]
+    columns = [_column(pd.Series(column)) for column in _array(X).T]
+    return [f"x{number}" for number in range(len(columns))], columns
 
 
 def _array(X: Any) -> NDArray[Any]:
@@ -99,10 +92,6 @@ def _array(X: Any) -> NDArray[Any]:
     except ValueError:  # scikit-learn has a message for rows of different lengths
         return np.empty(0)
     return array if array.dtype.kind not in "US" else np.asarray(X, dtype=object)
-
-
-def _arrow(X: Any) -> pa.Table:
-    return X.to_arrow() if hasattr(X, "to_arrow") else pa.table(X)
 
 
 def _is_special(column: pa.ChunkedArray) -> bool:

@@ -260,20 +260,13 @@ def _without_total(table: pa.Table) -> tuple[pa.Table, str]:
 
 
 def _typed(column: pa.ChunkedArray, decimal: str | None) -> pa.ChunkedArray:
-    """Return the column as whole numbers, numbers or truth values if it holds nothing else, with no leading zeros."""
-    levels = levels_of(column)
+    """Return the column as truth values or numbers if it holds nothing else, and no leading zeros."""
+    levels, text = levels_of(column), compute.utf8_lower(compute.utf8_trim_whitespace(column))
     if not len(levels) or are_codes(levels):
         return column
-    truths = {"true", "false"}
-    if set(compute.utf8_lower(levels).to_pylist()[:3]) <= truths and len(levels) <= 6:
-        with suppress(pa.ArrowInvalid):
-            return compute.utf8_lower(compute.utf8_trim_whitespace(column)).cast(pa.bool_())
-    if not compute.all(compute.match_substring_regex(levels, f"^({NUMBER})$")).as_py():
-        return column
-    text = compute.utf8_trim_whitespace(column)
-    if decimal == ",":  # 1.234 is another number there
-        whole = compute.all(compute.match_substring_regex(levels, r"^[+-]?\d+$")).as_py()
-        return text.cast(pa.int64()) if whole else column
-    with suppress(pa.ArrowInvalid):
-        return text.cast(pa.int64())
-    return text.cast(pa.float64())
+    kinds = [("(?i:true|false)", pa.bool_()), (r"[+-]?\d+", pa.int64()), (NUMBER, pa.float64())]
+    for pattern, kind in kinds[: 2 if decimal == "," else 3]:  # 1.234 is another number with a decimal comma
+        if compute.all(compute.match_substring_regex(levels, f"^({pattern})$")).as_py():
+            with suppress(pa.ArrowInvalid):
+                return text.cast(kind)
+    return column

@@ -59,7 +59,7 @@ def copies_of(table: pa.Table) -> Rows:
     """Return a number for each row, which rows share that are equal in all columns; columns of lists are ignored."""
     from pandas.util import hash_pandas_object
 
-    plain = [name for name, column in zip(table.column_names, table.columns, strict=True) if not _is_nested(column)]
+    plain = [field.name for field in table.schema if not pa.types.is_nested(field.type)]
     hashes = hash_pandas_object(table.select(plain).to_pandas(), index=False).to_numpy()
     return np.unique(hashes, return_inverse=True)[1].astype(np.int64)
 
@@ -147,10 +147,6 @@ def _at_random(rows: int, fraction: float, seed: int, labels: Rows | None) -> ND
     held_out = np.zeros(rows, dtype=bool)
     held_out[order[: round(fraction * rows)]] = True
     return held_out
-
-
-def _is_nested(column: pa.ChunkedArray) -> bool:
-    return bool(pa.types.is_nested(column.type))
 
 
 def _split(held_out: NDArray[np.bool_], how: str) -> Split:

@@ -19,6 +19,7 @@ from bayesadam.sklearn.tables.csv_numbers import (
     decimal_of,
     is_number,
     is_text,
+    levels_of,
     numbers_in,
     read_numbers,
 )
@@ -77,39 +78,16 @@ def read_target(
     if task not in (None, *TASKS):
         raise TableError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
     kind = column.type
-    if not column.length() - column.null_count:
+    if column.null_count == len(column):
         raise TableError(f"the target {name!r} must have values, got none in {len(column):,} rows")
     if not (is_number(kind) or is_text(kind) or pa.types.is_boolean(kind)):
         what = "dates: make numbers of them" if pa.types.is_temporal(kind) else f"the type {kind}"
         raise TableError(f"the target {name!r} must be numbers or classes, got {what}")
-    notes: list[str] = []
-    why = "as it was asked for"
-    values = None if task == "classification" and not is_number(kind) else _numbers(name, column, task, place, decimal)
-    if values is not None:
-        if is_text(kind):
-            notes = number_notes(
-                name, column, place, decimal or decimal_of(as_text(column).unique().drop_null()) or "."
-            )
-        exact = column.drop_null().unique() if pa.types.is_integer(kind) else np.unique(values[~np.isnan(values)])
-        distinct = len(exact)
-        if task is None and (is_text(kind) or not are_whole(values) or distinct > FEW):
-            task = "regression"
-            why = "its values are numbers" + ("" if are_whole(values) else " with decimals")
-            why = f"its values are {distinct:,} different whole numbers" if are_whole(values) else why
-        elif task is None:
-            why = f"its values are {distinct} different whole numbers"
-        elif task == "classification" and not are_whole(values):
-            odd = values[~np.isnan(values)]
-            raise TableError(
-                f"the target {name!r} must be text, truth values or whole numbers for a classification, "
-                f"got {odd[odd % 1 != 0][0]:g}"
-            )
-    elif task is None:
-        why = "its values are true or false" if pa.types.is_boolean(kind) else "its values are text"
+    decimal = decimal or (decimal_of(levels_of(column)) if is_text(kind) else None) or "."
+    task, why = _task(column, decimal) if task is None else (task, "as it was asked for")
     if task == "regression":
-        assert values is not None
-        return _regression(name, values, why, notes)
-    return _classification(name, column, why, place, notes)
+        return _regression(name, column, why, place, decimal)
+    return _classification(name, column, why, place)
 
 
 def numbers_of_text(values: Any) -> Any:
@@ -121,14 +99,51 @@ def numbers_of_text(values: Any) -> Any:
     return read_target("y", column, "regression").values if is_text(column.type) else values
 
 
-def _regression(name: str, values: NDArray[np.float64], why: str, notes: list[str]) -> Target:
+def _task(column: pa.ChunkedArray, decimal: str) -> tuple[str, str]:
+    """Return the task that the values suggest, and the reason."""
+    if pa.types.is_boolean(column.type):
+        return "classification", "its values are true or false"
+    if is_text(column.type):
+        counts = level_counts(column)
+        levels = pa.array(list(counts), pa.string())
+        read = read_numbers(levels, decimal)
+        named = have_few_levels(counts) and (read.odd.any() or are_plain(levels))
+        if named or are_codes(levels) or 2 * np.isfinite(read.values).sum() <= len(levels):
+            return "classification", "its values are text"
+    values = numbers_in(column, decimal)
+    exact = column.drop_null().unique() if pa.types.is_integer(column.type) else np.unique(values[~np.isnan(values)])
+    if not are_whole(values):
+        return "regression", "its values are numbers with decimals"
+    few = not is_text(column.type) and len(exact) <= FEW
+    return "classification" if few else "regression", f"its values are {len(exact):,} different whole numbers"
+
+
+def _regression(name: str, column: pa.ChunkedArray, why: str, place: Place, decimal: str) -> Target:
+    if is_text(column.type) and (read := read_numbers(levels_of(column), decimal)).unit is None:
+        units = quoted(sorted(set(read.units[~np.isnan(read.values)])))
+        raise TableError(f"the target {name!r} must be numbers in one unit, got {units}")
+    values = numbers_in(column, decimal)
+    wrong = np.isnan(values) & are_cells(column)
+    if wrong.any():
+        row = int(wrong.argmax())
+        more = f" and {int(wrong.sum()) - 1:,} other rows" if wrong.sum() > 1 else ""
+        raise TableError(
+            f"the target {name!r} must be a finite number in every row, got {column[row].as_py()!r} in {place(row)}"
+            f"{more}; what means a missing value can be named (missing)"
+        )
     known = values[~np.isnan(values)]
     if known.min() == known.max():
         raise TableError(f"the target {name!r} must have different values, got {known[0]:g} in every row")
-    return Target(name, "regression", why, (), values, [*notes, *_left_out(len(values) - len(known))])
+    notes = [*number_notes(name, column, place, decimal), *_left_out(len(values) - len(known))]
+    return Target(name, "regression", why, (), values, notes)
 
 
-def _classification(name: str, column: pa.ChunkedArray, why: str, place: Place, notes: list[str]) -> Target:
+def _classification(name: str, column: pa.ChunkedArray, why: str, place: Place) -> Target:
+    if is_number(column.type) and not are_whole(values := numbers_in(column)):
+        odd = values[~np.isnan(values) & (values % 1 != 0)]
+        raise TableError(
+            f"the target {name!r} must be text, truth values or whole numbers for a classification, got {odd[0]:g}"
+        )
     text = _label_text(name, column)
     counts = level_counts(text)
     single = [level for level, count in counts.items() if count == 1]
@@ -144,50 +159,18 @@ def _classification(name: str, column: pa.ChunkedArray, why: str, place: Place, 
         raise TableError(
             f"the target {name!r} must have two classes with two rows each at least, got {quoted(list(counts), 3)}"
         )
+    notes: list[str] = []
     names = pa.array([str(label).lower() if isinstance(label, bool) else str(label) for label in labels])
     codes = compute.fill_null(compute.index_in(text, value_set=names), -1).to_numpy().astype(np.int64)
     if single:
         rows = [compute.index(text, level).as_py() for level in single]
         where = ", ".join(f"{level!r} in {place(row)}" for level, row in zip(single[:3], rows, strict=False))
-        notes = [*notes, f"classes of a single row are left out ({where}{', ...' * (len(single) > 3)})"]
+        notes = [f"classes of a single row are left out ({where}{', ...' * (len(single) > 3)})"]
     return Target(name, "classification", why, tuple(labels), codes, [*notes, *_left_out(column.null_count)])
 
 
 def _left_out(rows: int) -> list[str]:
     return [f"{rows:,} {'row' if rows == 1 else 'rows'} without a target left out"] if rows else []
-
-
-def _numbers(
-    name: str, column: pa.ChunkedArray, task: str | None, place: Place, decimal: str | None
-) -> NDArray[np.float64] | None:
-    """Return the numbers in a target's column, with nan for missing values; ``None`` if it holds classes."""
-    if not is_text(column.type):
-        if pa.types.is_boolean(column.type) and task is None:
-            return None
-        values = numbers_in(column)
-        wrong = np.isnan(values) & column.is_valid().to_numpy()
-    else:
-        counts = level_counts(column)
-        levels = pa.array(list(counts), pa.string())
-        decimal = decimal or decimal_of(levels) or "."
-        read = read_numbers(levels, decimal)
-        numbers, few = ~np.isnan(read.values), have_few_levels(counts)
-        mostly = 2 * numbers.sum() > len(levels)
-        if task is None and ((few and (read.odd.any() or are_plain(levels))) or are_codes(levels) or not mostly):
-            return None
-        if read.unit is None:
-            units = quoted(sorted(set(read.units[numbers])))
-            raise TableError(f"the target {name!r} must be numbers in one unit, got {units}")
-        values = numbers_in(column, decimal)
-        wrong = np.isnan(values) & are_cells(column)
-    if wrong.any():
-        row = int(wrong.argmax())
-        more = f" and {int(wrong.sum()) - 1:,} other rows" if wrong.sum() > 1 else ""
-        raise TableError(
-            f"the target {name!r} must be a finite number in every row, got {column[row].as_py()!r} in {place(row)}"
-            f"{more}; what means a missing value can be named (missing)"
-        )
-    return values
 
 
 def _label(level: str, kind: pa.DataType) -> Label:
