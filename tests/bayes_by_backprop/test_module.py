@@ -384,3 +384,16 @@ def test_refusals_of_draws():
         pass
     with net.common_draw(), pytest.raises(RuntimeError, match="must not be nested, got a block"), net.common_draw():
         pass
+
+
+@pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
+@pytest.mark.parametrize("kl", ["closed_form", "sampled"])
+def test_a_network_without_random_linear_layers(estimator, kl):
+    """All of its weights are sampled one by one, and their divergence is that of the shared draw."""
+    losses = []
+    for each in (estimator, "shared"):
+        net = variational(nn.LayerNorm(4), estimator=each, kl=kl)
+        torch.manual_seed(0)
+        losses.append(net.loss(torch.ones(5, 4), torch.ones(5, 4), likelihood=ba.Gaussian(), num_data=10))
+    losses[0].backward()
+    torch.testing.assert_close(*losses)

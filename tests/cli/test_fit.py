@@ -11,6 +11,7 @@ import pytest
 from pyarrow import csv, parquet
 
 import bayesadam as ba
+from bayesadam.cli import fit_command
 from bayesadam.report import write_report
 from bayesadam.sklearn import Settings, fit_table, load_estimator
 from bayesadam.sklearn.runs.run_folder import FILES
@@ -215,6 +216,23 @@ class TestAgain:
         settings = read(tmp_path / "run", "config")["settings"]
         assert (settings["seed"], settings["members"]) == (1, 3)
         assert len(ba.load_posterior(tmp_path / "run" / "posterior.safetensors").components) == 3
+
+    @pytest.mark.parametrize(
+        ("config", "option", "left_out"),
+        [
+            ({"epochs": 3}, ("--time-budget", 2), "epochs"),
+            ({"time_budget": 2.0}, ("--epochs", 3), "time_budget"),
+            ({"group": "a"}, ("--time", "b"), "group"),
+        ],
+    )
+    def test_an_option_replaces_its_alternative(self, fitted, tmp_path, monkeypatch, config, option, left_out):
+        found = []
+        monkeypatch.setattr(fit_command, "_fit", lambda settings, *_, **__: found.append(settings))
+        Settings("t.csv", "y", **config).save(tmp_path / "config.json")
+        fitted("fit", *option, "--config", tmp_path / "config.json", "--out", tmp_path / "run")
+        (settings,) = found
+        assert getattr(settings, option[0][2:].replace("-", "_")) == option[1]
+        assert getattr(settings, left_out) is None
 
     def test_a_time_budget_becomes_epochs(self, fitted, labels, tmp_path):
         options = ("--time-budget", "1", "--members", "2", "--out", tmp_path / "run")

@@ -7,6 +7,7 @@ import re
 import resource
 import shutil
 import sys
+from types import ModuleType
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ from pyarrow import csv, parquet
 
 from bayesadam.cli import main
 from bayesadam.cli.app import app
+from bayesadam.files import write_json
 from bayesadam.sklearn.tables import memory
 from cli.conftest import FAST, labels_table, numbers_table, write
 
@@ -137,10 +139,12 @@ class TestOptions:
                         {"colour": 1},
                         "the config {path!r} must be like one of bayesadam fit: Settings.__init__() got an",
                     ),
-                    ({"held_out": "0.1"}, "the config {path!r} must be like one of bayesadam fit: "),
-                    ({"epochs": 2.5}, "invalid value for '--epochs': "),
+                    (
+                        {"delimiter": 5},
+                        "the config {path!r} must be like one of bayesadam fit: the setting delimiter must",
+                    ),
+                    ({"drop": [3]}, "the config {path!r} must be like one of bayesadam fit: the setting drop must"),
                     ({"method": "magic"}, "invalid value for '--method': "),
-                    ({"day_first": "perhaps"}, "invalid value for '--day-first': "),
                 )
             ),
         ],
@@ -271,6 +275,9 @@ class TestPredict:
         text = (run / "report.json").read_text()
         (run / "report.json").write_text(text.replace("0", "1", 1))
         assert "a file cannot be read: report.json must be what" in refused("report", run)
+        write_json(run / "report.json", json.loads(text) | {"version": 1})
+        path = str(run / "report.json")
+        assert refused("report", run) == f"the version of {path!r} must be 2, got 1"
         (run / "report.json").unlink()
         assert refused("report", run) == f"the run {str(run)!r} must be complete, it lacks report.json"
 
@@ -327,6 +334,14 @@ class TestResources:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         message = refused(*self.fit(numbers, tmp_path / "run"))
         assert message == 'this command needs matplotlib: pip install "bayesadam[all]"'
+
+    @pytest.mark.parametrize("module", ["bayesadam.sklearn", "bayesadam.cli.screen"])
+    def test_a_package_that_is_too_old(self, refused, numbers, tmp_path, monkeypatch, module):
+        """While the library is imported, and after it."""
+        monkeypatch.setitem(sys.modules, module, ModuleType(module))
+        message = refused(*self.fit(numbers, tmp_path / "run"))
+        assert message.startswith("cannot import name ")
+        assert module in message
 
     def test_a_faulty_library_is_no_mistake_of_the_user(self, numbers, tmp_path, monkeypatch):
         """An error of ours keeps its traceback, and leaves nothing half-written either."""

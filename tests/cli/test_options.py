@@ -1,11 +1,12 @@
 """The choices that the options offer, and settings in the config."""
 
+import re
 from typing import get_args
 
 import pytest
 
 from bayesadam.cli import options
-from bayesadam.sklearn import METHODS, Settings, likelihoods, target_transform
+from bayesadam.sklearn import METHODS, RunError, Settings, likelihoods, target_transform
 from bayesadam.sklearn.tables.table_target import TASKS
 
 
@@ -35,3 +36,23 @@ def test_settings_survive_the_config(tmp_path, given):
     settings = Settings("my table.csv", "the target", **given)
     settings.save(tmp_path / "config.json")
     assert Settings.load(tmp_path / "config.json") == settings
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"target": None}, "target must be text, got None"),
+        ({"seed": "a"}, "seed must be a whole number, got 'a'"),
+        ({"seed": True}, "seed must be a whole number, got True"),
+        ({"epochs": 2.5}, "epochs must be a whole number or null, got 2.5"),
+        ({"held_out": "0.1"}, "held_out must be a number, got '0.1'"),
+        ({"day_first": "yes"}, "day_first must be true or false, got 'yes'"),
+        ({"delimiter": 5}, "delimiter must be text or null, got 5"),
+        ({"keep": ["when"]}, "keep must be a tuple (in a file, a list) of texts, got ['when']"),
+        ({"missing": "NA"}, "missing must be a tuple (in a file, a list) of texts, got 'NA'"),
+        ({"hidden": ("a",)}, "hidden must be a tuple (in a file, a list) of whole numbers or null, got ('a',)"),
+    ],
+)
+def test_types_of_settings(given, message):
+    with pytest.raises(RunError, match=f"^the setting {re.escape(message)}$"):
+        Settings(**{"data": "t.csv", "target": "y", **given})

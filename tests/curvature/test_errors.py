@@ -6,7 +6,6 @@ import re
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import prune
 
 import bayesadam as ba
 from bayesadam.curvature import PerExampleSquares
@@ -56,15 +55,6 @@ class WithConstant(nn.Module):
         return x + self.constant()
 
 
-class MaskedOneByOne(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-
-    def forward(self, x):
-        return self.attention(x, x, x, attn_mask=x.repeat(2, 1, 1))[0]
-
-
 class Functional(nn.Module):
     """Uses the embedding's weight once more, or a layer's weight only, without calling the module."""
 
@@ -98,12 +88,6 @@ CALLS = {
     ),
     "no inputs": (WithConstant(), inputs(6, 3), "the input of module 'constant' (Constant) must be the 6 examples"),
     "packed": (nn.LSTM(3, 4, batch_first=True), packed(), "the input of LSTM must be a tensor, got a PackedSequence"),
-    "a mask for each example": (MaskedOneByOne(), inputs(6, 4, 4), "attn_mask of MultiheadAttention must be the same"),
-    "pruned": (
-        prune.random_unstructured(nn.Linear(3, 2), "weight", amount=0.3),
-        inputs(6, 3),
-        "Linear must hold no tensors that were computed from its parameters",
-    ),
     "positions": (transformer(), tokens(5), "the indices of module 'positions' (Embedding) must be unambiguous"),
     "tied": (Functional(True), tokens(), "parameter embedding.weight must be used only by calls of its module"),
     "weight only": (Functional(False), tokens(), "parameter linear.weight must be used only by calls of its module"),

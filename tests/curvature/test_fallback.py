@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune, spectral_norm, weight_norm
 
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.curvature.fallback import Replay
@@ -96,6 +97,8 @@ class Masked(nn.Module):
         options = {}
         if self.kind == "padding":
             options["key_padding_mask"] = x[:, :, 0] > 1.0
+        elif self.kind == "of examples":
+            options["attn_mask"] = (x[:, None, :, :1] * x[:, None, None, :, 0]).expand(-1, 2, -1, -1).flatten(0, 1)
         else:
             options["attn_mask"] = torch.arange(length, dtype=x.dtype).outer(torch.ones(length, dtype=x.dtype)).tril()
         y, weights = self.attention(x, x.flip(1), x, **options, average_attn_weights=False)
@@ -177,12 +180,10 @@ MODULES = [
     *((Stated(cls(3, 4, batch_first=True)), inputs(6, 5, 3)) for cls in (nn.RNN, nn.GRU, nn.LSTM)),
     (Stated(nn.RNN(3, 4, 2, nonlinearity="relu", batch_first=True)), inputs(6, 5, 3)),
     (Stated(nn.LSTM(3, 4, 2, batch_first=True, proj_size=2, bidirectional=True)), inputs(6, 5, 3)),
-    (nn.InstanceNorm1d(3, affine=True), inputs(6, 3, 5)),
-    (nn.InstanceNorm2d(3, affine=True, track_running_stats=True).eval(), inputs(6, 3, 5, 2)),
     # also when a sequence is as long as the minibatch
     *((SequenceFirst(cls(3, 4)), inputs(5, 5, 3)) for cls in (nn.RNN, nn.GRU, nn.LSTM)),
     *((SequenceFirst(nn.MultiheadAttention(6, 2)), inputs(examples, 4, 6)) for examples in (6, 4)),
-    *((Masked(kind), inputs(n, 4, 6)) for kind in ("padding", "shared") for n in (6, 4)),
+    *((Masked(kind), inputs(n, 4, 6)) for kind in ("padding", "of examples", "shared") for n in (6, 4)),
 ]
 
 
@@ -197,19 +198,50 @@ def test_in_several_chunks(monkeypatch):
     check(replayed(UsesScale("both")), inputs(6, 3))
 
 
-def test_tensors_that_a_module_keeps_are_left_alone():
-    class Keeping(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.tensor(2.0))
+def standardised(layer):
+    """With a hook of one's own, which also changes the input and takes keyword arguments."""
 
-        def forward(self, x):
-            self.scaled = x * self.weight
-            return self.scaled
+    def hook(module, args, kwargs):
+        rows = module.weight_orig.flatten(1)
+        module.weight = ((rows - rows.mean(1, keepdim=True)) / rows.std(1, keepdim=True)).view(module.weight_orig.shape)
+        return tuple(value + 1.0 for value in args), kwargs
 
-    model, x = Keeping(), inputs(6, 3)
-    collected(model, x, torch.zeros_like(x))
-    torch.testing.assert_close(model.scaled + 1.0, 2.0 * x + 1.0)
+    layer.weight_orig = layer.weight
+    del layer.weight
+    layer.register_forward_pre_hook(hook, with_kwargs=True)
+    return layer
+
+
+DERIVED = {
+    "weight_norm": weight_norm,
+    "spectral_norm": spectral_norm,
+    "pruned": lambda layer: prune.random_unstructured(layer, "weight", amount=0.3),
+    "pruned bias": lambda layer: prune.random_unstructured(layer, "bias", amount=1),
+    "own": standardised,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+@pytest.mark.parametrize(("training", "dtype"), [(False, torch.float64), (True, torch.float32)])
+@pytest.mark.parametrize("kind", DERIVED)
+def test_weights_that_a_hook_computes(kind, training, dtype):
+    torch.manual_seed(0)
+    layers = [DERIVED[kind](layer) for layer in (nn.Conv1d(2, 3, 3), nn.Linear(12, 4), nn.Linear(4, 2))]
+    model = replayed(nn.Sequential(layers[0], nn.Flatten(), layers[1], nn.Tanh(), layers[2])).to(dtype)
+    model[4].requires_grad_(False)
+    model.train(training)
+    x, t = inputs(6, 2, 6).to(dtype), inputs(6, 2).to(dtype)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    found, _ = collected(model, x, t)
+    derived = model[0].bias if kind == "pruned bias" else model[0].weight
+    assert (derived.detach() + 1.0).isfinite().all()  # no tensor of a function transform is left behind
+    assert derived.grad_fn is not None
+    after = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(state)  # spectral normalisation makes an iteration in every forward pass
+    expected = squares_through_one_pass(model, x, t)
+    assert all(torch.equal(value, after[name]) for name, value in model.state_dict().items())
+    assert all(value.any() for name, value in expected.items() if kind != "pruned")
+    assert_near(found, expected, 1e-10 if dtype == torch.float64 else 1e-4)
 
 
 def test_buffers_and_random_numbers_are_left_alone():
@@ -309,3 +341,30 @@ def test_another_output_for_an_example_alone_is_an_error(kind):
         RuntimeError, match=r"module '0' \(Odd\) must give the same output for an example that is alone"
     ):
         by_example("mean")(model(x), targets(nn.Identity(), x)).backward()
+
+
+class Bare(nn.Module):
+    """A parameter beside a layer, used where no axis, or another one than it seems, is that of the examples."""
+
+    def __init__(self, use):
+        super().__init__()
+        torch.manual_seed(0)
+        self.bare, self.last = nn.Parameter(torch.randn(3)), nn.Linear(3, 2)
+        self.register_buffer("rows", torch.randn(4, 3))
+        self.use = use
+
+    def forward(self, x):
+        return self.last(self.use(x, self.bare, self.rows))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, bare, rows: (x.transpose(0, 1) + bare).transpose(0, 1),
+        lambda x, bare, rows: x + bare.expand(x.shape[1], 3),
+        lambda x, bare, rows: x @ (rows + bare).T @ rows,
+    ],
+    ids=["positions first", "expanded to positions", "added to a buffer"],
+)
+def test_a_bare_parameter_with_as_many_examples_as_positions(use):
+    check(Bare(use), inputs(4, 4, 3))

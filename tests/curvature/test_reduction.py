@@ -27,6 +27,8 @@ MEANS = {
     "logits": lambda: F.binary_cross_entropy_with_logits(model(x), ys),
     "vector": lambda: each().mean(),
     "matrix": lambda: (model(x) - ys).square().mean(),
+    "micro-batch": lambda: each().mean() / 3,
+    "weighted": lambda: 0.5 * cross(),
     "wider": lambda: cross().double(),
     "gaussian": lambda: F.gaussian_nll_loss(model(x), ys, torch.ones_like(ys)),
 }
@@ -36,12 +38,11 @@ SUMS = {
     "vector": lambda: each().sum(),
     "matrix": lambda: (model(x) - ys).square().sum(),
     "of means over the outputs": lambda: (model(x) - ys).square().mean(1).sum(),
+    "two sums": lambda: cross("sum") + each().sum(),
 }
 UNKNOWN = {
     "a sum over M": lambda: each().sum() / M,
     "a mean times M": lambda: each().mean() * M,
-    "a part of a mean": lambda: each().mean() / 3,
-    "two sums": lambda: cross("sum") + each().sum(),
     "batch mean": lambda: F.kl_div(model(x).log_softmax(1), ys + 0.25, reduction="batchmean"),
     "a mean by example": lambda: sum(F.mse_loss(model(x)[i], ys[i]) for i in range(M)),
     "a mean of one example only": lambda: F.mse_loss(model(x)[0], ys[0]),

@@ -230,6 +230,11 @@ class TestWhatIsATable:
     def test_all_else_is_one(self, table):
         assert is_table(table)
 
+    @pytest.mark.parametrize("more", [{}, {"text": ["a", "b"]}])
+    def test_complex_numbers(self, more):
+        with pytest.raises(ValueError, match="^Complex data not supported"):
+            BayesianMLPRegressor().fit(pd.DataFrame({"a": [1.0, 2j], **more}), [0.0, 1.0])
+
     def test_objects_of_several_types(self):
         months = pd.period_range("2020-01", periods=3, freq="M")
         ages = pd.cut([1.0, 3.0, np.nan], [0.0, 2.0, 4.0])

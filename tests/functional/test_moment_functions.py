@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from bayesadam.functional.moments import expectations, logistic, noise, quadrature, rectifier, smooth
 
+RATE = 2.0 * math.sqrt(2.0 / math.pi)
+
 
 def leaky(slope):
     return functools.partial(rectifier.leaky_relu, negative_slope=slope), lambda x: np.where(x > 0, x, slope * x)
@@ -28,6 +30,11 @@ MAPS = {
     "sigmoid": (logistic.sigmoid, expit, torch.sigmoid),
     "tanh": (logistic.tanh, np.tanh, torch.tanh),
     "gelu": (smooth.gelu, lambda x: x * ndtr(x), functional.gelu),
+    "gelu_tanh": (
+        functools.partial(smooth.gelu, approximate="tanh"),
+        lambda x: x * expit(RATE * (x + 0.044715 * x**3)),
+        functools.partial(functional.gelu, approximate="tanh"),
+    ),
     "silu": (smooth.silu, lambda x: x * expit(x), functional.silu),
 }
 KINKED = ("relu", "leaky", "abs", "steep")
@@ -425,6 +432,7 @@ ONE, LOGITS, INDEX = torch.zeros(2), torch.zeros(3, 4), torch.zeros(2).long()
 REFUSED = {
     "slope": (lambda: rectifier.leaky_relu(ONE, ONE, math.inf), "negative_slope must be finite, got inf"),
     "approximation": (lambda: logistic.sigmoid(ONE, ONE, approximation="fast"), "must be one of .*, got 'fast'"),
+    "approximate": (lambda: smooth.gelu(ONE, ONE, "erf"), "approximate must be 'none' or 'tanh', got 'erf'"),
     "nodes": (lambda: quadrature.gauss_hermite(torch.sin, ONE, ONE, 0), "nodes must be at least 1, got 0"),
     "p": (lambda: noise.dropout(ONE, None, 1.5), r"p must be in \[0, 1\], got 1.5"),
     "index": (lambda: expectations.expected_log_softmax(LOGITS, LOGITS, INDEX), r"index must be of shape \(3,\), got"),

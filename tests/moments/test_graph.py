@@ -329,7 +329,7 @@ ELEMENTWISE = {
     "gelu_tanh": (
         nn.GELU("tanh"),
         lambda x: F.gelu(x, approximate="tanh"),
-        lambda m, v: maps.gauss_hermite(lambda x: F.gelu(x, approximate="tanh"), m, v),
+        lambda m, v: maps.gelu(m, v, approximate="tanh"),
     ),
     "silu": (nn.SiLU(), F.silu, maps.silu),
 }

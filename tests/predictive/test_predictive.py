@@ -252,6 +252,7 @@ class TestLeavesNoTrace:
             ({"likelihood": ba.Gaussian}, "^likelihood must be a bayesadam.likelihoods.Likelihood, got <class"),
             ({"seed": -1}, "^seed must be "),
             ({"inputs": []}, "^inputs must have at least one batch, got an empty loader$"),
+            ({"inputs": np.zeros((4, 3))}, "^inputs must be a tensor, a tuple, a dict or a loader .*, got ndarray"),
             ({"q": posterior_of(nn.Linear(3, 1))}, "^the model must have a parameter 'weight' as the posterior does"),
         ],
     )

@@ -15,6 +15,7 @@ from bayesadam.report import charts, headline, numbers, verdict, write_report
 from bayesadam.report.palette import PALETTE
 from bayesadam.report.predicted import predicted
 from bayesadam.report.scores import confusion, scores
+from bayesadam.report.write import VERSION
 from chromium import contrast, load, screen, start, theme, until
 
 NASTY = "<script>alert(1)</script>"
@@ -36,7 +37,7 @@ def shared(task, rows):
     kinds |= {"category": (["Rome", "Oslo"], None)}
     part = {"name": "area", "values": "1 to 2", "rows": 50, "right": 30, "expected": 47.5}
     return {
-        "version": 1,
+        "version": VERSION,
         "title": "Houses",
         "task": task,
         "created": "2026-01-02T03:04:05",
@@ -399,7 +400,7 @@ class TestText:
             text = words({name: value for name, value in make(rows).items() if name in known}, tmp_path)
             assert "On one held-out row" in text if rows == 1 else "On 2 held-out rows" in text
             assert "knows when it is wrong:" not in text
-        text = words({"version": 1, "task": make(1)["task"]}, tmp_path)
+        text = words({"version": VERSION, "task": make(1)["task"]}, tmp_path)
         assert "No rows were held out" in text
         assert "Numbers" not in text
 
@@ -424,6 +425,13 @@ class TestText:
         assert "Interval coverage" in text
         assert "Error against predicted uncertainty" not in text
 
+    def test_classes_without_names(self, tmp_path):
+        data = digits(40)
+        del data["classes"]
+        text = words(data, tmp_path)
+        assert "On 40 held-out rows" in text
+        assert "Rows are actual classes" not in text
+
     def test_constants(self, tmp_path):
         data = houses(25)
         data["held_out"] |= {name: [5.0] * 25 for name in ("y", "mean", "lower", "upper")}
@@ -438,8 +446,8 @@ class TestText:
         assert list(tmp_path.iterdir()) == []
 
     def test_data_of_another_version(self, tmp_path):
-        with pytest.raises(ValueError, match="^version must be 1, got 2$"):
-            write_report(tmp_path / "r.html", {"version": 2, "task": "regression"})
+        with pytest.raises(ValueError, match="^version must be 2, got 1$"):
+            write_report(tmp_path / "r.html", {"version": 1, "task": "regression"})
         assert list(tmp_path.iterdir()) == []
 
 

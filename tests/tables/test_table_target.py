@@ -93,6 +93,12 @@ def test_missing_values_and_a_class_of_one_row():
         (list(range(20)), "classification", "the target 'y' must have fewer classes, got 20 in 20 rows"),
         ([0.5, 1.5, 1.0], "classification", "the target 'y' must be text, truth values or whole numbers for a classif"),
         ([1.5, -np.inf], "regression", "the target 'y' must be a finite number in every row, got -inf in row 1"),
+        (
+            [1.0, 2.0, np.nan] * 2,
+            None,
+            "the target 'y' must be a finite number in every row, got nan in row 2 and 1 ot",
+        ),
+        ([1.0, np.inf] * 2, "classification", "the target 'y' must be a finite number in every row, got inf in row 1"),
         (["1", "2", "x"], "regression", "the target 'y' must be a finite number in every row, got 'x' in row 2; what"),
         (
             [*map(str, range(30)), "open"],

@@ -126,7 +126,7 @@ class Draw:
     def sums(self) -> Tensor:
         """Sums of ``(mean - center)^2``, ``std^2`` and ``log(std)`` over all weights, ``(3,)`` in float64."""
         if self._sums is None:
-            self.sample()
+            _ = self.variances() if self._theta else self.sample()
         assert self._sums is not None
         return self._sums
 

@@ -33,7 +33,8 @@ def sample(
     Args:
         means: Means.
         rhos: Tensors whose softplus is the standard deviation, of the means' dtype or a wider one.
-        eps: Standard normals; without them, the standard deviations themselves.
+        eps: Standard normals. Without them the standard deviations take their place, which gives the variances if the
+            mean is left out.
         center: Number that the means are compared with.
         around_mean: Whether samples include the mean; without it they are ``softplus(rho) * eps``.
 
@@ -103,7 +104,8 @@ class _Dense(torch.autograd.Function):
 
 
 def _sum(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.stack([tensor.sum(dtype=torch.float64) for tensor in tensors]).sum()
+    sums = [tensor.sum(dtype=torch.float64) for tensor in tensors]
+    return torch.stack([each.to(sums[0].device) for each in sums]).sum()  # a model may be on several devices
 
 
 def _fits(tensors: Sequence[Tensor]) -> bool:

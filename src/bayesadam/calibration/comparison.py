@@ -139,7 +139,6 @@ def _tempered(method: str, score: Scored, likelihood: Likelihood) -> Candidate:
     In classification the logarithm of the temperature has a standard normal prior. Without it the temperature of rows
     with few or no mistakes would be close to 0, and the next mistake would cost hundreds of nats.
     """
-
     log_loss = torch.empty_like(score(likelihood))
     rows = torch.arange(len(log_loss), device=log_loss.device)
 

@@ -55,14 +55,14 @@ def one_line() -> Iterator[None]:
         from bayesadam.sklearn import RunError, TableError
         from bayesadam.sklearn.tables.memory import NotEnoughMemory
     except ImportError as error:
-        fail(str(error) if error.name is None else _needs(error))
+        fail(_needs(error))
     gc.freeze()  # `main` turned the garbage collector off for the imports; it need never look at what was imported
     gc.enable()
     try:
         yield
     except (RunError, TableError, NotEnoughMemory) as error:
         fail(str(error))
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         fail(_needs(error))
     except KeyboardInterrupt:
         fail("stopped; nothing was written", STOPPED)
@@ -73,4 +73,7 @@ def one_line() -> Iterator[None]:
 
 
 def _needs(error: ImportError) -> str:
+    """Return what to install; an error of another kind, as for a package that is too old, has a text of its own."""
+    if not isinstance(error, ModuleNotFoundError):
+        return str(error)
     return f'this command needs {error.name}: pip install "bayesadam[all]"'

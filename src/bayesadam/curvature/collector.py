@@ -137,7 +137,7 @@ class Collector:
         while queue:
             node = queue.pop()
             following = [(f, number) for f, number in node.next_functions if f is not None]
-            if isinstance(getattr(node, "call", None), Call) or "call" in node.metadata:
+            if isinstance(getattr(node, "call", None), Call):
                 edges.append(GradientEdge(*following[0]))
             queue.extend(f for f, _ in following if f not in seen)
             seen.update(f for f, _ in following)
@@ -190,7 +190,7 @@ class Collector:
                 "from outside, where the examples are not known"
             )
         sources = nodes_of(tensors_in((args, kwargs)))
-        call = Call(unit, during, names, weakref.ref(self), unit.method)
+        call = Call(unit, during, names, weakref.ref(self))
         self._pass = None  # an exception has ended the pass
         output = unit.method.capture(call, args, kwargs, output)
         self._pass = during
@@ -226,7 +226,7 @@ class Collector:
             if during not in self._touched:
                 self._touched.append(during)
         if now and self._complete(call):
-            self._paused(call.method.squares, call, Sink(now, self._alpha, self._scratch, summed))
+            self._paused(call.unit.method.squares, call, Sink(now, self._alpha, self._scratch, summed))
         return summed or {}
 
     def leave_backward(self, task: int) -> None:
@@ -281,7 +281,7 @@ class Collector:
 
     def _complete(self, call: Call) -> bool:
         """Whether to square now; merged gradients are squared at the last of several backward passes."""
-        if call.during.backwards == 1 or call.kept or not call.method.merges(call):
+        if call.during.backwards == 1 or call.kept or not call.unit.method.merges(call):
             return True
         (grad,) = call.grads
         assert grad is not None
@@ -292,11 +292,11 @@ class Collector:
 
     def _square_sums(self, slot: Slot, calls: list[tuple[str, Call]]) -> None:
         """Square the sum of several calls' contributions to the gradient of one parameter."""
-        bytes_each = sum(call.method.bytes_each(call) for _, call in calls)
+        bytes_each = sum(call.unit.method.bytes_each(call) for _, call in calls)
         for part in chunks(calls[0][1].size, bytes_each):
             total: Tensor | None = None
             for name, call in calls:
-                gradients = call.method.gradients(call, part, (name,), self._scratch)[name]
+                gradients = call.unit.method.gradients(call, part, (name,), self._scratch)[name]
                 total = gradients.clone() if total is None else total.add_(gradients)
             assert total is not None
             Sink({"": slot.total}, self._alpha, self._scratch).add("", total)

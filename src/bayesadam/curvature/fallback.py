@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,12 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from bayesadam.curvature import added
-from bayesadam.curvature.hooks import Hook
 from bayesadam.curvature.layers import Sink
 from bayesadam.curvature.observe import observed
-from bayesadam.curvature.passes import Call, Unit, no_batch, nodes_of, tensors_in
+from bayesadam.curvature.passes import Call, Unit, no_batch
 from bayesadam.curvature.totals import Scratch, chunks
 from bayesadam.functional.curvature import wide
-from bayesadam.sharding import is_sharded
+from bayesadam.sharding import gathers_weights, is_sharded
 
 LIMIT = 32 * 2**20
 """Memory in bytes for per-example gradients, inputs and outputs that are computed at once."""
@@ -41,12 +39,14 @@ class Leaf:
 
     Attributes:
         position: Position among the leaves of the nested arguments.
-        axis: Axis of the examples, in place of which the module is called with one of length 1; None for tensors that
-            all examples share.
+        axis: Axis of the examples; None for tensors that all examples share.
+        several: Number of rows of axis 0 that belong to one example, if there are several; the module is then called
+            with all of them. Otherwise it is called with an axis of length 1 in place of the axis of the examples.
     """
 
     position: int
     axis: int | None
+    several: int = 0
 
 
 @dataclass
@@ -60,6 +60,7 @@ class Context:
         outputs: Outputs through which gradients flow.
         marks: A linear form of each example's outputs, and their norm, for every output.
         low: Whether the call ran in low precision, and is repeated in a wider one.
+        derived: Whether the module holds tensors that were computed from its parameters, as by weight normalisation.
     """
 
     leaves: list[Any]
@@ -68,17 +69,35 @@ class Context:
     outputs: list[Leaf]
     marks: list[tuple[Tensor, Tensor]]
     low: bool
+    derived: bool
 
 
 class _Bare(nn.Module):
-    """A module without its hooks."""
+    """A module without its hooks, or with those before its calls, which compute weights from its parameters.
 
-    def __init__(self, module: nn.Module) -> None:
+    The arguments are those that these hooks have returned, so what they return again is ignored.
+    """
+
+    def __init__(self, module: nn.Module, *, hooks: bool) -> None:
         super().__init__()
         self.module = module
+        self.hooks = hooks
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.hooks:
+            self._derive(args, kwargs)
         return self.module.forward(*args, **kwargs)
+
+    def _derive(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compute the weights in evaluation mode, so that spectral normalisation makes no further iteration."""
+        module, training = self.module, self.module.training
+        module.training = False
+        try:
+            for number, hook in module._forward_pre_hooks.items():
+                if not gathers_weights(module, hook):
+                    hook(module, args, *((kwargs,) if number in module._forward_pre_hooks_with_kwargs else ()))
+        finally:
+            module.training = training
 
 
 class Replay:
@@ -87,18 +106,7 @@ class Replay:
     def capture(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Part of the :class:`Method` protocol."""
         unit, size, module = call.unit, call.during.size, call.unit.module
-        parameters = {unit.slots[name].parameter: name for name in call.names}
-        uses = added.uses_of(parameters, tensors_in(output), nodes_of(tensors_in((args, kwargs))), size)
-        if uses is not None:
-            added.observe(call, uses)
-            return output
         _refuse_random(unit)
-        others = [hook for hook in module._forward_pre_hooks.values() if not isinstance(hook, Hook)]
-        if others and any(value.grad_fn is not None for value in _attributes(module).values()):
-            raise RuntimeError(
-                f"{unit} must hold no tensors that were computed from its parameters while per-example gradients are "
-                "squared, as hooks of torch.nn.utils do (use torch.nn.utils.parametrizations)"
-            )
         leaves, spec = tree_flatten((args, kwargs))
         out_leaves, out_spec = tree_flatten(output)
         if any(isinstance(value, PackedSequence) for value in (*args, *kwargs.values())):
@@ -127,7 +135,8 @@ class Replay:
         with torch.no_grad():
             marks = [_mark(result.movedim(leaf.axis, 0)) for leaf, result in zip(outputs, results, strict=True)]
         rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        call.context = Context(rest, spec, inputs, outputs, marks, low)
+        derived = any(tensor.grad_fn is not None for tensor in _attributes(module).values())
+        call.context = Context(rest, spec, inputs, outputs, marks, low, derived)
         for leaf, result in zip(outputs, observed(call, results, saved), strict=True):
             out_leaves[leaf.position] = result
         return tree_unflatten(out_leaves, out_spec)
@@ -162,7 +171,7 @@ class Replay:
                 grads.append(convert(grad.movedim(leaf.axis, 0)[part]))
             else:
                 grads.append(mark.new_zeros(()))
-        bare = _Bare(module)
+        bare = _Bare(module, hooks=context.derived)
         parameters = {f"module.{name}": convert(module.get_parameter(name).detach()) for name in names}
         fixed = {k: b.clone() for k, b in bare.named_buffers()}
         if context.low:
@@ -205,13 +214,15 @@ class Replay:
             grads: Gradients of all outputs, likewise.
             used: Numbers of the outputs that have a gradient.
         """
-        bare = _Bare(module)
+        bare = _Bare(module, hooks=context.derived)
 
         def outputs(values: dict[str, Tensor], *tensors: Tensor) -> list[Tensor]:
             """The forward pass of one example; no argument has the axis of the examples."""
             given = list(context.leaves)
             for leaf, tensor in zip(context.inputs, tensors, strict=True):
-                given[leaf.position] = tensor if leaf.axis is None else tensor.unsqueeze(leaf.axis)
+                given[leaf.position] = (
+                    tensor.unsqueeze(leaf.axis) if leaf.axis is not None and not leaf.several else tensor
+                )
             args, kwargs = tree_unflatten(given, context.spec)
             found, _ = tree_flatten(functional_call(bare, {**fixed, **values}, args, kwargs))
             return [found[leaf.position].squeeze(leaf.axis) for leaf in context.outputs]
@@ -304,19 +315,16 @@ def _input_leaves(
     attention = isinstance(module, nn.MultiheadAttention)
     axis = 0 if module.batch_first else 1
     axes = {"query": axis, "key": axis, "value": axis, "input": axis, "key_padding_mask": 0, "hx": 1}
-    found: dict[int, int | None] = {}
+    found: dict[int, tuple[int | None, int]] = {}
     for name, value in inspect.signature(module.forward).bind(*args, **kwargs).arguments.items():
         for tensor in tree_flatten(value)[0]:
             if isinstance(tensor, Tensor):
                 own = axes.get(name)
                 fits = own is not None and tensor.ndim > own and tensor.shape[own] == size
-                found[id(tensor)] = own if fits else None
+                found[id(tensor)] = (own if fits else None), 0
                 if name == "attn_mask" and tensor.ndim == 3:
-                    raise RuntimeError(
-                        f"attn_mask of {type(module).__name__} must be the same for all examples while per-example "
-                        f"gradients are squared, got shape {tuple(tensor.shape)}"
-                    )
-    return [Leaf(k, found[id(t)]) for k, t in tensors], axis, 0 if attention else 1
+                    found[id(tensor)] = 0, cast(int, module.num_heads)
+    return [Leaf(k, *found[id(t)]) for k, t in tensors], axis, 0 if attention else 1
 
 
 def _refuse_random(unit: Unit) -> None:
@@ -344,6 +352,8 @@ def _mark(outputs: Tensor) -> tuple[Tensor, Tensor]:
 
 def _take(tensor: Tensor, leaf: Leaf, part: slice) -> Tensor:
     """Some examples, along axis 0."""
+    if leaf.several:
+        tensor = tensor.view(-1, leaf.several, *tensor.shape[1:])
     return tensor if leaf.axis is None else tensor.movedim(leaf.axis, 0)[part]
 
 

@@ -41,8 +41,10 @@ class NormForm(Chunked):
         return grads.element_size() * math.prod(grads.shape[1:])
 
     def least_axes(self, module: Any) -> int:
-        """Part of the :class:`Form` protocol."""
-        return 2 if self.channels else 1 + len(module.normalized_shape)
+        """See :class:`Form`; instance normalisation also takes one example alone, without batch axis."""
+        if not self.channels:
+            return 1 + len(module.normalized_shape)
+        return 3 if "Instance" in type(module).__name__ else 2
 
     def _sum(self, module: Any, values: Tensor) -> Tensor:
         if self.channels:
@@ -52,10 +54,17 @@ class NormForm(Chunked):
 
 
 def uses_batch_statistics(module: Any) -> bool:
-    """Whether a batch normalisation layer computes its statistics from its inputs."""
+    """Whether a batch or instance normalisation layer computes its statistics from its inputs."""
     return bool(module.training or (module.running_mean is None and module.running_var is None))
 
 
 def by_running_statistics(module: Any, inputs: Tensor) -> Tensor:
     """Inputs normalised by the layer's running mean and variance."""
     return F.batch_norm(inputs, module.running_mean, module.running_var, None, None, False, 0.0, module.eps)
+
+
+def by_instance(module: Any, inputs: Tensor) -> Tensor:
+    """Inputs normalised as an instance normalisation layer does."""
+    if not uses_batch_statistics(module):
+        return by_running_statistics(module, inputs)
+    return F.instance_norm(inputs, None, None, None, None, True, 0.0, module.eps)

@@ -104,7 +104,6 @@ class Call:
 
     Attributes:
         names: Names of the parameters that were trainable.
-        method: How the squares are computed, usually that of the unit.
         context: Data of the method.
         inputs: Tensors that the method saved, at the backward pass.
         grads: Gradients of the outputs, at the backward pass.
@@ -118,7 +117,6 @@ class Call:
     during: Pass
     names: tuple[str, ...]
     collector: Callable[[], Collector | None]
-    method: Method
     context: Any = None
     inputs: tuple[Tensor, ...] = ()
     grads: tuple[Tensor | None, ...] = ()

@@ -35,8 +35,7 @@ class PerExampleSquares:
     if they are independent.
 
     Layers with a closed form are ``Linear``, ``Conv1d`` to ``Conv3d``, ``Embedding``, ``LayerNorm``, ``RMSNorm``,
-    ``GroupNorm`` and ``BatchNorm`` in eval mode. Parameters that a module only adds to its tensors,
-    or repeats, for all examples alike (learned positions) have one, too. Any other module with parameters of its own is
+    ``GroupNorm``, ``InstanceNorm`` and ``BatchNorm`` in eval mode. Any other module with parameters of its own is
     called again with its inputs, mapped over the examples, which costs about two more forward and backward passes of
     that module; it must not draw random numbers. Hooks that compute its weights before a call, as those of weight
     normalisation and pruning do, then run again. An ``Embedding`` of positions that all examples share, of shape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -12,14 +12,16 @@ _NODES = 1000
 
 _ONE_AXIS = ("SelectBackward0", "SliceBackward0", "IndexBackward0", "IndexSelectBackward0", "UnbindBackward0")
 _JOINING = ("CatBackward0", "StackBackward0")
-_SHAPING = ("ViewBackward", "ReshapeAlias", "SqueezeBackward", "ToCopyBackward", "CloneBackward", "AliasBackward")
 
 
 def reduction_of(loss: Tensor, size: int | None) -> str | None:
     """Detect whether a loss is the mean or the sum over the examples.
 
-    The result is None unless it is certain: the loss is, up to its shape and dtype, one of PyTorch's losses, or a mean
-    or a sum of values that were not reduced over the examples before. Nothing is known of the loss of a single example.
+    The result is None unless it is certain. The search passes through additions of constants, changes of shape and
+    dtype, and multiplication of a mean by a constant of at most 1 (as for micro-batches). The following are not
+    certain: a scaled sum (which may be a mean), a mean times a larger constant (which may be a sum), a sum of several
+    means (which may be of one example each), a reduction of values that may already have been reduced over the
+    examples, and any loss of a single example.
 
     Args:
         loss: A scalar with a graph.
@@ -28,38 +30,90 @@ def reduction_of(loss: Tensor, size: int | None) -> str | None:
     Returns:
         ``"mean"``, ``"sum"``, or None.
     """
-    node = loss.grad_fn
-    while node is not None and node.name().startswith(_SHAPING):
-        node = node.next_functions[0][0]
-    if node is None or size is None or size <= 1 or not _reduces_examples(node, size):
+    if size is None or size <= 1 or loss.grad_fn is None:
         return None
-    return _own_reduction(node)
+    return _reduction(loss.grad_fn, size)
 
 
-def _own_reduction(node: Any) -> str | None:
+def _reduction(node: Any, size: int) -> str | None:
+    for _ in range(_NODES):
+        name = node.name()
+        inputs = [(following, number) for following, number in node.next_functions if following is not None]
+        found = _own_reduction(node, name)
+        if found is not None and not (_numel(inputs) == 1 and not hasattr(node, "_saved_reduction")):
+            return found if _reduces_examples(node, size) else None
+        if name.startswith(("AddBackward", "SubBackward")):
+            if len(inputs) > 1:
+                terms = {_reduction(following, size) for following, _ in inputs}
+                return "sum" if terms == {"sum"} and name.startswith("Add") else None
+        elif name.startswith(("MulBackward", "DivBackward")):
+            if _factor(node, name, inputs) is None or _reduction(inputs[0][0], size) != "mean":
+                return None
+            return "mean"
+        elif found is None and not name.startswith(
+            ("ViewBackward", "ReshapeAlias", "SqueezeBackward", "ToCopyBackward", "CloneBackward", "AliasBackward")
+        ):
+            return None
+        if len(inputs) != 1:
+            return None
+        node = inputs[0][0]
+    return None
+
+
+def _own_reduction(node: Any, name: str) -> str | None:
     """Reduction that a node applies to its input: a mean, a sum, or None for others."""
-    name = node.name()
     if name.startswith(("MeanBackward", "SumBackward")):
         return "mean" if name.startswith("Mean") else "sum"
     return {1: "mean", 2: "sum"}.get(getattr(node, "_saved_reduction", 0))
 
 
+def _factor(node: Any, name: str, inputs: Sequence[Any]) -> float | None:
+    """The constant factor of a product, if it is one number in (0, 1]."""
+    try:
+        other = getattr(node, "_saved_other", None)
+    except RuntimeError:  # the graph was backwarded
+        return None
+    if len(inputs) != 1 or other is None or (isinstance(other, Tensor) and other.numel() != 1):
+        return None
+    value = float(other)
+    if value == 0.0:
+        return None
+    value = 1.0 / value if name.startswith("Div") else value
+    return value if 0.0 < value <= 1.0 else None
+
+
+def _shape(inputs: Sequence[Any]) -> Sequence[int] | None:
+    """Shape of the first input of a node."""
+    if not inputs:
+        return None
+    following, number = inputs[0]
+    metadata = getattr(following, "_input_metadata", None)
+    return None if metadata is None or len(metadata) <= number else tuple(metadata[number].shape)
+
+
+def _numel(inputs: Sequence[Any]) -> int | None:
+    shape = _shape(inputs)
+    if shape is None:
+        return None
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count
+
+
 def _reduces_examples(node: Any, size: int) -> bool:
     """Whether a reduction certainly is over all examples, which its input has and no earlier node has reduced."""
+    count = _numel([item for item in node.next_functions if item[0] is not None])
+    if count is None or count < size or count % size or not _is_over_first(node):
+        return False
     queue = [following for following, _ in node.next_functions if following is not None]
-    if not queue or not _is_over_first(node):
-        return False
-    first, number = next(item for item in node.next_functions if item[0] is not None)
-    count = math.prod(first._input_metadata[number].shape)
-    if count < size or count % size:
-        return False
     seen = set(queue)
     while queue:
         if len(seen) > _NODES:
             return False
         node = queue.pop()
         name = node.name()
-        if _own_reduction(node) is not None and _is_over_first(node):
+        if _own_reduction(node, name) is not None and _is_over_first(node):
             return False
         if name in _JOINING or (name in _ONE_AXIS and getattr(node, "_saved_dim", 0) == 0):
             return False

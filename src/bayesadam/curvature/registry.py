@@ -6,10 +6,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from bayesadam.curvature.layers import ConvForm, EmbeddingForm, Form, LinearForm
-from bayesadam.curvature.norms import NormForm, by_running_statistics
+from bayesadam.curvature.norms import NormForm, by_instance, by_running_statistics
 
 _LINEAR, _CONV, _EMBEDDING = LinearForm(), ConvForm(), EmbeddingForm()
 _BATCH = NormForm(by_running_statistics, channels=True)
+_INSTANCE = NormForm(by_instance, channels=True)
 _FORMS: dict[type[nn.Module], Form] = {
     nn.Linear: _LINEAR,
     nn.Conv1d: _CONV,
@@ -20,6 +21,7 @@ _FORMS: dict[type[nn.Module], Form] = {
     nn.RMSNorm: NormForm(lambda m, x: F.rms_norm(x, m.normalized_shape, None, m.eps), channels=False),
     nn.GroupNorm: NormForm(lambda m, x: F.group_norm(x, m.num_groups, None, None, m.eps), channels=True),
     **{cls: _BATCH for cls in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)},
+    **{cls: _INSTANCE for cls in (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)},
 }
 
 

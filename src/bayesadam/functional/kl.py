@@ -28,10 +28,12 @@ def gaussian(mean: Tensor, std: Tensor, prior_mean: float | Tensor, prior_log_st
     shift = mean - prior_mean
     precision: float | Tensor
     if isinstance(prior_log_std, Tensor):
-        prior_log_std = prior_log_std.to(std.dtype)
-        precision = (-2.0 * prior_log_std).exp()
         if prior_log_std.ndim > 0:
-            return _sum(prior_log_std - std.log() + 0.5 * (precision * (shift.square() + std.square()) - 1.0))
+            log_std = prior_log_std.to(std.dtype)
+            squares = (-2.0 * log_std).exp() * (shift.square() + std.square())
+            return _sum(log_std - std.log() + 0.5 * (squares - 1.0))
+        prior_log_std = prior_log_std.double()  # as the sums that it is multiplied with
+        precision = (-2.0 * prior_log_std).exp()
     else:  # a number stays one: on a GPU a tensor of it would be waited for
         precision = math.exp(-2.0 * prior_log_std)
     squares = precision * (_sum_of_squares(shift) + _sum_of_squares(std))

@@ -241,9 +241,9 @@ def tanh(x: Moments) -> Moments:
 
 
 def gelu(x: Moments, approximate: str = "none") -> Moments:
-    """``functional.gelu``, by quadrature with ``approximate="tanh"``."""
+    """``functional.gelu``."""
     plain = partial(functional.gelu, approximate=approximate)
-    return elementwise(x, plain, maps.gelu if approximate == "none" else partial(maps.gauss_hermite, plain))
+    return elementwise(x, plain, partial(maps.gelu, approximate=approximate))
 
 
 def silu(x: Moments, inplace: bool = False) -> Moments:

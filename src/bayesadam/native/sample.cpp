@@ -1,7 +1,7 @@
 // Weights theta = around * mean + softplus(rho) * eps with the sums that divergences need, in one pass over memory, and
-// all gradients, in another. `around` is 1, or 0 for the deviations from the means. If the address of eps is 0, it is
-// softplus(rho) itself: theta are variances, and nothing else is stored. A row of a table is one tensor: its number of elements, and the addresses of
-// float32 numbers.
+// all gradients, in another. `around` is 1, or 0 for the deviations from the means. If the address of eps is 0, the
+// standard deviations take its place, so that theta are variances, and these alone are stored. A row of a table is one
+// tensor: its number of elements, and the addresses of float32 numbers.
 #include "normal.h"
 
 namespace {

@@ -30,6 +30,11 @@ SAME = 0.02
 
 def as_batches(inputs: Any) -> tuple[Iterable[Any], bool]:
     """The batches of the inputs, and whether the inputs are a single batch."""
+    if hasattr(inputs, "__array__") and not isinstance(inputs, Tensor):
+        raise ValueError(
+            f"inputs must be a tensor, a tuple, a dict or a loader of them, got {type(inputs).__name__} "
+            "(torch.as_tensor makes a tensor of an array)"
+        )
     single = isinstance(inputs, Tensor | Mapping | tuple)
     return [inputs] if single else inputs, single
 

@@ -73,7 +73,7 @@ def _tables(data: Mapping[str, Any], held_out: Any) -> dict[str, Any]:
         "data": data.get("data"),
         "reproduce": given and {**given, "config": json.dumps(settings, indent=2, ensure_ascii=False, default=str)},
     }
-    if isinstance(held_out, PredictedClasses):
+    if isinstance(held_out, PredictedClasses) and data.get("classes"):
         found["predictions"] = confusion(held_out, data["classes"])
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from bayesadam.files import write_text
 
-VERSION = 1
+VERSION = 2
 
 
 def write_report(path: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
@@ -21,7 +21,7 @@ def write_report(path: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
 
     Args:
         path: Path of the file. An existing file is replaced.
-        data: JSON values: ``version`` (1), ``task`` (``"regression"`` or ``"classification"``), and any of the other
+        data: JSON values: ``version`` (2), ``task`` (``"regression"`` or ``"classification"``), and any of the other
             entries that :func:`bayesadam.sklearn.runs.report_data.report_data` returns. Numbers that are missing are
             ``None``.
 

@@ -23,9 +23,11 @@ from bayesadam.functional.moments.rectifier import elementwise, relu
 
 _LIMIT = 1.0
 _NODES = 24
+_RATE = 2.0 * math.sqrt(2.0 / math.pi)
+_CUBE = 0.044715
 
 
-def gelu(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+def gelu(mean: Tensor, variance: Tensor, approximate: str = "none") -> tuple[Tensor, Tensor]:
     """Mean and variance of ``x Phi(x)`` for ``x ~ N(mean, variance)``, element-wise.
 
     Errors were measured against the trapezoidal rule in float64, for means from -100 to 1e4 and standard deviations
@@ -37,14 +39,17 @@ def gelu(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         mean: Means of any shape.
         variance: Variances of the same shape, not negative.
+        approximate: ``"none"``, or ``"tanh"`` for ``x sig(2 sqrt(2 / pi) (x + 0.044715 x^3))``, as in PyTorch.
 
     Returns:
         Mean and variance, of the inputs' shape and dtype (half precision is computed in float32).
 
     Raises:
-        ValueError: The shapes differ.
+        ValueError: ``approximate`` is neither, or the shapes differ.
     """
-    return elementwise(_GELU, mean, variance)
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
+    return elementwise(_GELU if approximate == "none" else _GELU_TANH, mean, variance)
 
 
 def silu(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,7 +84,7 @@ class _Smooth:
         covariance = (points * rest * above).sum(-1) - first * low
         return first + low, (second + 2.0 * covariance + (square * both).sum(-1) - low.square()).clamp_min(0.0)
 
-    @functools.cache  # noqa: B019 - there are two of these objects
+    @functools.cache  # noqa: B019 - there are three of these objects
     def _table(self) -> tuple[list[float], list[float], list[float]]:
         """Nodes, and their weights times ``r`` and ``r^2``."""
         nodes, weights = np.polynomial.legendre.leggauss(self.nodes)
@@ -120,6 +125,25 @@ def _silu_slopes(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.sigmoid(x) + x * first, 2.0 * first + x * second
 
 
+def _warp(x: Tensor) -> Tensor:
+    return _RATE * (x + _CUBE * x * x * x)
+
+
+def _gelu_tanh_gap(mean: Tensor, distance: Tensor, sign: float) -> Tensor:
+    reached = torch.add(mean, distance, alpha=sign)
+    cubes = 3.0 * mean * reached + distance.square()
+    rise = logistic_gap(_warp(mean), _RATE * distance * (1.0 + _CUBE * cubes), sign)
+    return sign * distance * torch.sigmoid(_warp(reached)) + mean * rise
+
+
+def _gelu_tanh_slopes(x: Tensor) -> tuple[Tensor, Tensor]:
+    level = _warp(x)
+    first, second = logistic_slopes(level)
+    rate, bend = _RATE * (1.0 + 3.0 * _CUBE * x * x), 6.0 * _RATE * _CUBE * x
+    slope = torch.sigmoid(level) + x * first * rate
+    return slope, 2.0 * first * rate + x * (second * rate.square() + first * bend)
+
+
 def _normal_tail(x: float) -> float:
     return 0.5 * math.erfc(x / math.sqrt(2.0))
 
@@ -128,5 +152,12 @@ def _logistic_tail(x: float) -> float:
     return 1.0 / (1.0 + math.exp(x))
 
 
+def _warped_tail(x: float) -> float:
+    return _logistic_tail(_RATE * (x + _CUBE * x**3))
+
+
 _GELU = _Smooth(functional.gelu, _gelu_gap, _gelu_slopes, _normal_tail, 8.0, 32)
+_GELU_TANH = _Smooth(
+    functools.partial(functional.gelu, approximate="tanh"), _gelu_tanh_gap, _gelu_tanh_slopes, _warped_tail, 8.0, 32
+)
 _SILU = _Smooth(functional.silu, _silu_gap, _silu_slopes, _logistic_tail, 32.0, 64)

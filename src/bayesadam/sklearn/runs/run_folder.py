@@ -11,6 +11,7 @@ from typing import Any
 
 from bayesadam import files
 from bayesadam.report import write_report
+from bayesadam.report.write import VERSION
 from bayesadam.sklearn.runs.settings import RunError
 from bayesadam.sklearn.storage import MODEL, POSTERIOR, load_estimator
 
@@ -88,11 +89,13 @@ def rewrite_report(path: Path) -> Path:
     """Write the page of a run again from the data in its folder, and return the path of the page.
 
     Raises:
-        RunError: The path is not a run folder, or the data are damaged.
+        RunError: The path is not a run folder, or the data are damaged or of another version.
         OSError: The page cannot be written.
     """
     with files.locked(path.parent, shared=True), _complete(path):
         data, _ = files.read_json(path / REPORT_DATA, f"{REPORT_DATA} must be what bayesadam fit has written")
+    if data.get("version") != VERSION:
+        raise RunError(f"the version of {str(path / REPORT_DATA)!r} must be {VERSION}, got {data.get('version')!r}")
     write_report(path / REPORT, data)
     return path / REPORT
 

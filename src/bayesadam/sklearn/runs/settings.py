@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from bayesadam.files import write_text
 
@@ -48,7 +48,7 @@ class Settings:
         device: Device on which the networks are trained.
 
     Raises:
-        RunError: A value is not allowed, or two settings contradict each other.
+        RunError: A value has the wrong type or is not allowed, or two settings contradict each other.
     """
 
     data: str
@@ -79,6 +79,10 @@ class Settings:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for name in (field.name for field in fields(self)):
+            if not _fits(value := getattr(self, name), hints[name]):
+                raise RunError(f"the setting {name} must be {_words(hints[name])}, got {value!r}")
         if not 0 < self.held_out <= 0.5:
             raise RunError(f"the share of the held-out rows must be in (0, 0.5], got {self.held_out!r}")
         if not 0 <= self.seed < 2**32:
@@ -127,6 +131,24 @@ class Settings:
             raise RunError(f"the config {str(path)!r} must be a file that can be read: {error.strerror}") from None
         except (ValueError, TypeError, KeyError) as error:
             raise RunError(f"the config {str(path)!r} must be like one of bayesadam fit: {error}") from None
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value, which may come from a file that a person has edited, is of the annotated type."""
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
+    if get_args(hint):
+        return any(_fits(value, part) for part in get_args(hint))
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, int | float if hint is float else hint)
+
+
+def _words(hint: Any) -> str:
+    names = {str: "text", int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
+    if get_origin(hint) is tuple:
+        return f"a tuple (in a file, a list) of {'texts' if get_args(hint)[0] is str else 'whole numbers'}"
+    return " or ".join(map(_words, get_args(hint))) if get_args(hint) else names[hint]
 
 
 def _number(text: str) -> str | float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import Decimal
-from numbers import Real
+from numbers import Complex, Real
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ def as_table(X: Any) -> pa.Table:
     Columns of a matrix are called x0, x1, ...
 
     Raises:
-        ValueError: Two columns have the same name.
+        ValueError: Two columns have the same name, or a number is complex.
     """
     names, columns = _columns(X)
     if twice := [name for place, name in enumerate(names) if name in names[:place]]:
@@ -118,6 +118,8 @@ def _column(values: pd.Series) -> pa.ChunkedArray:
 def _objects(values: Any) -> pa.Array:
     """Convert objects that pyarrow does not: numbers of several types to float64, and everything else to text."""
     present = [None if missing else value for value, missing in zip(values, pd.isna(values), strict=True)]
+    if any(isinstance(value, Complex) and not isinstance(value, Real) for value in present):
+        raise ValueError("Complex data not supported")  # as scikit-learn says
     numbers = all(value is None or isinstance(value, Real | Decimal) for value in present)
     convert, kind = (float, pa.float64()) if numbers else (str, pa.string())
     return pa.array([None if value is None else convert(value) for value in present], kind)

@@ -122,15 +122,7 @@ def _regression(name: str, column: pa.ChunkedArray, why: str, place: Place, deci
     if is_text(column.type) and (read := read_numbers(levels_of(column), decimal)).unit is None:
         units = quoted(sorted(set(read.units[~np.isnan(read.values)])))
         raise TableError(f"the target {name!r} must be numbers in one unit, got {units}")
-    values = numbers_in(column, decimal)
-    wrong = np.isnan(values) & are_cells(column)
-    if wrong.any():
-        row = int(wrong.argmax())
-        more = f" and {int(wrong.sum()) - 1:,} other rows" if wrong.sum() > 1 else ""
-        raise TableError(
-            f"the target {name!r} must be a finite number in every row, got {column[row].as_py()!r} in {place(row)}"
-            f"{more}; what means a missing value can be named (missing)"
-        )
+    values = _numbers(name, column, place, decimal)
     known = values[~np.isnan(values)]
     if known.min() == known.max():
         raise TableError(f"the target {name!r} must have different values, got {known[0]:g} in every row")
@@ -139,7 +131,7 @@ def _regression(name: str, column: pa.ChunkedArray, why: str, place: Place, deci
 
 
 def _classification(name: str, column: pa.ChunkedArray, why: str, place: Place) -> Target:
-    if is_number(column.type) and not are_whole(values := numbers_in(column)):
+    if is_number(column.type) and not are_whole(values := _numbers(name, column, place)):
         odd = values[~np.isnan(values) & (values % 1 != 0)]
         raise TableError(
             f"the target {name!r} must be text, truth values or whole numbers for a classification, got {odd[0]:g}"
@@ -167,6 +159,20 @@ def _classification(name: str, column: pa.ChunkedArray, why: str, place: Place) 
         where = ", ".join(f"{level!r} in {place(row)}" for level, row in zip(single[:3], rows, strict=False))
         notes = [f"classes of a single row are left out ({where}{', ...' * (len(single) > 3)})"]
     return Target(name, "classification", why, tuple(labels), codes, [*notes, *_left_out(column.null_count)])
+
+
+def _numbers(name: str, column: pa.ChunkedArray, place: Place, decimal: str = ".") -> NDArray[np.float64]:
+    """Return the numbers in a target's column, with nan for missing values."""
+    values = numbers_in(column, decimal)
+    wrong = np.isnan(values) & are_cells(column)
+    if wrong.any():
+        row = int(wrong.argmax())
+        more = f" and {int(wrong.sum()) - 1:,} other rows" if wrong.sum() > 1 else ""
+        raise TableError(
+            f"the target {name!r} must be a finite number in every row, got {column[row].as_py()!r} in {place(row)}"
+            f"{more}; what means a missing value can be named (missing)"
+        )
+    return values
 
 
 def _left_out(rows: int) -> list[str]:
