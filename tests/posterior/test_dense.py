@@ -164,6 +164,15 @@ def split_rows(q, rows):
     return {n: p.view(len(rows), *m.shape) for (n, m), p in zip(q.mean.items(), parts, strict=True)}
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_samples_follow_changes_in_place(inference):
+    with torch.inference_mode(inference):
+        q = make(dtype=torch.float64)
+        before = flat(q.sample(2), 2)
+        q.scale_tril.mul_(10.0)
+        close(flat(q.sample(2), 2) - flat(q.mean), 10.0 * (before - flat(q.mean)))
+
+
 class TestExtremes:
     """Standard deviations from 1e-6 to 1e6 in one matrix: the same as without them, up to a shift of the densities."""
 

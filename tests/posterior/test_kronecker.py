@@ -1,5 +1,7 @@
 """The Gaussian with Kronecker-factored covariances: rotations, samples, and how bases are stored."""
 
+import math
+
 import pytest
 import torch
 
@@ -55,8 +57,29 @@ def test_large_ones_need_no_matrix():
     mean, values = ({"w": draw(*shape["w"], seed=s)} for s in (0, 1))
     bases = {"w": orthogonal(200)}, {"w": orthogonal(100)}
     q = ba.KroneckerGaussian(mean, {"w": values["w"].exp()}, *bases)
+    close(q.kl_divergence(q.scaled(2.0)), 20_000 * (math.log(2.0) + 0.5 * (0.25 - 1.0)))
+    other = ba.KroneckerGaussian(mean, {"w": values["w"].exp()}, {"w": orthogonal(200, 1)}, {})
+    assert q.kl_divergence(other).isfinite()
     assert q.kl_divergence(2.0).isfinite()
     assert q.kl_divergence(q.marginal()).isfinite()
     message = "^a KroneckerGaussian must have at most 10,000 weights for the divergence from or to a .*, got 20,000$"
     with pytest.raises(ValueError, match=message):
         q.marginal().kl_divergence(q)
+
+
+def test_large_ones_without_bases_need_no_matrix():
+    mean, values = {"w": draw(200, 200)}, {"w": draw(200, 200, seed=1).exp()}
+    q, diagonal = ba.KroneckerGaussian(mean, values, {}, {}), ba.DiagonalGaussian(mean, values)
+    expected = diagonal.kl_divergence(diagonal.scaled(2.0))
+    close(q.kl_divergence(q.scaled(2.0)), expected)
+    close(diagonal.kl_divergence(q.scaled(2.0)), expected)
+
+
+def test_bases_that_were_computed_in_float32_are_orthogonal_in_float64(tmp_path):
+    basis = torch.linalg.qr(draw(50, 50, dtype=torch.float32)).Q
+    q = ba.KroneckerGaussian({"b": torch.zeros(50)}, {"b": torch.ones(50)}, {"b": basis}, {}).to(dtype=torch.float64)
+    q.save(tmp_path / "q")
+    close(ba.load_posterior(tmp_path / "q").left["b"], basis)
+    q.left["b"][0, 0] += 0.01
+    with pytest.raises(ValueError, match="^left of 'b' must be orthogonal"):
+        q.to(dtype=torch.float64)

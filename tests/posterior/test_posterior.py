@@ -52,6 +52,15 @@ class TestSampling:
         ):
             assert abs((a * b).mean()) * math.sqrt(a.numel()) < BOUND
 
+    def test_follows_changes_in_place(self):
+        q = ba.DiagonalGaussian.point_mass({"weight": torch.ones(1, 2), "bias": torch.ones(1)})
+        q.variance.update({name: value.clone() for name, value in q.variance.items()})
+        model, x, likelihood = nn.Linear(2, 1), torch.ones(3, 2), ba.Gaussian(1.0)
+        assert not ba.predict(model, q, x, likelihood=likelihood).epistemic.any()
+        q.variance["weight"].fill_(1.0)
+        assert (ba.predict(model, q, x, likelihood=likelihood).epistemic > 0).all()
+        assert q.sample(2)["weight"].std() > 0
+
     def test_is_the_mean_and_the_noise_of_seed_and_number(self):
         q = make()
         samples = q.sample(3, seed=5, first=7)

@@ -67,6 +67,15 @@ def test_determined_is_the_trace_in_linear_regression():
     assert far.report().total.determined == pytest.approx(4.0, rel=1e-8)
 
 
+@pytest.mark.parametrize("other", ["init", [1.0], {"w": 1.0}, True])
+def test_what_is_no_number_is_not_known(other):
+    told = {"w": {"start_share": other, "prior_precision": other}}
+    for hyperparameters in ({"prior_precision": other, PER_TENSOR: told}, {PER_TENSOR: other}):
+        q = ba.DiagonalGaussian({"w": torch.ones(3)}, {"w": torch.ones(3)}, hyperparameters=hyperparameters)
+        (row,) = q.report().rows
+        assert (row.start_share, row.prior_precision, row.determined) == (None, None, None)
+
+
 def test_what_is_not_known_is_none():
     q = ba.DiagonalGaussian({"w": torch.ones(3)}, {"w": torch.ones(3)}, hyperparameters={"method": "by hand"})
     (row,) = q.report().rows

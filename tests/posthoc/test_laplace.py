@@ -15,6 +15,7 @@ from bayesadam.posterior.partial import PartialGaussian
 from bayesadam.posthoc import LaplaceApproximation, laplace
 from bayesadam.posthoc import last_layer as last_layer_module
 from bayesadam.posthoc import network as network_module
+from bayesadam.predictive.jacobian import Pulled
 from posthoc.models import (
     CASES,
     F64,
@@ -139,6 +140,15 @@ class TestCurvature:
         data = ((x, anchors), y)
         fitted = LaplaceApproximation(Kernel(), data, likelihood=likelihood, structure="full", batch_size=batch_size)
         torch.testing.assert_close(fitted.curvature, slow_matrix(Kernel(), x, y, likelihood, "ggn"), **EXACT)
+
+    def test_full_goes_on_row_by_row_when_memory_runs_out(self, monkeypatch, references):
+        def no_memory(*args):
+            raise torch.OutOfMemoryError
+
+        monkeypatch.setattr(Pulled, "_by_map", no_memory)
+        model, x, y, likelihood = case("categorical")
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="full")
+        torch.testing.assert_close(fitted.curvature, references("categorical", "ggn"), **EXACT)
 
     @STRUCTURES
     def test_num_data_scales_curvature_and_likelihood(self, structure):

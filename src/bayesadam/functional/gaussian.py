@@ -84,6 +84,8 @@ def dense_kl_divergence(mean: Tensor, scale: Tensor, prior_mean: Tensor, prior_s
         prior_mean: Mean of the prior, ``(D,)``.
         prior_scale: Cholesky factor or standard deviations of the prior.
     """
+    if scale.ndim == prior_scale.ndim == 1:
+        return kl_divergence(mean, scale.square(), prior_mean, prior_scale.square()).sum()
     shift = mean.double() - prior_mean.double()
     spread, prior_spread = _diagonal(scale), _diagonal(prior_scale)
     point, prior_point = spread == 0, prior_spread == 0

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -45,6 +45,7 @@ class Posterior(NetworkDistribution):
     variance: dict[str, Tensor]
     hyperparameters: dict[str, Any]
     parts: ClassVar[tuple[str, ...]] = ()
+    _known_random: tuple[list[tuple[int, int]] | None, list[Tensor], tuple[str, ...]] = (None, [], ())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.mean)} tensors, {self.num_weights:,} weights)"
@@ -80,13 +81,20 @@ class Posterior(NetworkDistribution):
         """The numbers of the first equal samples, as in the base class; without variance all samples are equal."""
         return super().repeats(count) if self.random_names else [0] * count
 
-    @cached_property
+    @property
     def random_names(self) -> tuple[str, ...]:
-        """Names of the tensors whose variance is not 0 everywhere. They are found at the first access, at which a
-        device is waited for once.
+        """Names of the tensors whose variance is not 0 everywhere. A device is waited for once for all of them, and not
+        again until a tensor changes.
         """
-        has = truths(value.any() for value in self.variance.values())
-        return tuple(name for name, random in zip(self.variance, has, strict=True) if random)
+        values = list(self.variance.values())
+        counted = not any(value.is_inference() for value in values)  # the changes of others are not
+        versions = [(id(value), value._version) for value in values] if counted else None
+        known, _, names = self._known_random  # together, since another thread may replace them
+        if versions is None or known != versions:
+            has = truths(value.any() for value in values)
+            names = tuple(name for name, random in zip(self.variance, has, strict=True) if random)
+            self._known_random = versions, values, names  # the tensors are kept, so that their identities stay theirs
+        return names
 
     @abc.abstractmethod
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:

@@ -137,7 +137,7 @@ class DenseGaussian(GaussianPosterior):
         # Copied, since strides and alignment decide the order of sums, and so the bits of samples.
         self.scale_tril = scale_tril.clone(memory_format=torch.contiguous_format)
         self.variance = self._split(self.scale_tril.square().sum(1))
-        self._latest = (-1, -1), torch.empty(0)
+        self._latest: tuple[Any, Any, Tensor] = None, None, torch.empty(0)
         self.hyperparameters = dict(hyperparameters or {})
 
     @cached_property
@@ -179,8 +179,9 @@ class DenseGaussian(GaussianPosterior):
     def _deviations(self, seed: int, block: int) -> Tensor:
         """``L eps`` of block number ``block`` of ``TOGETHER`` samples, in rows; the latest ones are kept."""
         factor = self.scale_tril
-        known, found = self._latest  # together, since another thread may replace them
-        if known != (seed, block):
+        key = None if factor.is_inference() else (seed, block, factor._version)  # whose changes are not counted
+        of, known, found = self._latest  # together, since another thread may replace them
+        if of is not factor or key is None or known != key:
             if not len(factor):
                 return factor.new_zeros(TOGETHER, 0)
             sizes = {index: mean.numel() for index, mean in enumerate(self.mean.values()) if mean.numel()}
@@ -193,7 +194,7 @@ class DenseGaussian(GaussianPosterior):
             for start in range(0, len(factor), ROWS):
                 stop = min(start + ROWS, len(factor))
                 torch.mm(eps[:, :stop], factor[start:stop, :stop].T, out=found[:, start:stop])
-            self._latest = (seed, block), found
+            self._latest = factor, key, found
         return found
 
     def _log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:

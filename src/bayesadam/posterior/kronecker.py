@@ -14,7 +14,7 @@ from bayesadam import noise
 from bayesadam.checks import require
 from bayesadam.functional import gaussian
 from bayesadam.functional.autocast import without_autocast
-from bayesadam.functional.kronecker import rotate
+from bayesadam.functional.kronecker import between, rotate
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all, sum_of_tensors
 from bayesadam.posterior.gaussian import GaussianPosterior
@@ -153,34 +153,54 @@ class KroneckerGaussian(GaussianPosterior):
     def kl_divergence(self, prior: float | GaussianPosterior) -> Tensor:
         """``KL(q || prior)`` in nats, summed (not averaged) over the random weights; 0-d float64.
 
-        If the prior's weights are independent, it is the divergence of the marginals plus the total correlation ``0.5
-        sum_i (log variance_i - log v_i)``.
+        If the prior is also a :class:`KroneckerGaussian`, or its weights are independent, it is the divergence of the
+        marginals in the prior's bases plus the total correlation there, ``0.5 sum_i (log variance_i - log v_i)``.
 
         Args:
             prior: A prior precision (the prior is then ``N(0, 1 / prior)`` for every weight), or another Gaussian
-                posterior with the same names and shapes; if its weights are correlated, there may be at most
-                ``MAX_WEIGHTS`` of them.
+                posterior with the same names and shapes; for other kinds there may be at most ``MAX_WEIGHTS`` weights,
+                as where single weights of a tensor are point masses and those of the prior are correlated.
 
         Raises:
             ValueError: The precision is not positive, the prior is over other weights, or there are too many weights
                 for this prior.
         """
+        if isinstance(prior, KroneckerGaussian):
+            self._check_prior(prior)
+            if not any(self._is_mixed_in(prior, name) for name in self.mean):
+                return sum_all(self._divergence(prior, name) for name in self.mean)
         if isinstance(prior, GaussianPosterior) and not isinstance(prior, DiagonalGaussian):
             return super().kl_divergence(prior)
         marginal = self.marginal()
         return marginal.kl_divergence(prior) + (marginal.entropy() - self.entropy()).clamp_min(0.0)
 
+    def _is_mixed_in(self, prior: KroneckerGaussian, name: str) -> bool:
+        """Whether single weights of a tensor are point masses while those of the prior are correlated."""
+        zero = self.eigenvalues[name] == 0
+        return (name in prior.left or name in prior.right) and bool(zero.any()) and not bool(zero.all())
+
+    def _divergence(self, prior: KroneckerGaussian, name: str) -> Tensor:
+        """The KL divergence of one tensor: that of the marginals in the prior's bases plus the total correlation."""
+        mean, own = self.mean[name].double(), self.eigenvalues[name].double()
+        left, right = (None if basis is None else basis.to(mean.device) for basis in prior.bases(name))
+        shift = rotate(as_matrix(mean - prior.mean[name].to(mean.device).double(), mean), left, right)
+        marginal = self._marginal(name, left, right).double()
+        there = as_matrix(prior.eigenvalues[name].to(mean.device).double(), mean)
+        terms = gaussian.kl_divergence(shift, as_matrix(marginal, mean), torch.zeros_like(shift), there).sum()
+        random = own > 0
+        return terms + 0.5 * (marginal[random].log() - own[random].log()).sum().clamp_min(0.0)
+
     def marginal(self) -> DiagonalGaussian:
         """Return the diagonal Gaussian with the same means and marginal variances."""
         return DiagonalGaussian(self.mean, self.variance, hyperparameters=self.hyperparameters)
 
-    def _marginal(self, name: str) -> Tensor:
-        """Marginal variances of a tensor, in the weights' shape; in float64, or as they are kept."""
+    def _marginal(self, name: str, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
+        """Variances of a tensor in these bases, in the weights' shape; in float64, or as they are kept."""
         value = self.eigenvalues[name]
-        bases = self.bases(name)
-        if bases == (None, None):
+        turns = [between(other, own) for other, own in zip((left, right), self.bases(name), strict=True)]
+        if turns == [None, None]:
             return value
-        squares = (None if basis is None else basis.square() for basis in bases)
+        squares = (None if turn is None else turn.square() for turn in turns)
         return rotate(as_matrix(value.double(), value), *squares, back=True).view(value.shape)
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> KroneckerGaussian:
@@ -226,6 +246,7 @@ def _basis_rules(what: str, basis: Tensor, size: int) -> list[tuple[Tensor, Call
     if not basis.is_floating_point():
         raise ValueError(f"{what} must be a floating-point tensor, got dtype {basis.dtype}")
     dtype = torch.promote_types(basis.dtype, torch.float32)
+    narrow = torch.float32 if basis.dtype == torch.float64 else basis.dtype  # in which it may have been computed
     probe = torch.arange(1, size + 1, device=basis.device).to(dtype).cos()
     with without_autocast([basis]):
         error = torch.dist(basis.to(dtype).mT @ (basis.to(dtype) @ probe), probe)
@@ -238,7 +259,7 @@ def _basis_rules(what: str, basis: Tensor, size: int) -> list[tuple[Tensor, Call
 
     return [
         (basis.isfinite().all(), partial(ValueError, f"{what} must be finite, got inf or nan")),
-        (error <= torch.finfo(basis.dtype).eps ** 0.5 * probe.norm(), not_orthogonal),
+        (error <= torch.finfo(narrow).eps ** 0.5 * probe.norm(), not_orthogonal),
     ]
 
 

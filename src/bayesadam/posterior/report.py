@@ -96,17 +96,17 @@ def report_of(
     mean: Mapping[str, Tensor], variance: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]
 ) -> PosteriorReport:
     """Make the report of a posterior with these means, marginal variances and hyper-parameters."""
-    told = hyperparameters.get(PER_TENSOR, {})
     rows, widths, ratios = [], [], []
     for name, center in mean.items():
-        known = told.get(name, {})
         random = variance[name] > 0
         dtype = wide(variance[name].dtype)
         spread = variance[name][random].to(dtype).sqrt()
         widths.append(spread)
         ratios.append(center[random].to(dtype).abs() / spread)
-        share = known.get("start_share")
-        prior = known.get("prior_precision", hyperparameters.get("prior_precision"))
+        share = _number(hyperparameters, PER_TENSOR, name, "start_share")
+        prior = _number(hyperparameters, PER_TENSOR, name, "prior_precision")
+        if prior is None:
+            prior = _number(hyperparameters, "prior_precision")
         rows.append(
             TensorReport(
                 name=name,
@@ -135,6 +135,13 @@ def quantiles(values: Tensor) -> Quantiles | None:
         return None
     low, middle, high = (float(values.kthvalue(1 + int(level * (len(values) - 1))).values) for level in LEVELS)
     return low, middle, high
+
+
+def _number(told: Any, *keys: str) -> float | None:
+    """The number at nested keys of hyper-parameters, which may be any JSON values; ``None`` if there is none."""
+    for key in keys:
+        told = told.get(key) if isinstance(told, Mapping) else None
+    return told if isinstance(told, int | float) and not isinstance(told, bool) else None
 
 
 def _determined(spread: Tensor, share: float | None, prior: float | None) -> float | None:

@@ -25,7 +25,8 @@ class FullSum:
     def __init__(self, network: Network) -> None:
         self.network = network
         self.parameters = network.trainable
-        self.pulled = Pulled(MeanNetwork(network.model, list(self.parameters), network.output, lambda output: output))
+        mean = MeanNetwork(network.model, list(self.parameters), network.output, lambda output: output)
+        self.pulled = Pulled(mean, loop_without_memory=True)
         size = sum(p.numel() for p in self.parameters.values())
         check_size("full", size, "'kron', 'last_layer' or 'diagonal'")
         device = next(iter(self.parameters.values())).device

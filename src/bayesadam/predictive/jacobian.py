@@ -50,10 +50,12 @@ class Pulled:
 
     Args:
         network: The network.
+        loop_without_memory: Whether to go on row by row when memory runs out, rather than to raise the error.
     """
 
-    def __init__(self, network: MeanNetwork) -> None:
+    def __init__(self, network: MeanNetwork, *, loop_without_memory: bool = False) -> None:
         self.network = network
+        self._loop_without_memory = loop_without_memory
         self._can_map = True
 
     def __call__(self, rows: Rows, names: list[str], vectors: Tensor) -> dict[str, Tensor]:
@@ -64,7 +66,7 @@ class Pulled:
                     warnings.simplefilter("ignore")  # about operations that vmap runs in a loop
                     return self._by_map(rows, names, vectors)
             except (RuntimeError, ValueError) as error:
-                if isinstance(error, RuntimeError) and is_out_of_memory(error):
+                if isinstance(error, RuntimeError) and is_out_of_memory(error) and not self._loop_without_memory:
                     raise
                 self._can_map = False
         return self._by_loop(rows, names, vectors)
