@@ -34,6 +34,7 @@ from bayesadam.sklearn.stack import stacked_predictions
 from bayesadam.sklearn.tables.encoder import Encoded, TableEncoder
 from bayesadam.sklearn.tables.findings import Findings, TableError
 from bayesadam.sklearn.tables.frames import as_table, is_table
+from bayesadam.sklearn.threads import threads_for
 
 Array = NDArray[Any]
 
@@ -105,8 +106,9 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"sample_weight must be None with method='anchored', got {sample_weight!r}")
         X, y = self._validated(X, y, sample_weight=sample_weight)
         X, y, weight, groups = weighed(X, y, sample_weight, groups)
-        self._learn_scales(X, y, weight, groups)
-        return self._train(X, y, weight, groups, on_epoch)
+        with threads_for(len(X)):
+            self._learn_scales(X, y, weight, groups)
+            return self._train(X, y, weight, groups, on_epoch)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``posterior.safetensors`` and ``model.json`` into a folder; :func:`load_estimator` reads them."""

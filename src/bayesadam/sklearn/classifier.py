@@ -24,6 +24,7 @@ from bayesadam.sklearn.failures import all_or_nothing
 from bayesadam.sklearn.member_training import TrainingStatus, weighted_mean
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.rows import require_single, weighed
+from bayesadam.sklearn.threads import threads_for
 
 
 class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
@@ -181,12 +182,14 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             rows = weighed(*checked, sample_weight, groups)
             self._learn_scales(*rows)
             self._networks_only = True
-            return self._train(*rows, on_epoch)
+            with threads_for(len(rows[0])):
+                return self._train(*rows, on_epoch)
         if classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
             raise ValueError(f"classes must be those of the first call, {self.classes_!r}, got {classes!r}")
         self._check()
         rows = weighed(*self._validated(X, y, classes=self.classes_, reset=False), sample_weight, groups)
-        return self._train(*rows, on_epoch, self.posterior_)
+        with threads_for(len(rows[0])):
+            return self._train(*rows, on_epoch, self.posterior_)
 
     _companions: list[Companion]
     _networks_only: bool

@@ -30,6 +30,7 @@ from bayesadam.sklearn.member_training import TrainingStatus
 from bayesadam.sklearn.noise import check_noise
 from bayesadam.sklearn.rows import require_single, weighed
 from bayesadam.sklearn.tables.table_target import numbers_of_text
+from bayesadam.sklearn.threads import threads_for
 
 
 class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[misc]
@@ -289,7 +290,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         self._require_allowed(rows[1])
         known = zip(self._functions, target_transform.limited(self._functions, rows[1]), strict=True)
         self._functions = [min(pair, key=lambda function: function.least) for pair in known]
-        return self._train(*rows, on_epoch, self.posterior_)
+        with threads_for(len(rows[0])):
+            return self._train(*rows, on_epoch, self.posterior_)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from bayesadam.files import write_json, write_text
 from bayesadam.report import write_report
@@ -28,8 +26,8 @@ from bayesadam.sklearn.runs.prepare import Prepared, prepare
 from bayesadam.sklearn.runs.report_data import report_data
 from bayesadam.sklearn.runs.settings import RunError, Settings
 from bayesadam.sklearn.tables.encoder import Encoded
+from bayesadam.sklearn.threads import threads_for
 
-_MANY = 20_000
 _FEW_EPOCHS = 10
 
 
@@ -120,7 +118,7 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
         prepared = prepare(settings, frame)
     watcher.prepared(prepared)
     announced, notes = len(prepared.notes), prepared.notes
-    with _threads(len(prepared.split.training)):
+    with threads_for(len(prepared.split.training)):
         with _timed(seconds, "training"):
             estimator = _train(prepared, watcher)
         watcher.stage("scores of the held-out rows")
@@ -202,18 +200,6 @@ def _as_done(settings: Settings, estimator: Any) -> Settings:
     if settings.time_budget is None or estimator.stopped_ == "time" or planned <= _FEW_EPOCHS:
         return settings
     return replace(settings, time_budget=None, epochs=planned)
-
-
-@contextmanager
-def _threads(rows: int) -> Iterator[None]:
-    """Context with one thread if there are few rows, whose steps are so short that threads would only wait."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if rows <= _MANY else before)
-    try:
-        with threadpool_limits(1 if rows <= _MANY else None, "blas"):
-            yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager
