@@ -13,6 +13,7 @@ import torch
 
 import bayesadam as ba
 from bayesadam.report import write_report
+from bayesadam.report.write import VERSION
 from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
 from bayesadam.sklearn.runs.run_folder import new_run
 
@@ -88,7 +89,7 @@ def test_saving_a_posterior_and_a_page_over_others(tmp_path):
     path, page = folder / "q.safetensors", folder / "report.html"
     for _ in every_kill(folder, lambda: old.save(path), lambda: new.save(path)):
         assert ba.load_posterior(path).mean["w"][0] in (1.0, 2.0)
-    data = {"version": 1, "task": "regression"}
+    data = {"version": VERSION, "task": "regression"}
     for _ in every_kill(folder, lambda: page.write_text("old"), lambda: write_report(page, data)):
         assert page.read_text() == "old" or page.read_text().rstrip().endswith("</html>")
 
