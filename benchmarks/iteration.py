@@ -32,6 +32,7 @@ from torch.nn import functional as F
 
 import bayesadam as ba
 from bayesadam.curvature import PerExampleSquares
+from default_tasks.transformer import Transformer
 from record import arguments, conditions, save
 from turns import take_turns
 
@@ -42,39 +43,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Squares = Callable[[], list[Tensor]]
 
 
-class Block(nn.Module):
-    """Pre-norm attention and MLP."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attend, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Causal."""
-        qkv = self.attend(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).transpose(-2, -4)
-        q, k, v = qkv.unbind(-3)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(-2, -3).flatten(-2)
-        x = x + self.project(attended)
-        return x + self.mlp(self.norm2(x))
-
-
-class Decoder(nn.Module):
-    """A transformer that predicts the next token."""
-
-    def __init__(self, vocabulary: int = 1000, width: int = 256, layers: int = 4, context: int = 64) -> None:
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(Block(width, 4) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits at every position."""
-        # One row of positions for every example: the peers need that.
-        places = torch.arange(x.shape[-1], device=x.device).expand(x.shape)
-        return self.head(self.norm(self.blocks(self.tokens(x) + self.positions(places))))
+def transformer(width: int = 256) -> nn.Module:
+    return Transformer(1000, width=width, depth=4, length=64)
 
 
 def mlp() -> nn.Module:
@@ -126,8 +96,8 @@ def cases() -> dict[str, Case]:
     return {
         "mlp": Case(mlp, torch.randn(128, 784), classes, F.cross_entropy, 41),
         "convnet": Case(convnet, torch.randn(128, 1, 28, 28), classes, F.cross_entropy, 15),
-        "transformer": Case(Decoder, *text, 9),
-        "transformer 128 wide": Case(lambda: Decoder(width=128), *text, 15),
+        "transformer": Case(transformer, *text, 9),
+        "transformer 128 wide": Case(partial(transformer, 128), *text, 15),
     }
 
 

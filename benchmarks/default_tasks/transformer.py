@@ -40,7 +40,9 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits at every position."""
-        hidden = self.tokens(x) + self.places(torch.arange(x.shape[1], device=x.device))
+        # One row of positions for every example: what squares the gradients of examples needs that.
+        places = torch.arange(x.shape[1], device=x.device).expand(x.shape)
+        hidden = self.tokens(x) + self.places(places)
         for block in self.blocks:
             hidden = block(hidden)
         return self.head(self.norm(hidden))

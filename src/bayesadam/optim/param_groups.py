@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from bayesadam.checks import check, check_temperature
+from bayesadam.checks import check, check_temperature, is_positive
 from bayesadam.posterior.wrappers import unwrapping
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
@@ -70,7 +70,7 @@ def param_groups(
                 f"{weight_decay!r} and {prior_precision!r}"
             )
         check("weight_decay", weight_decay, "a finite number of at least 0", lambda v: 0 <= v < math.inf)
-        check("num_data", num_data, "a positive, finite number, to convert weight_decay", lambda v: 0 < v < math.inf)
+        check("num_data", num_data, "a positive, finite number, to convert weight_decay", is_positive)
         check_temperature(temperature, zero=False)
         scale = num_data / temperature  # type: ignore[operator]
         precisions = {True: weight_decay * scale or None, False: (weight_decay or _EPS) * scale}
