@@ -231,6 +231,7 @@ def fake(*, triton: bool) -> Iterator[Watch]:
         (devices, "upload", upload),
         (devices, "launch", launched),
         (noise, "_kernel", lambda device: fill),
+        (noise, "_fills_around", lambda device: triton),
         (noise, "_native", lambda out: fill if triton and out.device.type == "cuda" else None),
         (launch, "_differs", lambda *args: None),
         (launch, "program_of", recorded),

@@ -22,6 +22,7 @@ from bayesadam.core import gpu, launch
 from bayesadam.core.flat import Flat
 from bayesadam.core.passes import Pass
 from bayesadam.curvature import PerExampleSquares
+from bayesadam.noise import TILE
 from bayesadam.optim import OPTIMIZERS
 
 Work = tuple[Pass, torch.dtype, torch.dtype]
@@ -107,7 +108,7 @@ def interpreted(names: Sequence[str]) -> dict[str, Any]:
         kernels = gpu.Kernels(program, each.draws, real, CPU)
         worst = 0.0
         for skip in (0.0, 1.0) if each.guarded else (0.0,):
-            tried = launch.trial(each, program, real, CPU, kernels.call, sizes=(5, 300), skip=skip)
+            tried = launch.trial(each, program, real, CPU, kernels.call, sizes=(TILE, 5, 300), skip=skip)
             errors = [relative(*values) for values in tried.values()]
             worst = max([worst, *errors])
         limit = 2 * torch.finfo(weights).eps if weights != real else 5e-6
@@ -150,6 +151,7 @@ def compiled(names: Sequence[str]) -> dict[str, Any]:
             "bytes_per_weight": bytes_per_weight(text),
         }
     results["normals"] = {"run": cubins(tiles.fill, {"parts": "*i32", "table": "*i64"})}
+    results["samples"] = {"run": cubins(tiles.fill_around, {"parts": "*i32", "table": "*i64"})}
     # The check reads every gradient once more than the update: 4 bytes per weight. It cannot be a part of the update,
     # which has written other weights when it meets a bad gradient, while nothing may change: it could be undone only
     # with the old values, which take more memory and traffic. PyTorch's own check writes the gradients, too. Behind the
@@ -194,7 +196,7 @@ SIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 
 def bytes_per_weight(text: str) -> int:
     """What a kernel's loads and stores move for every weight."""
-    dtypes = dict(re.findall(r"p_(\w+) = tl\.load\(row \+ \d+\)\.to\(tl\.pointer_type\(tl\.(\w+)\)\)", text))
+    dtypes = dict(re.findall(r"p_(\w+) = .*tl\.pointer_type\(tl\.(\w+)\)", text))
     return sum(SIZES[dtypes[name]] for name in re.findall(r"tl\.(?:load|store)\(p_(\w+) \+ \w+,", text))
 
 

@@ -192,6 +192,69 @@ def fill_many(
             torch._foreach_copy_([out for out, _ in copies], [target for _, target in copies])
 
 
+class Around:
+    """Fills several tensors with samples of independent Gaussians, ``mean + deviation * normal``, in one launch on a
+    GPU.
+
+    Args:
+        means: Means by the index of the parameter, with any values at the time of a call.
+        deviations: Standard deviations by the same indices.
+        seed: Seed, as for :func:`normal`.
+    """
+
+    def __init__(self, means: Mapping[int, Tensor], deviations: Mapping[int, Tensor], seed: int) -> None:
+        self.means, self.deviations, self.seed = means, deviations, seed
+        self._places: list[Any] = []
+        self._table: NDArray[np.int64] | None = None
+
+    def __call__(self, outs: Mapping[int, Tensor], sample: int) -> bool:
+        """Fill the tensors with this index with sample ``sample``.
+
+        Returns:
+            Whether it was done. It is not done where there is no kernel, and for tensors that are not float32, on
+            several devices, or of different memory formats.
+        """
+        device = next(iter(outs.values())).device
+        if not kernels.is_available(device) or not _fills_around(device):
+            return False
+        self.prepare(outs)
+        if self._table is None:
+            return False
+        _checked(self.seed, 0, sample, max(outs), POSTERIOR)
+        self.launch(sample, device)
+        torch.autograd.graph.increment_version(list(outs.values()))
+        return True
+
+    def launch(self, sample: int, device: torch.device) -> None:
+        """Fill the tensors that were prepared, without checks."""
+        assert self._table is not None
+        self._table[:, 6] = sample | POSTERIOR << 28
+        kernels.fill(self._table, device)
+
+    def prepare(self, outs: Mapping[int, Tensor]) -> None:
+        """Prepare the table for these tensors, if it is not that of the last ones."""
+        places = [(out.data_ptr(), out.stride()) for out in outs.values()]
+        if places != self._places:
+            self._places, self._table = places, self._made(outs)
+
+    def _made(self, outs: Mapping[int, Tensor]) -> NDArray[np.int64] | None:
+        """The table of :func:`bayesadam.native.device.fill`."""
+        tensors = [*outs.values(), *self.means.values(), *self.deviations.values()]
+        devices = {tensor.device for tensor in tensors}
+        plain = {type(tensor) for tensor in tensors} <= {Tensor, nn.Parameter}
+        if not plain or len(devices) != 1 or {tensor.dtype for tensor in tensors} != {torch.float32}:
+            return None
+        rows = []
+        for index, out in outs.items():
+            mean, deviation = self.means[index], self.deviations[index]
+            order = kernels.order_of(out, mean, deviation)
+            if order is None:
+                return None
+            row = _row(out.data_ptr(), (index, 0, out.numel(), out.numel()), self.seed, 0, 0)
+            rows.append([*row, mean.data_ptr(), deviation.data_ptr(), *order])
+        return np.array(rows, dtype=np.int64)
+
+
 def normal_many(
     seeds: Sequence[int],
     steps: Sequence[int],
@@ -440,6 +503,23 @@ def _kernel(device: torch.device) -> Fill | None:
 def has_kernel(device: torch.device) -> bool:
     """Whether noise on a device comes from a kernel of a GPU."""
     return kernels.is_available(device) and _kernel(device) is not None
+
+
+@cache
+def _fills_around(device: torch.device) -> bool:
+    """Whether a GPU has a kernel for :class:`Around` that gives the numbers of PyTorch's operations."""
+    if _kernel(device) is None:
+        return False
+    mean = torch.linspace(-1.0, 1.0, 6000, device=device).view(10, 6, 10, 10)
+    expected = mean + mean.square() * normal(9, 0, 2, 3, mean.shape, stream=POSTERIOR, device=device)
+    for order in (torch.contiguous_format, torch.channels_last):
+        placed = mean.contiguous(memory_format=order)
+        out, around = torch.empty_like(placed), Around({3: placed}, {3: placed.square()}, 9)
+        around.prepare({3: out})
+        around.launch(2, device)
+        if not torch.allclose(out, expected, rtol=1e-4, atol=1e-5):
+            return False
+    return True
 
 
 def _tried(fill: Fill, device: torch.device) -> Fill | None:

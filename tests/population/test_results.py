@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import bayesadam as ba
-from bayesadam.population.losses import WORKING_SET
+from bayesadam.population import losses
 from bayesadam.posterior.report import PER_TENSOR
 from population.conftest import ROUNDING, all_alone, assert_same, train
 from population.problems import RAGGED, draw, mlp, models_of, noise_of, regression, some_frozen
@@ -72,7 +72,7 @@ class TestResults:
     def test_predict_with_frozen_parts_and_little_memory(self, monkeypatch):
         models = some_frozen(*range(4))
         few = train(models, regression(), noise_of(4.0), epochs=1)
-        monkeypatch.setitem(WORKING_SET, "cpu", 1)
+        monkeypatch.setattr(losses, "CACHE", 1)
         little = train(models, regression(), noise_of(4.0), epochs=1)  # one member and one row at a time
         assert_same(little, few, ROUNDING)
         x = draw(6, 3, seed=9)

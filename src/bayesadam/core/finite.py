@@ -125,7 +125,9 @@ class DeviceCheck:
         return self._found
 
     def _upload(self, grads: Sequence[Tensor], device: torch.device) -> None:
-        table = np.array([[grad.data_ptr(), grad.numel(), _NUMBERS[grad.dtype]] for grad in grads], dtype=np.int64)
+        kinds = [_NUMBERS[grad.dtype] for grad in grads]
+        columns = [*map(Tensor.data_ptr, grads), *map(Tensor.numel, grads), *kinds]
+        table = np.array(columns, dtype=np.int64).reshape(3, -1).T
         if np.array_equal(table, self._table):
             return
         chunks = -(-table[:, 1] // devices.CHUNK)

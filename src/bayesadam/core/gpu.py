@@ -42,7 +42,7 @@ _TEXT = """
 import triton
 import triton.language as tl
 
-from bayesadam.native.tiles import anything, channels_last, expm1, inside, log1p, normals, place, tanh
+from bayesadam.native.tiles import BLOCK, LANES, anything, channels_last, expm1, inside, log1p, normals, place, tanh
 
 
 @triton.jit
@@ -64,6 +64,12 @@ def run(parts, table, words, values):
     size = tl.load(row + 1)
     value = values + number * {values}
     {loads}
+    whole = (lanes == LANES) & (begin >= 0) & (begin + 4 * LANES <= size) & (channels <= 1)
+    if whole & ((({addresses}) & 15) == 0):  # a whole tile, in memory that is read in vectors
+        mask = tl.full((BLOCK,), True, tl.int1)
+        {aligned}
+    else:
+        {anywhere}
 """
 
 
@@ -211,27 +217,36 @@ def source(program: Program, draws: Sequence[str], real: torch.dtype) -> str:
     arguments = ["at", "moved", "mask", *(f"p_{name}" for name in names), *uses, *noise]
 
     loads = [f"{v} = tl.load(value + {i})" + " != 0" * (v in is_test) for i, v in enumerate(uses)]
+    pointers = {}
     for i, name in enumerate(names):
         pointer = f"tl.pointer_type({TYPES[program.tensors[name]]})"
-        loads.append(f"p_{name} = tl.load(row + {FIXED + i}).to({pointer}) + begin")
+        pointers[name] = f"a_{name}.to({pointer}) + begin"
+        loads.append(f"a_{name} = tl.load(row + {FIXED + i})")
     for i, name in enumerate(("positions", "channels")):
         loads.append(f"{name} = tl.load(row + {FIXED + len(names) + i}).to(tl.int32)")
     if draws:
         loads.append(
             "low, high, index, signs = tl.load(words), tl.load(words + 1), tl.load(row + 3), tl.load(words + 6)"
         )
+    drawn = []
     for name in draws:
         first, bit = (2, 1) if name == "eps" else (4, 2)
-        loads.append(f"sign = tl.where((signs & {bit}) != 0, -1.0, 1.0)")
+        drawn.append(f"sign = tl.where((signs & {bit}) != 0, -1.0, 1.0)")
         outputs = ", ".join(f"x_{name}_{k}" for k in range(4))
         words = f"tl.load(words + {first}), tl.load(words + {first + 1})"
-        loads.append(f"{outputs} = normals(tile, lane, index, low, high, {words}, sign)")
+        drawn.append(f"{outputs} = normals(tile, lane, index, low, high, {words}, sign)")
+    aligned = drawn + [f"p_{name} = tl.multiple_of({pointer}, 16)" for name, pointer in pointers.items()]
+    anywhere = drawn + [f"p_{name} = {pointer}" for name, pointer in pointers.items()]
     for k in range(4):
-        own = [f"{name}_{k}" if name in noise else name for name in arguments[3:]]
-        loads.append(f"at = {k} * lanes + lane")
-        loads.append("moved = channels_last(at, begin, positions, channels)")
-        loads.append(f"body(at, moved, inside(at, lane, lanes, begin, size), {', '.join(own)})")
+        own = ", ".join(f"{name}_{k}" if name in noise else name for name in arguments[3:])
+        aligned += [f"at = {k} * LANES + lane", f"body(at, at, mask, {own})"]
+        anywhere.append(f"at = {k} * lanes + lane")
+        anywhere.append("moved = channels_last(at, begin, positions, channels)")
+        anywhere.append(f"body(at, moved, inside(at, lane, lanes, begin, size), {own})")
     return _TEXT.format(
+        addresses=" | ".join(f"(a_{name} + begin * {program.tensors[name].itemsize})" for name in names),
+        aligned="\n        ".join(aligned),
+        anywhere="\n        ".join(anywhere),
         columns=FIXED + len(names) + 2,
         width=len(COUNTERS) + 1,
         values=len(uses),

@@ -11,6 +11,7 @@ import ctypes
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -81,7 +82,7 @@ def run(
     if compiles is not False and of.is_run:
         kernel = kernel_of(work, of.weights, of.dtype, of.device, asked=compiles is True)
     if isinstance(kernel, gpu.Kernels):
-        orders = [_order(*tensors) for tensors in zip(*(lists[name] for name in kernel.reordered), strict=True)]
+        orders = _orders([lists[name] for name in kernel.reordered])
         table, copies = _table(work, kernel.program, flat, chosen, lists, orders)
         table[:, 4] = chosen
         table = np.concatenate([table, np.array(orders, dtype=np.int64)], axis=1)
@@ -151,7 +152,7 @@ def _table(
     for column, name in enumerate(names, FIXED):
         if name in lists:
             tensors, dtype = lists[name], program.tensors[name]
-            if not all(map(Tensor.is_contiguous, tensors)) or any(tensor.dtype is not dtype for tensor in tensors):
+            if not all(map(Tensor.is_contiguous, tensors)) or set(map(attrgetter("dtype"), tensors)) != {dtype}:
                 known = orders if name in gpu.REORDERED and orders else [(0, 0)] * len(tensors)
                 tensors = [
                     tensor if channels and tensor.dtype is dtype else _flattened(tensor, dtype, copies)
@@ -161,15 +162,13 @@ def _table(
     return table, copies
 
 
-def _order(*tensors: Tensor) -> tuple[int, int]:
-    """Number of positions and of channels of weights and gradient that have the channels last in memory, else zeros."""
-    first = tensors[0]
-    last = torch.channels_last if first.ndim == 4 else torch.channels_last_3d
-    if first.is_contiguous() or first.ndim not in (4, 5):
-        return 0, 0
-    if not all(tensor.is_contiguous(memory_format=last) for tensor in tensors):
-        return 0, 0
-    return first.shape[2:].numel(), first.shape[1]
+def _orders(lists: Sequence[Sequence[Tensor]]) -> list[tuple[int, int]]:
+    """Numbers of positions and of channels of weights and gradients that have the channels last in memory, and zeros
+    for others.
+    """
+    if all(all(map(Tensor.is_contiguous, tensors)) for tensors in lists):
+        return [(0, 0)] * len(lists[0])
+    return [devices.order_of(*tensors) or (0, 0) for tensors in zip(*lists, strict=True)]
 
 
 def _rows(
@@ -297,7 +296,7 @@ def trial(
     device: torch.device,
     call: Callable[..., Any],
     *,
-    sizes: Sequence[int] = (5, noise.TILE + 70, 130),
+    sizes: Sequence[int] = (noise.TILE + 70, 5, noise.TILE + 70, 130),
     skip: float = 0.0,
 ) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     """A small problem: by name the values before the pass, and the results of a kernel and of PyTorch's operations, in
@@ -309,7 +308,8 @@ def trial(
         real: Dtype of the state.
         device: Device of the problem.
         call: Function of the table, the numbers by name, and the words, that launches the kernel.
-        sizes: Numbers of elements of the runs; by default one of them has two tiles.
+        sizes: Numbers of elements of the runs; by default one begins with a whole tile at an aligned address, and one
+            with such a tile at another.
         skip: Whether a guarded update does nothing.
     """
     starts = np.cumsum([0, *sizes[:-1]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,7 @@ class Weights:
     def settle(self, flats: Sequence[Flat], draw: Draw) -> None:
         """Record that the members of these flats hold a sample."""
         self.flats, self.drawn = list(flats), draw
-        self._versions = [[_version_of(p) for p in flat.parameters] for flat in self.flats]
+        self._versions = [_versions_of(flat.parameters) for flat in self.flats]
         if not self._members:
             self._members, self._widths = self._members_now(), self._widths_now()
         torch.clear_autocast_cache()
@@ -197,7 +198,7 @@ class Weights:
         others: list[Tensor] = []
         among = None if among is None else set(among)
         for flat, versions in zip(self.flats, self._versions, strict=True):
-            now = [_version_of(parameter) for parameter in flat.parameters]
+            now = _versions_of(flat.parameters)
             changed = [] if now == versions else [n for n, version in enumerate(now) if version != versions[n]]
             changed = [n for n in changed if among is None or flat.parameters[n] in among]
             if not changed:
@@ -224,7 +225,7 @@ class Weights:
             if others and not leaving:
                 self.write(flat, np.array(changed), self.drawn, mean="state")
             for number in changed:
-                versions[number] = _version_of(flat.parameters[number])
+                (versions[number],) = _versions_of([flat.parameters[number]])
         return others
 
     def release(self) -> list[Tensor]:
@@ -239,7 +240,7 @@ class Weights:
         return others
 
 
-def _version_of(parameter: Tensor) -> tuple[int, int]:
-    """A value that changes whenever a parameter is written to or gets other memory, as by ``vector_to_parameters``."""
-    tensor = local(parameter)
-    return tensor._version, tensor.data_ptr()
+def _versions_of(parameters: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Values that change whenever a parameter is written to or gets other memory, as by ``vector_to_parameters``."""
+    tensors = list(map(local, parameters))
+    return list(zip(map(attrgetter("_version"), tensors), map(Tensor.data_ptr, tensors), strict=True))

@@ -18,10 +18,11 @@ from torch.utils.hooks import RemovableHandle
 from bayesadam.curvature.hooks import Called, Counts, Entered, Left, Refused
 from bayesadam.curvature.layers import Form, Sink
 from bayesadam.curvature.passes import Call, Method, Pass, Slot, Unit, in_functorch, nodes_of, tensors_in
-from bayesadam.curvature.totals import Scratch, Total, chunks
+from bayesadam.curvature.totals import CHUNK, Scratch, Total, chunks
 from bayesadam.curvature.units import closed_form, units_of
 from bayesadam.functional.curvature import wide
 from bayesadam.functional.recomputation import in_backward
+from bayesadam.native.device import working_set
 
 
 class Collector:
@@ -293,7 +294,7 @@ class Collector:
     def _square_sums(self, slot: Slot, calls: list[tuple[str, Call]]) -> None:
         """Square the sum of several calls' contributions to the gradient of one parameter."""
         bytes_each = sum(call.unit.method.bytes_each(call) for _, call in calls)
-        for part in chunks(calls[0][1].size, bytes_each):
+        for part in chunks(calls[0][1].size, bytes_each, working_set(slot.parameter.device, CHUNK)):
             total: Tensor | None = None
             for name, call in calls:
                 gradients = call.unit.method.gradients(call, part, (name,), self._scratch)[name]

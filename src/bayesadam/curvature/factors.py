@@ -19,9 +19,10 @@ from bayesadam.curvature.layers import ConvForm, Form, LinearForm, Sink
 from bayesadam.curvature.passes import Call, Method
 from bayesadam.curvature.per_example import PerExampleSquares
 from bayesadam.curvature.totals import chunks
+from bayesadam.native.device import working_set
 
 CHUNK = 2**26
-"""Memory in bytes for the columns of a convolution's inputs that are formed at once."""
+"""Memory in bytes for the columns of a convolution's inputs that are formed at once on a CPU."""
 
 
 @dataclass
@@ -66,7 +67,7 @@ class FactoredForm(ClosedForm):
             return
         out, *side = module.weight.shape
         bytes_each = inputs.element_size() * math.prod(side) * (grads[0].numel() // out)
-        for part in chunks(len(inputs), bytes_each, limit=CHUNK):
+        for part in chunks(len(inputs), bytes_each, working_set(inputs.device, CHUNK)):
             columns = self.form.columns(module, inputs[part], sink.scratch)
             self.inputs = _added(self.inputs, columns)
             self.count += columns.shape[1]

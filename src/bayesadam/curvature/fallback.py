@@ -21,15 +21,16 @@ from bayesadam.curvature.layers import Sink
 from bayesadam.curvature.observe import observed
 from bayesadam.curvature.passes import Call, Unit, no_batch
 from bayesadam.curvature.totals import Scratch, chunks
-from bayesadam.functional.curvature import wide
+from bayesadam.functional.curvature import precision, wide
+from bayesadam.native.device import working_set
 from bayesadam.sharding import gathers_weights, is_sharded
 
 LIMIT = 32 * 2**20
-"""Memory in bytes for per-example gradients, inputs and outputs that are computed at once."""
+"""Memory in bytes for per-example gradients, inputs and outputs that are computed at once on a CPU."""
 
-TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
-"""Largest difference, relative to their norm, between an example's outputs and those of the first call. Rounding
-errors are far below it, the effect of another dropout mask far above.
+TOLERANCE, LOW_TOLERANCE = 1e-3, 5e-2
+"""Largest difference, relative to their norm, between an example's outputs and those of the first call, and the same in
+low precision. Rounding errors are far below it, the effect of another dropout mask far above.
 """
 
 
@@ -143,7 +144,8 @@ class Replay:
 
     def squares(self, call: Call, sink: Sink) -> None:
         """Part of the :class:`Method` protocol."""
-        for part in chunks(call.size, self.bytes_each(call), LIMIT):
+        limit = working_set(next(grad.device for grad in call.grads if grad is not None), LIMIT)
+        for part in chunks(call.size, self.bytes_each(call), limit):
             found = self.gradients(call, part, tuple(sink.totals), sink.scratch)
             for name, gradients in found.items():
                 sink.add(name, gradients)
@@ -183,7 +185,7 @@ class Replay:
             results, found = self.replayed(module, context, parameters, fixed, inputs, grads, used)
         for (mark, norm), result in zip(context.marks, results, strict=True):
             replayed, _ = _mark(result)
-            tolerance = TOLERANCE[mark.dtype] if not context.low else 5e-2
+            tolerance = LOW_TOLERANCE if context.low else max(TOLERANCE, precision(mark) ** 0.5)
             if ((replayed - mark[part]).abs() > tolerance * norm[part]).any():
                 raise RuntimeError(
                     f"{call.unit} must give the same output for an example that is alone in the minibatch, got a "

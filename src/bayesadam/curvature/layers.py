@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
-from bayesadam.curvature.totals import Scratch, Total, chunks
+from bayesadam.curvature.totals import CHUNK, Scratch, Total, chunks
 from bayesadam.functional import curvature as closed
+from bayesadam.native.device import working_set
 
 
 class Sink:
@@ -93,7 +94,8 @@ class Chunked(abc.ABC):
         names = [name for name in sink.totals if name != "bias"]
         if not names:
             return
-        for part in chunks(inputs.shape[0], self.bytes_each(module, inputs, grads)):
+        limit = working_set(grads.device, CHUNK)
+        for part in chunks(inputs.shape[0], self.bytes_each(module, inputs, grads), limit):
             found = self.gradients(module, inputs[part], grads[part], names, sink.scratch)
             for name, gradients in found.items():
                 sink.add(name, gradients)

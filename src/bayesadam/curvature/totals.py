@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 CHUNK = 2 * 2**20
-"""Size in bytes of a chunk of per-example gradients: large enough to keep the threads busy, small enough for the
-cache.
+"""Size in bytes of a chunk of per-example gradients on a CPU: large enough to keep the threads busy, small enough for
+the cache.
 """
 
 
-def chunks(count: int, bytes_each: int, limit: int = CHUNK) -> list[slice]:
+def chunks(count: int, bytes_each: int, limit: int) -> list[slice]:
     """Divide ``count`` examples into runs of equal length (the last may be shorter) of at most ``limit`` bytes."""
     length = max(1, min(count, limit // max(1, bytes_each)))
     return [slice(start, min(start + length, count)) for start in range(0, count, length)]

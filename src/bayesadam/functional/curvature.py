@@ -14,14 +14,22 @@ import torch
 from torch import Tensor
 
 LOOP_FROM = 32768
-"""Number of elements from which examples are squared one by one into the total, which needs fewer temporary tensors,
-and lets torch use all threads for each.
+"""Number of elements from which examples are squared one by one into the total on a CPU, which needs fewer temporary
+tensors, and lets torch use all threads for each.
 """
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """Dtype in which squares are computed: float32 or wider."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def precision(like: Tensor) -> float:
+    """Relative rounding error of products like this tensor: for float32 off the CPU that of TF32, which PyTorch uses
+    there for convolutions by default.
+    """
+    is_tf32 = like.dtype == torch.float32 and not like.is_cpu
+    return 2.0**-10 if is_tf32 else torch.finfo(like.dtype).eps
 
 
 def add_squares_(total: Tensor, gradients: Tensor, *, alpha: float = 1.0, summed: Tensor | None = None) -> None:
@@ -33,6 +41,12 @@ def add_squares_(total: Tensor, gradients: Tensor, *, alpha: float = 1.0, summed
         alpha: Factor of the squares.
         summed: Sum with the shape of the parameter; changed in place.
     """
+    if not total.is_cpu:
+        norms = torch.linalg.vector_norm(gradients, dim=0)  # in one launch, which makes no squares
+        total.addcmul_(norms, norms, value=alpha)
+        if summed is not None:
+            summed.add_(gradients.sum(0))
+        return
     if total.numel() >= LOOP_FROM or gradients.shape[0] == 1:
         for gradient in gradients:
             total.addcmul_(gradient, gradient, value=alpha)

@@ -25,8 +25,19 @@ CHUNK = 4096
 """Elements that a program of the check looks at together."""
 PROGRAMS = 1024
 """Largest number of programs of the check. They share the elements, and each writes its own result."""
+FILL_COLUMNS = 10
+"""Columns of a table of noise, see ``normal.cpp``."""
 NONE = 2**31 - 1
 """What the check writes if it finds nothing."""
+WORKING_SET = 2**28
+"""Bytes that other devices than a CPU treat at a time: enough to keep them busy."""
+
+
+def working_set(device: torch.device, cached: int) -> int:
+    """Bytes to treat at a time: ``cached`` ones, which fit a CPU's caches, or :data:`WORKING_SET` on another device,
+    where every launch takes its time.
+    """
+    return cached if device.type == "cpu" else WORKING_SET
 
 
 def is_available(device: torch.device) -> bool:
@@ -86,6 +97,19 @@ def upload(array: NDArray[Any], device: torch.device, into: Tensor | None = None
     return into.copy_(source, non_blocking=True)
 
 
+def order_of(*tensors: Tensor) -> tuple[int, int] | None:
+    """Numbers of positions and of channels of tensors that have the channels last in memory, zeros for contiguous
+    ones, and ``None`` for tensors of different or other memory formats.
+    """
+    first = tensors[0]
+    if all(map(Tensor.is_contiguous, tensors)):
+        return 0, 0
+    last = torch.channels_last if first.ndim == 4 else torch.channels_last_3d
+    if first.ndim not in (4, 5) or not all(tensor.is_contiguous(memory_format=last) for tensor in tensors):
+        return None
+    return first.shape[2:].numel(), first.shape[1]
+
+
 def packed(table: NDArray[np.int64], programs: NDArray[np.int64]) -> NDArray[np.int64]:
     """A table, followed by two numbers for every program: its row, and its number among the programs of this row."""
     rows = np.repeat(np.arange(len(programs)), programs)
@@ -120,9 +144,12 @@ def launch(function: Any, programs: int, device: torch.device, *args: Any, warps
 
 
 def fill(table: NDArray[np.int64], device: torch.device) -> None:
-    """Fill runs with normals; the columns of the table are those of ``normal.cpp``."""
+    """Fill runs with normals; the columns of the table are those of ``normal.cpp``. With four more columns, the
+    addresses of means and standard deviations and the numbers of :func:`order_of`, fill them with samples.
+    """
     from bayesadam.native import tiles
 
     programs = programs_of(table)
     both = upload(packed(table, programs), device)
-    launch(tiles.fill, int(programs.sum()), device, *unpacked(both, table))
+    function = tiles.fill if table.shape[1] == FILL_COLUMNS else tiles.fill_around
+    launch(function, int(programs.sum()), device, *unpacked(both, table))

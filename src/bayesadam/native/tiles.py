@@ -16,7 +16,8 @@ LANES = tl.constexpr(device.LANES)
 CHUNK = tl.constexpr(device.CHUNK)
 PROGRAMS = tl.constexpr(device.PROGRAMS)
 NONE = tl.constexpr(device.NONE)
-FILL_COLUMNS = tl.constexpr(10)
+FILL_COLUMNS = tl.constexpr(device.FILL_COLUMNS)
+SAMPLE_COLUMNS = tl.constexpr(device.FILL_COLUMNS + 4)
 
 
 @triton.jit
@@ -145,6 +146,35 @@ def fill(parts, table):
     tl.store(out + lanes + lane, b, mask=inside(lanes + lane, lane, lanes, begin, size))
     tl.store(out + 2 * lanes + lane, c, mask=inside(2 * lanes + lane, lane, lanes, begin, size))
     tl.store(out + 3 * lanes + lane, d, mask=inside(3 * lanes + lane, lane, lanes, begin, size))
+
+
+@triton.jit
+def put_around(at, lane, lanes, begin, size, positions, channels, out, mean, deviation, normal):
+    """Write ``mean + deviation * normal``."""
+    mask = inside(at, lane, lanes, begin, size)
+    moved = channels_last(at, begin, positions, channels)
+    spread = normal * tl.load(deviation + moved, mask=mask, other=0.0)
+    tl.store(out + moved, tl.load(mean + moved, mask=mask, other=0.0) + spread, mask=mask)
+
+
+@triton.jit
+def fill_around(parts, table):
+    """Fill runs with samples of independent Gaussians; a table as in :func:`bayesadam.native.device.fill`."""
+    _, row, tile, lane, lanes, begin = place(parts, table, SAMPLE_COLUMNS)
+    size = tl.load(row + 1)
+    out = tl.load(row + 9).to(tl.pointer_type(tl.float32)) + begin
+    mean = tl.load(row + 10).to(tl.pointer_type(tl.float32)) + begin
+    deviation = tl.load(row + 11).to(tl.pointer_type(tl.float32)) + begin
+    positions, channels = tl.load(row + 12).to(tl.int32), tl.load(row + 13).to(tl.int32)
+    sign = tl.load(row + 8).to(tl.float32)
+    a, b, c, d = normals(
+        *(tile, lane, tl.load(row + 7)),
+        *(tl.load(row + 3), tl.load(row + 4), tl.load(row + 5), tl.load(row + 6), sign),
+    )
+    put_around(lane, lane, lanes, begin, size, positions, channels, out, mean, deviation, a)
+    put_around(lanes + lane, lane, lanes, begin, size, positions, channels, out, mean, deviation, b)
+    put_around(2 * lanes + lane, lane, lanes, begin, size, positions, channels, out, mean, deviation, c)
+    put_around(3 * lanes + lane, lane, lanes, begin, size, positions, channels, out, mean, deviation, d)
 
 
 @triton.jit

@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bayesadam.native.device import working_set
+
 Pair = tuple[Tensor, Tensor]
 
 _GATHERED = 2**20
@@ -128,7 +130,7 @@ class Pool:
             sizes = np.minimum(counts[:active] - i * batch_size, batch_size)
             width = int(sizes.max())
             full = int(counts[:active].min()) // batch_size - i  # coming steps in which no minibatch is smaller
-            steps = max(1, min(full, _GATHERED // (bytes_per_point * active * batch_size)))
+            steps = max(1, min(full, working_set(self._x.device, _GATHERED) // (bytes_per_point * active * batch_size)))
             gathered = index[:active, i * batch_size : i * batch_size + (steps - 1) * batch_size + width]
             yield from self._gathered(gathered.view(active, steps, width).transpose(0, 1), sizes)
             i += steps

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from bayesadam.likelihoods import Likelihood
+from bayesadam.native.device import working_set
 from bayesadam.population.batches import Batch, Pair
 from bayesadam.population.closed import ClosedForm, Tensors
 from bayesadam.population.curvature import Gradients, by_autograd, with_squares
@@ -18,10 +19,8 @@ from bayesadam.population.layout import Layout
 from bayesadam.population.modules import differing_constants, places, signature
 from bayesadam.population.objective import Member, Objective
 
-WORKING_SET = {"cpu": 2**24, "other": 2**28}
-"""Approximate memory in bytes of what is computed together: the size of a core's caches, or enough to fill an
-accelerator.
-"""
+CACHE = 2**24
+"""Approximate memory in bytes of what is computed together on a CPU: the size of a core's caches."""
 
 
 class Losses:
@@ -103,7 +102,8 @@ class Losses:
 
     def outputs(self, weights: Tensor, member: int, x: Tensor) -> Tensor:
         """Outputs ``(S, N, ...)`` of a member at ``S`` rows of weights, for as many inputs at a time as fit a cache."""
-        rows = torch.split(x, max(1, working_set(x) // (2 * weights.element_size() * len(weights) * self.activations)))
+        bytes_each = 2 * weights.element_size() * len(weights) * self.activations
+        rows = torch.split(x, max(1, together(x.device) // bytes_each))
         values = self.layout.split(weights)
         if self._closed is not None and x.ndim == 2:
             return torch.cat([self._closed.outputs(values, part) for part in rows], dim=1)
@@ -179,9 +179,9 @@ class Losses:
         return functional_call(self.template, placed, inputs, tie_weights=False)
 
 
-def working_set(tensor: Tensor) -> int:
-    """:data:`WORKING_SET` of the device of a tensor."""
-    return WORKING_SET["cpu" if tensor.device.type == "cpu" else "other"]
+def together(device: torch.device) -> int:
+    """Approximate memory in bytes of what is computed together."""
+    return working_set(device, CACHE)
 
 
 def _public(name: str) -> str:

@@ -94,26 +94,26 @@ class DiagonalGaussian(GaussianPosterior):
         """
         scratch = noise.Scratch()
         random = {index: name for index, name in enumerate(self.mean) if name in std}
+        means, deviations = ({i: of[name] for i, name in random.items()} for of in (self.mean, std))
+        around = noise.Around(means, deviations, seed)
 
         @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
             for name, mean in self.mean.items():
                 if number is None or name not in std:
                     targets[name].detach().copy_(mean)
-            if number is not None:
-                own = {index: targets[name].detach() for index, name in random.items()}
-                draws = {index: _room(own[index], self.mean[name]) for index, name in random.items()}
+            own = {index: targets[name].detach() for index, name in random.items()}
+            if number is not None and own and not around(own, number):
+                draws = {index: _room(out, means[index]) for index, out in own.items()}
                 noise.fill_many(draws, seed, 0, number, stream=noise.POSTERIOR, scratch=scratch)
-                if random and all(
-                    draw.device.type != "cpu" for draw in draws.values()
-                ):  # two operations for all tensors
-                    torch._foreach_mul_(list(draws.values()), [std[name] for name in random.values()])
-                    torch._foreach_add_(list(draws.values()), [self.mean[name] for name in random.values()])
-                for index, name in random.items():
-                    if draws[index].device.type == "cpu":
-                        torch.addcmul(self.mean[name], draws[index], std[name], out=draws[index])
-                    if draws[index] is not own[index]:
-                        own[index].copy_(draws[index])
+                if all(draw.device.type != "cpu" for draw in draws.values()):  # two operations for all tensors
+                    torch._foreach_mul_(list(draws.values()), list(deviations.values()))
+                    torch._foreach_add_(list(draws.values()), list(means.values()))
+                for index, draw in draws.items():
+                    if draw.device.type == "cpu":
+                        torch.addcmul(means[index], draw, deviations[index], out=draw)
+                    if draw is not own[index]:
+                        own[index].copy_(draw)
             torch.clear_autocast_cache()
 
         return write

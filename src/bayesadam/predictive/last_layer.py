@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bayesadam.curvature.totals import chunks
+from bayesadam.functional.curvature import precision
 from bayesadam.moments.observer import version_of
 from bayesadam.posterior import NetworkDistribution, PartialGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior
@@ -49,7 +50,7 @@ def last_layer_outputs(
             first, batch = parts[0]
             put(0)
             again, _ = run(Rows(batch).part(0, 1))
-            if not torch.dist(again, first[:1]) <= torch.finfo(again.dtype).eps ** 0.5 * again.norm():
+            if not torch.dist(again, first[:1]) <= precision(again) ** 0.5 * again.norm():
                 return None
         finally:
             handle.remove()

@@ -28,7 +28,7 @@ from bayesadam.curvature.layers import Form
 from bayesadam.curvature.registry import form_of
 from bayesadam.curvature.totals import Scratch, chunks
 from bayesadam.functional.autocast import without_autocast
-from bayesadam.functional.curvature import wide
+from bayesadam.functional.curvature import precision, wide
 from bayesadam.predictive.batches import Rows
 from bayesadam.predictive.covariance import OutputCovariance
 from bayesadam.predictive.network import MeanNetwork
@@ -180,7 +180,7 @@ class Layerwise:
         for grad, arrived in zip(grads, _gradients(found, calls, direction, retain=False), strict=True):
             expected = grad.sum(1) * weights.view(-1, *[1] * (grad.ndim - 2))
             got = torch.zeros_like(expected) if arrived is None else arrived.to(expected.dtype)
-            good.append(torch.dist(expected, got) <= torch.finfo(found.dtype).eps ** 0.5 * grad.norm())
+            good.append(torch.dist(expected, got) <= precision(found) ** 0.5 * grad.norm())
         if not all(truths(good)):  # a device is waited for once in a chunk, since this decides what is done with it
             raise NotLayerwiseError
 
@@ -195,7 +195,7 @@ class Layerwise:
                 found, tensors, direction, retain_graph=True, allow_unused=True, materialize_grads=True
             )
             grad = torch.zeros(call.shape, device=found.device, dtype=found.dtype) if grad is None else grad
-            tolerance = torch.finfo(grad.dtype).eps ** 0.5
+            tolerance = precision(grad) ** 0.5
             with without_autocast([grad]):
                 closed = self._closed(call.layer, _widened(call.inputs), _widened(grad))
             for local, expected in zip(names, exact, strict=True):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.functional.curvature import wide
+from bayesadam.native.device import working_set
 from bayesadam.posterior import NetworkDistribution, Posterior
 from bayesadam.predictive.batches import Rows, check_weights_are_used, draws_in_eval_mode, over_batches
 from bayesadam.predictive.covariance import OutputCovariance, WeightCovariance, weight_covariance
@@ -23,7 +24,7 @@ from bayesadam.predictive.layerwise import Layerwise, NotLayerwiseError
 from bayesadam.predictive.network import MeanNetwork, own_names
 
 CHUNK_BYTES = 2**26
-"""Memory for Jacobians and intermediate values; as many data points are treated at once as fit into it."""
+"""Memory on a CPU for Jacobians and intermediate values; as many data points are treated at once as fit into it."""
 
 
 class TooManyOutputsError(ValueError):
@@ -82,24 +83,24 @@ class _Linearized:
         covariances = [like.new_zeros(0, width, width)]
         if not self.weights.names:
             return outputs, like.new_zeros(total, width, width)
-        start = 0
+        start, limit = 0, working_set(like.device, CHUNK_BYTES)
         while start < total:
             if self.engine is None:
-                self.engine = self._engine(rows.part(start, start + 1))
-            stop = min(total, start + max(1, CHUNK_BYTES // self.engine.bytes_each(width)))
+                self.engine = self._engine(rows.part(start, start + 1), limit)
+            stop = min(total, start + max(1, limit // self.engine.bytes_each(width)))
             covariance = OutputCovariance(self.weights, stop - start, width, like)
             chunk = rows.part(start, stop)
             try:
                 self.engine.add_to(covariance, chunk)
             except NotLayerwiseError:  # control flow that depends on the data
-                self.engine = Jacobians(self.network, rows.part(start, start + 1), CHUNK_BYTES)
+                self.engine = Jacobians(self.network, rows.part(start, start + 1), limit)
                 continue
             covariances.append(covariance.value())
             start = stop
         return outputs, torch.cat(covariances)
 
-    def _engine(self, row: Rows) -> Layerwise | Jacobians:
+    def _engine(self, row: Rows, limit: int) -> Layerwise | Jacobians:
         try:
-            return Layerwise(self.network, row, CHUNK_BYTES)
+            return Layerwise(self.network, row, limit)
         except NotLayerwiseError:
-            return Jacobians(self.network, row, CHUNK_BYTES)
+            return Jacobians(self.network, row, limit)
