@@ -456,6 +456,7 @@ def main() -> None:
     for name, section in sections.items():
         if clock.left() < 10 and not options.tiny:
             found[name] = "no time"
+            write()
             continue
         begin = time.monotonic()
         try:

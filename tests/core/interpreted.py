@@ -130,6 +130,33 @@ def case_noise_has_the_numbers_of_operations():
         torch.testing.assert_close(many[1, 1, 5000:], other, rtol=1e-5, atol=1e-6)
 
 
+def case_posterior_samples_take_one_launch_in_any_memory_format():
+    assert noise.has_kernel(CPU) and noise._fills_around(CPU)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 70, 5), nn.Conv2d(70, 4, 1), nn.Flatten(), nn.Linear(36, 2))
+    for number, memory in enumerate((torch.contiguous_format, torch.channels_last)):
+        net = net.to(memory_format=memory)
+        mean = {name: p.detach().clone() for name, p in net.named_parameters()}
+        q = ba.DiagonalGaussian(mean, {name: 0.1 + value.square() for name, value in mean.items()})
+        write, versions = q.writer(3), [p._version for p in net.parameters()]
+        for sample in (5, 6):
+            with Launches() as launches:
+                write(dict(net.named_parameters()), sample)
+            assert launches == ["fill_around"], launches
+            for index, (name, p) in enumerate(net.named_parameters()):
+                eps = noise.normal(3, 0, sample, index, p.shape, stream=noise.POSTERIOR)
+                torch.testing.assert_close(p.data, mean[name] + q.variance[name].sqrt() * eps, rtol=1e-5, atol=1e-6)
+        assert all(p._version > version for p, version in zip(net.parameters(), versions))
+        assert net[0].weight.is_contiguous(memory_format=memory), number
+    odd = {name: p.detach().clone().double() for name, p in net.named_parameters()}  # written in other ways
+    with Launches() as launches:
+        write(odd, 5)
+    assert launches == ["fill"], launches
+    eps = noise.normal(3, 0, 5, 1, (70,), stream=noise.POSTERIOR)
+    expected = mean["0.bias"] + q.variance["0.bias"].sqrt() * eps
+    torch.testing.assert_close(odd["0.bias"].float(), expected, rtol=1e-5, atol=1e-6)
+
+
 def scratch():
     return {"device": CPU, "scratch": noise.Scratch()}
 

@@ -230,5 +230,5 @@ def test_gradient_of_the_inputs():
 def test_chunks_are_small_enough_and_cover_all_examples():
     assert chunks(7, 10, 25) == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 7)]
     assert chunks(3, 100, 25) == [slice(0, 1), slice(1, 2), slice(2, 3)]
-    assert chunks(3, 0) == [slice(0, 3)]
-    assert chunks(0, 8) == []
+    assert chunks(3, 0, 25) == [slice(0, 3)]
+    assert chunks(0, 8, 25) == []
