@@ -430,6 +430,7 @@ def main() -> None:
     report: dict[str, Any] = {"with_gpu": None, "without_gpu": None}
     report |= json.loads(path.read_text()) if path.exists() else {}
     here = conditions("torch", "bayesadam", "triton", "ivon-opt")
+    report |= here  # of the part that was made last; every part has its own
 
     def write() -> None:
         save(options.output / "gpu.json", report)
