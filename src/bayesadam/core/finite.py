@@ -94,7 +94,7 @@ class DeviceCheck:
     def __init__(self) -> None:
         self._table = np.zeros((0, 3), dtype=np.int64)
         self._chunks = 0
-        self._both = self._found = torch.empty(0)
+        self._both = self._parts = self._found = torch.empty(0)
         self._parameters: Sequence[Tensor] = ()
         self._replayed = False
         self._pending: deque[tuple[Tensor, Any, Sequence[Tensor]]] = deque()
@@ -117,7 +117,7 @@ class DeviceCheck:
             return self._found
         from bayesadam.native import tiles
 
-        args = (*devices.unpacked(self._both, self._table), self._chunks, self._found)
+        args = self._parts, self._both, self._chunks, self._found
         devices.launch(tiles.check, min(devices.PROGRAMS, self._chunks), device, *args)
         if not devices.is_capturing(device):
             self._replayed = False
@@ -134,6 +134,7 @@ class DeviceCheck:
         packed = devices.packed(table, chunks)
         same = self._both if len(packed) == len(self._both) else None
         self._both = devices.upload(packed, device, same)
+        self._parts = devices.parts_of(self._both, table)
         if int(chunks.sum()) != self._chunks:
             self._found = torch.full((devices.PROGRAMS,), devices.NONE, dtype=torch.int32, device=device)
         self._table, self._chunks = table, int(chunks.sum())

@@ -79,7 +79,7 @@ class Buffers:
     def __init__(self) -> None:
         self.table: NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)
         self.programs = 0
-        self.both = self.given = self.values = torch.empty(0)
+        self.both = self.parts = self.given = self.values = torch.empty(0)
 
 
 class Kernels:
@@ -126,13 +126,12 @@ class Kernels:
             self._upload(buffers, table, rows, words)
         if devices.is_refilling():
             return
-        parts, table_ = devices.unpacked(buffers.both, buffers.table)
         if self.program.numbers_of_body or self.program.counters:
             numbers = buffers.given[WORDS:].view(torch.float64)
             found = self.nothing if found is None else found
-            given = (table_, buffers.given, numbers, counters, found, buffers.values)
+            given = (buffers.both, buffers.given, numbers, counters, found, buffers.values)
             devices.launch(self.functions["header"], len(table), self.device, *given, warps=1)
-        walked = (parts, table_, buffers.given, buffers.values)
+        walked = (buffers.parts, buffers.both, buffers.given, buffers.values)
         devices.launch(self.functions["run"], buffers.programs, self.device, *walked)
 
     def call(self, table: NDArray[np.int64], numbers: Mapping[str, float], words: NDArray[np.int64]) -> Tensor:
@@ -161,6 +160,7 @@ class Kernels:
             packed = devices.packed(table, programs)
             same = buffers.both if len(packed) == len(buffers.both) else None
             buffers.both = devices.upload(packed, self.device, same)
+            buffers.parts = devices.parts_of(buffers.both, table)
             buffers.table, buffers.programs = table.copy(), int(programs.sum())
             if len(buffers.values) != len(table):
                 shape = (len(table), max(1, len(self.program.numbers_of_body)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,12 +40,17 @@ class Updates:
 
     def first_bad(self) -> Tensor | None:
         """The first parameter whose gradient is not finite, if there is one."""
-        trained = [p for flat in self.layout.built for p in flat.parameters if p.grad is not None]
-        grads = [parameter.grad for parameter in trained]
-        if any(grad.is_sparse for grad in grads):  # type: ignore[union-attr]
-            grads = [self.collection.gradient(parameter) for parameter in trained]  # which names it
-        number = first_bad(grads, compiles=self.layout.first["compile"])  # type: ignore[arg-type]
+        trained, grads = self._dense(self.layout.built)
+        number = first_bad(grads, compiles=self.layout.first["compile"])
         return None if number is None else trained[number]
+
+    def _dense(self, flats: Iterable[Flat]) -> tuple[list[Tensor], list[Tensor]]:
+        """Parameters with a gradient, and their gradients, which must not be sparse."""
+        trained = [parameter for flat in flats for parameter in flat.parameters if parameter.grad is not None]
+        grads = [parameter.grad for parameter in trained]
+        if any([grad.is_sparse for grad in grads]):  # type: ignore[union-attr]
+            grads = list(map(self.collection.gradient, trained))  # which names it
+        return trained, grads  # type: ignore[return-value]
 
     def ready(self) -> bool:
         """Whether to step; raises an error if ``nonfinite="raise"`` and the step cannot be made."""
@@ -93,8 +98,7 @@ class Updates:
             return None
         if not noise.has_kernel(flats[0].kind.device):
             return None
-        trained = [p for flat in flats for p in flat.parameters if p.grad is not None]
-        return self._check.start(trained, [self.collection.gradient(parameter) for parameter in trained])
+        return self._check.start(*self._dense(flats))
 
     def learn(self, *, wait: bool) -> None:
         """Count the steps that a device has skipped since, or raise an error for them.

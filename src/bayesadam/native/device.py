@@ -29,7 +29,7 @@ FILL_COLUMNS = 10
 """Columns of a table of noise, see ``normal.cpp``."""
 NONE = 2**31 - 1
 """What the check writes if it finds nothing."""
-WORKING_SET = 2**28
+WORKING_SET = 2**30
 """Bytes that other devices than a CPU treat at a time: enough to keep them busy."""
 
 
@@ -119,9 +119,9 @@ def packed(table: NDArray[np.int64], programs: NDArray[np.int64]) -> NDArray[np.
     return np.concatenate([table.ravel(), aligned, parts.view(np.int64).ravel()])
 
 
-def unpacked(both: Tensor, table: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """The parts and the table on the device, the first arguments of a kernel."""
-    return both[table.size + table.size % 2 :].view(torch.int32), both
+def parts_of(both: Tensor, table: NDArray[np.int64]) -> Tensor:
+    """The pairs of the programs behind a packed table on the device, as a view."""
+    return both[table.size + table.size % 2 :].view(torch.int32)
 
 
 def programs_of(table: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -152,4 +152,4 @@ def fill(table: NDArray[np.int64], device: torch.device) -> None:
     programs = programs_of(table)
     both = upload(packed(table, programs), device)
     function = tiles.fill if table.shape[1] == FILL_COLUMNS else tiles.fill_around
-    launch(function, int(programs.sum()), device, *unpacked(both, table))
+    launch(function, int(programs.sum()), device, parts_of(both, table), both)
