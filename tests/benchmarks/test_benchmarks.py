@@ -14,7 +14,6 @@ import pytest
 
 import continual
 import defaults
-import ensembles
 from tiny_task import TINY
 
 ROOT = Path(__file__).parents[2]
@@ -67,33 +66,25 @@ def test_scripts_that_measure_seconds(run, script, arguments):
     assert list(report["cases"]) == [arguments[1]]
 
 
-@pytest.mark.parametrize("script", [defaults, ensembles])
-def test_what_is_finished_is_not_done_again(script, monkeypatch, tmp_path, capsys):
-    tasks = defaults.ALL if script is defaults else ensembles.TASKS
-    monkeypatch.setitem(tasks, "tiny", dataclasses.replace(TINY, epochs=2))
-    more = ["--optimizer", "adam", "bayesadam", "--workers", "1"] if script is defaults else ["--size", "30"]
-    given = ["--task", "tiny", "--seeds", "2", "--output", str(tmp_path), *more]
-    monkeypatch.setattr(sys, "argv", [script.__name__, *given])
-    path = tmp_path / f"{script.__name__}.json"
-    script.main()
+def test_what_is_finished_is_not_done_again(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(defaults.ALL, "tiny", dataclasses.replace(TINY, epochs=2))
+    given = ["--task", "tiny", "--seeds", "2", "--optimizer", "adam", "bayesadam", "--workers", "1"]
+    monkeypatch.setattr(sys, "argv", ["defaults", *given, "--output", str(tmp_path)])
+    path = tmp_path / "defaults.json"
+    defaults.main()
     report = json.loads(path.read_text())
-    if script is defaults:
-        assert {*report["tasks"]["tiny"]["bayesadam"]["worse"]} == {
-            *("nll", "accuracy", "ece", "auroc", "samples", "tuned", "training"),
-        }
-    else:
-        assert list(report["units"]) == [
-            f"tiny 30/{method}/{seed}" for method in ("adam", "bayesadam") for seed in (0, 1)
-        ]
+    assert {*report["tasks"]["tiny"]["bayesadam"]["worse"]} == {
+        *("nll", "accuracy", "ece", "auroc", "samples", "tuned", "training"),
+    }
 
     def refused(*_):
         raise AssertionError("a finished unit is done again")
 
-    monkeypatch.setattr(script, "unit", refused)
-    script.main()
+    monkeypatch.setattr(defaults, "unit", refused)
+    defaults.main()
     again = json.loads(path.read_text())
     assert {**again, "date": "", "load_averages": 0} == {**report, "date": "", "load_averages": 0}
-    assert script is ensembles or "4 units, 4 of them finished before" in capsys.readouterr().out
+    assert "4 units, 4 of them finished before" in capsys.readouterr().out
 
 
 def test_tasks_come_one_after_another_and_adam_forgets():
