@@ -1,7 +1,6 @@
 """Does untouched BayesAdam learn its width, and beat Adam?
 
-    python benchmarks/defaults.py                  # everything: prints the tables, writes runs/benchmarks/defaults.json
-    python benchmarks/defaults.py --quick          # fewer examples, epochs and seeds: under 20 minutes
+    python benchmarks/defaults.py                  # everything: prints verdicts, writes runs/benchmarks/defaults.json
     python benchmarks/defaults.py --task digits lstm --optimizer bayesadam --seeds 2
     python benchmarks/defaults.py --list           # the tasks, and their outside sets
 
@@ -10,14 +9,15 @@ and an ensemble of three. ``ba.BayesAdam`` is told ``num_data``, ``batch_size`` 
 once as it is and once with the squared gradients of single examples as its curvature. It predicts by the mean network
 or by samples, whichever is better on validation, and once more at the best of three temperatures. A peer is IVON by its
 authors' package ``ivon-opt``, at the best of three rates. All share the loop, the batches, the seeds and a cosine
-schedule. Tasks without a star are those on which the defaults were chosen. A unit, one task and seed and method, is
-written when it is finished, to ``defaults/`` beside the summary, and not done again; ``--again`` does. Workers have one
-thread each, so the seconds in the tables, processor time, are those of one core.
+schedule. A unit, one task and seed and method, is written when it is finished, to ``defaults/`` beside the summary, and
+not done again; ``--again`` does, which is needed after a change of the optimisers. Workers have one thread each, so the
+seconds, processor time, are those of one core.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -27,71 +27,62 @@ from typing import Any
 
 import torch
 
-from default_runs import comparison, tables
-from default_runs.journal import Journal, Key, outdated
-from default_runs.units import METHODS, quick, run
-from default_tasks import ALL, FURTHER, TASKS, Task
+from default_runs import comparison
+from default_runs.journal import Journal, Key
+from default_runs.units import METHODS, run
+from default_tasks import TASKS, Task
 from record import arguments, conditions, save
 
 Records = comparison.Records
 
 
-def chosen(options: argparse.Namespace) -> list[tuple[Task, range]]:
-    """The tasks that were asked for, each with its seeds."""
-    found = []
-    for name in options.task or TASKS:
-        task = quick(ALL[name]) if options.quick else ALL[name]
-        found.append((task, range(options.seeds or task.seeds)))
-    return found
-
-
-def measure(tasks: list[tuple[Task, range]], methods: list[str], options: argparse.Namespace) -> Records:
+def measure(tasks: list[Task], methods: list[str], options: argparse.Namespace) -> Records:
     """All records, those that were there and those that are made now."""
     journal = Journal(options.output / "defaults")
-    records = {key: record for task, _ in tasks for key, record in journal.read(task).items()}
-    asked = {(task.name, seed, method): task for task, seeds in tasks for seed in seeds for method in methods}
+    records = {key: record for task in tasks for key, record in journal.read(task).items()}
+    asked = {
+        (task.name, seed, method): task
+        for task in tasks
+        for seed in range(options.seeds or task.seeds)
+        for method in methods
+    }
     todo = {key: task for key, task in asked.items() if key not in records or (options.again and key[2] != "adam")}
     print(f"{len(asked)} units, {len(asked) - len(todo)} of them finished before", flush=True)
     start = time.perf_counter()
-    for number, (key, record) in enumerate(results(todo, options), 1):
+    for number, (key, record) in enumerate(results(todo, options.workers), 1):
         records[key] = journal.write(todo[key], key[1], key[2], record)
         nll = record.get("scores", {}).get("nll")
         said = f"NLL {nll:.4f}" if nll is not None else next(iter(record.values()))
         minutes = (time.perf_counter() - start) / 60
         print(f"[{number}/{len(todo)}, {minutes:.1f} min] {key[0]} seed {key[1]} {key[2]}: {said}", flush=True)
-    found = {key: record for key, record in records.items() if key in asked}
-    if old := outdated(found):
-        print(f"{len(old)} units are of another version of the optimisers; --again does them again")
-    return found
+    return {key: record for key, record in records.items() if key in asked}
 
 
-def results(todo: dict[Key, Task], options: argparse.Namespace) -> Iterator[tuple[Key, dict[str, Any]]]:
+def results(todo: dict[Key, Task], workers: int) -> Iterator[tuple[Key, dict[str, Any]]]:
     """Records of units as they finish: in this process with one worker, else in others."""
-    members = 1 if options.quick else 3
     os.environ["OMP_NUM_THREADS"] = "1"  # of the workers
-    if options.workers == 1:
+    if workers == 1:
         torch.set_num_threads(1)
-        for key, task in todo.items():
-            yield key, run(task, key[1], key[2], members=members)
+        for key in todo:
+            yield key, unit(*key)
         return
     with ProcessPoolExecutor(
-        options.workers, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+        workers, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
-        futures = {pool.submit(unit, *key, options.quick, members): key for key in todo}
+        futures = {pool.submit(unit, *key): key for key in todo}
         for future in as_completed(futures):
             yield futures[future], future.result()
 
 
-def unit(name: str, seed: int, method: str, fewer: bool, members: int) -> dict[str, Any]:
-    """One unit in a process of its own, which knows tasks by name."""
-    task = quick(ALL[name]) if fewer else ALL[name]
-    return run(task, seed, method, members=members)
+def unit(name: str, seed: int, method: str) -> dict[str, Any]:
+    """One unit; processes of their own know tasks by name."""
+    return run(TASKS[name], seed, method)
 
 
-def summary(tasks: list[tuple[Task, range]], methods: list[str], records: Records) -> dict[str, Any]:
+def summary(tasks: list[Task], methods: list[str], records: Records) -> dict[str, Any]:
     """Means, differences and verdicts."""
     report: dict[str, Any] = {"tasks": {}, "verdicts": {}}
-    for task, _ in tasks:
+    for task in tasks:
         adam = [record for (name, _, by), record in records.items() if (name, by) == (task.name, "adam")]
         found = {method: comparison.compare(task, method, records) for method in methods if method != "adam"}
         report["tasks"][task.name] = {
@@ -111,40 +102,26 @@ def summary(tasks: list[tuple[Task, range]], methods: list[str], records: Record
     return report
 
 
-def show(tasks: list[tuple[Task, range]], methods: list[str], records: Records, report: dict[str, Any]) -> None:
-    """Print a table of all tasks, and the verdicts."""
-    print(f"\n{tables.HEADER}")
-    for task, _ in tasks:
-        entry = report["tasks"][task.name]
-        compared = {method: entry[method] for method in methods if method != "adam" and method in entry}
-        print("\n".join(tables.rows(task, compared, records)))
-    print(tables.LEGEND)
-    for method, found in report["verdicts"].items():
-        print("\n".join(tables.lines(method, found)))
-
-
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--task", nargs="+", choices=list(ALL), metavar="NAME", help="default: all but further ones")
+    parser.add_argument("--task", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="NAME")
     parser.add_argument("--optimizer", nargs="+", choices=METHODS, metavar="NAME", help=f"of {', '.join(METHODS)}")
-    parser.add_argument("--quick", action="store_true", help="fewer examples, epochs and seeds, no ensembles")
-    parser.add_argument("--seeds", type=int, metavar="K", help="default: 5, or 3 for long trainings; quick: 2 or 1")
+    parser.add_argument("--seeds", type=int, metavar="K", help="default: 5, or 3 for long trainings")
     parser.add_argument("--again", action="store_true", help="do finished units of ours again")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), metavar="K", help="processes; default: cores")
     parser.add_argument("--list", action="store_true", help="list the tasks")
     options = parser.parse_args()
+    tasks = [TASKS[name] for name in options.task]
     if options.list:
-        for task in ALL.values():
-            kind = "further" if task.name in FURTHER else f"{task.seeds} seeds"
-            print(f"{task.name:<22}{kind:<10}{task.epochs:>4} epochs of {task.batch_size:>4}   outside: {task.outside}")
+        for task in tasks:
+            size = f"{task.seeds} seeds, {task.epochs} epochs of {task.batch_size}"
+            print(f"{task.name:<24}{size:<34}outside: {task.outside}")
         return
-    tasks = chosen(options)
     methods = list(dict.fromkeys(["adam", *(options.optimizer or METHODS)]))
-    records = measure(tasks, methods, options)
-    report = summary(tasks, methods, records)
-    show(tasks, methods, records, report)
-    measured = conditions("torch", "bayesadam", "ivon-opt")
-    save(options.output / "defaults.json", {**measured, "quick": options.quick, **report})
+    report = summary(tasks, methods, measure(tasks, methods, options))
+    for method, verdict in report["verdicts"].items():
+        print(f"{method}: {json.dumps(verdict)}")
+    save(options.output / "defaults.json", {**conditions("torch", "bayesadam", "ivon-opt"), **report})
     print(f"wrote {options.output / 'defaults.json'}")
 
 

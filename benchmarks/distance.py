@@ -1,7 +1,6 @@
 """Away from the data, on images: do last layers in random features tell foreign images better than plain ones?
 
-    python benchmarks/distance.py            # two tasks, three seeds: prints, writes runs/benchmarks/distance.json
-    python benchmarks/distance.py --quick    # 1,000 images, two epochs, one seed
+    python benchmarks/distance.py            # two tasks, three seeds: writes runs/benchmarks/distance.json
 
 Tasks, networks and scores are those of ``defaults.py``. All networks are trained by Adam, with the best of three
 learning rates by the validation NLL, once as they are, and with ``ba.distance.distance_aware``, also with its bound of
@@ -16,8 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -28,14 +25,14 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam.distance import distance_aware
+from default_runs.comparison import paired
 from default_runs.scores import score, validation_nll
 from default_runs.training import Trained, adam, fit, plan_of
-from default_tasks import ALL, Data, Task
+from default_runs.units import RATES
+from default_tasks import TASKS, Data, Task
 from record import arguments, conditions, save
 
-TASKS = ("mnist", "fashion-5k")
-SIZE = 5_000
-RATES = (3e-4, 1e-3, 3e-3)
+NAMES, SIZE = ("mnist", "fashion-5k"), 5_000
 NETWORKS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "plain": lambda model: model,
     "distance-aware": distance_aware,
@@ -88,30 +85,26 @@ def summary(units: dict[str, Any], label: str, seeds: int) -> list[str]:
         for part in ("point", *POSTERIORS):
             cells = []
             for measure in MEASURES:
-                values = [found[part][measure] for found in own]
-                error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-                cells.append(f"{measure} {statistics.mean(values):.4f} +- {error:.4f}")
+                mean, error = paired([found[part][measure] for found in own])
+                cells.append(f"{measure} {mean:.4f} +- {error:.4f}")
             lines.append(f"{label}, {network}, {part}: {', '.join(cells)}")
     return lines
 
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--task", nargs="+", choices=TASKS, default=list(TASKS), metavar="NAME")
+    parser.add_argument("--task", nargs="+", choices=NAMES, default=list(NAMES), metavar="NAME")
     parser.add_argument("--seeds", type=int, default=3, metavar="K")
-    parser.add_argument("--quick", action="store_true", help="1,000 images, two epochs, one seed")
     parser.add_argument("--again", action="store_true", help="do finished units again")
     options = parser.parse_args()
     torch.set_num_threads(1)
     path = options.output / "distance.json"
     units: dict[str, Any] = dict(json.loads(path.read_text())["units"]) if path.exists() else {}
     report = conditions("torch", "bayesadam")
-    seeds = 1 if options.quick else options.seeds
     for name in options.task:
-        changes: dict[str, Any] = {"size": 1_000, "epochs": 2} if options.quick else {"size": SIZE}
-        task = dataclasses.replace(ALL[name], **changes)
-        label = f"{name} {'quick' if options.quick else task.size}"
-        for seed in range(seeds):
+        task = dataclasses.replace(TASKS[name], size=SIZE)
+        label = f"{name} {SIZE}"
+        for seed in range(options.seeds):
             data = task.load(seed)
             for network in NETWORKS:
                 key = f"{label}/{network}/{seed}"
@@ -119,7 +112,7 @@ def main() -> None:
                     units[key] = unit(task, data, network, seed)
                     save(options.output / "distance.json", {**report, "units": dict(sorted(units.items()))})
                 print(f"{key:<40}{units[key]}", flush=True)
-        print("\n".join(summary(units, label, seeds)), flush=True)
+        print("\n".join(summary(units, label, options.seeds)), flush=True)
     print(f"wrote {path}")
 
 

@@ -70,10 +70,10 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-import bayesadam as ba
 from bayesadam import noise
 from bayesadam.core import finite, launch
 from bayesadam.native import device as devices
+from contenders import give, ours
 
 CUDA = torch.device("cuda:0")
 
@@ -262,24 +262,12 @@ def step(name: str, tensors: int, numel: int, *, triton: bool, mode: str = "trai
     """What one step dispatches, with given gradients, once it is in its stride."""
     with fake(triton=triton) as watch:
         params = [nn.Parameter(torch.empty(numel // tensors, device=CUDA)) for _ in range(tensors)]
-        opt = getattr(ba, name)(params, num_data=50.0, **options)
-        grads = [torch.empty_like(parameter) for parameter in params]
-        if mode == "train":
-            opt.train()
+        give(params, [torch.empty_like(parameter) for parameter in params])
+        _, take = ours(params, name, blocks=mode == "block", **options)
         for _ in range(3):
             watch.clear()
-            if mode == "train":
-                _give(params, grads)
-            else:
-                with opt.sampled_params():
-                    _give(params, grads)
-            opt.step()
+            take()
         return watch.report()
-
-
-def _give(params: Any, grads: Any) -> None:
-    for parameter, grad in zip(params, grads, strict=True):
-        parameter.grad = grad
 
 
 SIZES = {
@@ -291,7 +279,6 @@ SIZES = {
 
 def steps(*, quick: bool) -> dict[str, Any]:
     """Steps with kernels and without, at several sizes."""
-    extra = {"BayesAdam": {"batch_size": 32, "prior_precision": 1.0}}
     names = ("IVON",) if quick else ("Vadam", "IVON", "BayesAdam")
     variants: list[dict[str, Any]] = [{}] if quick else [{}, {"low_memory": True}, {"nonfinite": "skip"}]
     found = {}
@@ -302,10 +289,7 @@ def steps(*, quick: bool) -> dict[str, Any]:
                     key = " ".join([name, mode, *options, "with Triton" if triton else "without"])
                     several = name == "IVON" and not options and mode == "train" and not quick
                     sizes = SIZES[triton] if several else SIZES[triton][:1]
-                    each = [
-                        step(name, tensors, numel, triton=triton, mode=mode, **options, **extra.get(name, {}))
-                        for tensors, numel in sizes
-                    ]
+                    each = [step(name, tensors, numel, triton=triton, mode=mode, **options) for tensors, numel in sizes]
                     found[key] = {
                         **each[0],
                         "same_at": [list(size) for size, e in zip(sizes, each, strict=True) if e == each[0]],

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -39,10 +39,8 @@ from bayesadam import noise
 from bayesadam.core import launch
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.optim import OPTIMIZERS
+from contenders import Contender, Step, adam, ivon_opt, optimizer, ours
 from record import arguments, conditions, save
-
-Step = Callable[[], Any]
-NUM_DATA = 50_000.0
 
 
 class Clock:
@@ -157,48 +155,8 @@ def trained_differently(name: str, device: torch.device) -> float:
 # Steps with given gradients
 
 
-def adam(params: Sequence[nn.Parameter], **options: Any) -> tuple[Any, Step]:
-    opt = torch.optim.Adam(params, **options)
-    return opt, opt.step
-
-
-def ivon_opt(params: Sequence[nn.Parameter]) -> tuple[Any, Step]:
-    import ivon
-
-    opt = ivon.IVON(params, lr=1e-6, ess=NUM_DATA, weight_decay=1e-4)
-    grads = [p.grad for p in params]
-
-    def step() -> None:
-        with opt.sampled_params(train=True):
-            give(params, grads)
-        opt.step()
-
-    return opt, step
-
-
-def ours(params: Sequence[nn.Parameter], name: str, *, blocks: bool, **options: Any) -> tuple[Any, Step]:
-    extra = {"batch_size": 128, "prior_precision": 1.0} if name == "BayesAdam" else {}
-    opt = getattr(ba, name)(params, lr=1e-6, num_data=NUM_DATA, **extra, **options)
-    grads = [p.grad for p in params]
-    if not blocks:
-        opt.train()
-        return opt, opt.step
-
-    def step() -> None:
-        with opt.sampled_params():
-            give(params, grads)
-        opt.step()
-
-    return opt, step
-
-
-def give(params: Sequence[nn.Parameter], grads: Sequence[Tensor | None]) -> None:
-    for parameter, grad in zip(params, grads, strict=True):
-        parameter.grad = grad
-
-
 REFERENCE = "Adam fused"
-CONTENDERS: dict[str, Callable[..., tuple[Any, Step]]] = {
+CONTENDERS: dict[str, Contender] = {
     REFERENCE: partial(adam, fused=True),
     "Adam foreach": partial(adam, foreach=True),
     "ivon-opt": ivon_opt,
@@ -327,10 +285,9 @@ def iterations(clock: Clock, kind: str) -> dict[str, Any]:
             opt: Any = torch.optim.Adam(net.parameters(), lr=1e-5, fused=True)
         elif name == "VOGN":
             net.eval()  # squares of single examples need batch norm with fixed statistics
-            opt = ba.VOGN(net.named_parameters(), lr=1e-5, num_data=NUM_DATA, curvature=PerExampleSquares(net))
+            opt = optimizer("VOGN", net.named_parameters(), curvature=PerExampleSquares(net))
         else:
-            extra = {"batch_size": 128, "prior_precision": 1.0} if name == "BayesAdam" else {}
-            opt = getattr(ba, name)(net.named_parameters(), lr=1e-5, num_data=NUM_DATA, **extra)
+            opt = optimizer(name, net.named_parameters())
         if name != REFERENCE:
             opt.train()
 
@@ -438,7 +395,7 @@ def main() -> None:
     if options.without_gpu:
         report["without_gpu"] = here | without_gpu.without_gpu(quick=options.quick)
         write()
-        show(report["without_gpu"])
+        print(f"wrote {path}")
         return
     device = torch.device(options.device)
     clock = Clock(device, options.seconds, tiny=options.tiny)
@@ -467,22 +424,6 @@ def main() -> None:
         print(f"{name}, {time.monotonic() - begin:.0f} s: {json.dumps(found[name])[:2000]}", flush=True)
         write()
     print(f"wrote {path}")
-
-
-def show(found: Mapping[str, Any]) -> None:
-    """Print what must hold."""
-    interpreted, compiled, fake = found["interpreted"], found["compiled"], found["fake"]
-    wide = [each["difference"] for title, each in interpreted["passes"].items() if "float16" not in title]
-    print(f"{interpreted['count']} passes interpreted, all equal up to rounding: {interpreted['equal']}")
-    print(f"largest relative difference in float32 and float64: {max(wide):.1e}")
-    print(f"{compiled['count']} cubins, {compiled['spilled_bytes']} bytes spilled")
-    for name, each in compiled["kernels"].items():
-        registers = {arch: cubin["registers"] for arch, cubin in each["run"].items()}
-        print(f"  {name}: registers {registers}, bytes per weight {each.get('bytes_per_weight', '-')}")
-    for name, each in fake["steps"].items():
-        print(f"  {name}: {each}")
-    for name, each in fake["walks"].items():
-        print(f"  {name}: {each}")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import ctypes
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,114 +29,50 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import bayesadam as ba
 from bayesadam import noise
+from contenders import Contender, adam, give, ivon_opt, ours
 from record import arguments, conditions, save
 from turns import take_turns
 
-Shapes = Sequence[Sequence[int]]
-Step = Callable[[], Any]
-
-NUM_DATA, BATCH_SIZE = 1000.0, 128
 LARGEST = "1e7 in 16"
-
-
-def transformer(vocabulary: int = 1000, width: int = 256, layers: int = 4, context: int = 64) -> Shapes:
-    """Parameters of a pre-norm decoder."""
-    norm = [(width,), (width,)]
-    attention = [(3 * width, width), (3 * width,), (width, width), (width,)]
-    mlp = [(4 * width, width), (4 * width,), (width, 4 * width), (width,)]
-    head = [(vocabulary, width), (vocabulary,)]
-    return [(vocabulary, width), (context, width), *(norm + attention + norm + mlp) * layers, *norm, *head]
-
-
-def equal(numel: int, tensors: int) -> Shapes:
-    """So many weights in tensors of equal size."""
-    return [(numel // tensors,)] * tensors
-
-
-CASES: dict[str, tuple[Shapes, int]] = {
-    "1e4 in 16": (equal(10_000, 16), 401),
-    "1e5 in 100": (equal(100_000, 100), 201),
-    "1e6 in 100": (equal(1_000_000, 100), 101),
-    "1e6 in 16": (equal(1_000_000, 16), 101),
-    LARGEST: (equal(10_000_000, 16), 21),
-    "1000 of 64": (equal(64_000, 1000), 51),
-    "1e6 in 1": (equal(1_000_000, 1), 51),
-    "mlp 784-400-400-10": ([(400, 784), (400,), (400, 400), (400,), (10, 400), (10,)], 101),
-    "transformer": (transformer(), 31),
+CASES = {
+    "1e4 in 16": (10**4, 16, 401),
+    "1e5 in 100": (10**5, 100, 201),
+    "1e6 in 100": (10**6, 100, 101),
+    "1e6 in 16": (10**6, 16, 101),
+    LARGEST: (10**7, 16, 21),
+    "1000 of 64": (64_000, 1000, 51),
 }
-"""Shapes of the parameters, and number of rounds."""
-
-
-def parameters(shapes: Shapes) -> list[nn.Parameter]:
-    generator = torch.Generator().manual_seed(0)
-    return [nn.Parameter(torch.randn(*shape, generator=generator)) for shape in shapes]
-
-
-def gradients(shapes: Shapes) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randn(*shape, generator=generator).mul_(0.01) for shape in shapes]
-
-
-def assign(params: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> None:
-    for p, g in zip(params, grads, strict=True):
-        p.grad = g
-
-
-def adam(implementation: str, params: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> tuple[Any, Step]:
-    opt = torch.optim.Adam(params, **{implementation: True})
-    assign(params, grads)
-    return opt, opt.step
-
-
-def ivon_opt(params: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> tuple[Any, Step]:
-    import ivon
-
-    opt = ivon.IVON(params, lr=0.1, ess=NUM_DATA, weight_decay=1.0 / NUM_DATA)
-
-    def step() -> None:
-        with opt.sampled_params(train=True):
-            assign(params, grads)
-        opt.step()
-
-    return opt, step
-
-
-def ours(
-    method: str, dropin: bool, params: Sequence[nn.Parameter], grads: Sequence[Tensor], **options: bool
-) -> tuple[Any, Step]:
-    extra = {"batch_size": BATCH_SIZE} if method == "BayesAdam" else {}
-    opt = getattr(ba, method)(params, num_data=NUM_DATA, **extra, **options)
-    if dropin:
-        opt.train()
-        assign(params, grads)
-        return opt, opt.step
-
-    def step() -> None:
-        with opt.sampled_params():
-            assign(params, grads)
-        opt.step()
-
-    return opt, step
-
-
+"""Weights, tensors of equal size, and number of rounds."""
 REFERENCE = "Adam fused"
-CONTENDERS: dict[str, Callable[[Sequence[nn.Parameter], Sequence[Tensor]], tuple[Any, Step]]] = {
-    REFERENCE: partial(adam, "fused"),
-    "Adam foreach": partial(adam, "foreach"),
+CONTENDERS: dict[str, Contender] = {
+    REFERENCE: partial(adam, fused=True),
+    "Adam foreach": partial(adam, foreach=True),
     "ivon-opt": ivon_opt,
     **{
-        f"{method} {'drop-in' if dropin else 'blocks'}{' compiled' if compile else ''}": partial(
-            ours, method, dropin, compile=compile
+        f"{name} {'blocks' if blocks else 'drop-in'}{' compiled' if compile else ''}": partial(
+            ours, name=name, blocks=blocks, compile=compile
         )
         for compile in (False, True)
-        for method in ("BayesAdam", "Vadam", "IVON")
-        for dropin in (False, True)
+        for name in ("BayesAdam", "Vadam", "IVON")
+        for blocks in (True, False)
     },
-    "Vadam drop-in low memory": partial(ours, "Vadam", True, compile=True, low_memory=True),
-    "IVON drop-in low memory": partial(ours, "IVON", True, compile=True, low_memory=True),
+    "Vadam drop-in low memory": partial(ours, name="Vadam", blocks=False, compile=True, low_memory=True),
+    "IVON drop-in low memory": partial(ours, name="IVON", blocks=False, compile=True, low_memory=True),
 }
+
+
+def gradients(numel: int, tensors: int = 1) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(numel // tensors, generator=generator).mul_(0.01) for _ in range(tensors)]
+
+
+def parameters(grads: Sequence[Tensor]) -> list[nn.Parameter]:
+    """With these gradients."""
+    generator = torch.Generator().manual_seed(0)
+    params = [nn.Parameter(torch.randn(grad.shape, generator=generator)) for grad in grads]
+    give(params, grads)
+    return params
 
 
 def state_bytes(opt: Any) -> int:
@@ -147,15 +83,14 @@ def state_bytes(opt: Any) -> int:
 
 
 def measure_time(case: str, names: Sequence[str]) -> dict[str, Any]:
-    shapes, rounds = CASES[case]
-    grads = gradients(shapes)
-    count = sum(g.numel() for g in grads)
-    print(f"\n{case}: {count:,} parameters in {len(shapes)}")
-    made = {name: CONTENDERS[name](parameters(shapes), grads) for name in names}
+    count, tensors, rounds = CASES[case]
+    print(f"\n{case}")
+    grads = gradients(count, tensors)
+    made = {name: CONTENDERS[name](parameters(grads)) for name in names}
     results = take_turns({name: step for name, (_, step) in made.items()}, rounds, warm=False)
     for name, (opt, _) in made.items():
         results[name]["state_bytes_per_parameter"] = round(state_bytes(opt) / count, 2)
-    return {"parameters": count, "tensors": len(shapes), "rounds": rounds, "results": results}
+    return {"parameters": count, "tensors": tensors, "rounds": rounds, "results": results}
 
 
 def memory_kib(field: str) -> int:
@@ -165,15 +100,14 @@ def memory_kib(field: str) -> int:
 
 def print_extra_memory(name: str) -> None:
     """Run in a process of its own: the peak of two steps less what is not the optimiser's doing, in bytes."""
-    shapes, _ = CASES[LARGEST]
-    count = sum(torch.Size(shape).numel() for shape in shapes)
-    _, step = CONTENDERS[name](*(make([(noise.BLOCK,)]) for make in (parameters, gradients)))
+    count, tensors, _ = CASES[LARGEST]
+    _, step = CONTENDERS[name](parameters(gradients(noise.BLOCK)))
     for _ in range(3):
         step()
     del step
     ctypes.CDLL(None).malloc_trim(0)
     before = memory_kib("VmRSS") * 1024
-    opt, step = CONTENDERS[name](parameters(shapes), gradients(shapes))
+    opt, step = CONTENDERS[name](parameters(gradients(count, tensors)))
     for _ in range(2):
         step()
     ctypes.CDLL(None).malloc_trim(0)
@@ -202,10 +136,7 @@ def main() -> None:
         print_extra_memory(options.extra_memory_of)
         return
     names = list(dict.fromkeys([REFERENCE, *options.contenders]))
-    report: dict[str, Any] = {
-        **conditions("torch", "bayesadam", "ivon-opt"),
-        "cases": {},
-    }
+    report: dict[str, Any] = {**conditions("torch", "bayesadam", "ivon-opt"), "cases": {}}
     if LARGEST in options.cases:
         report["extra_peak_bytes"] = {name: measure_memory(name) for name in names}
         print("extra peak, bytes:", report["extra_peak_bytes"])

@@ -1,6 +1,6 @@
 """Around four networks that Adam has trained: temperature scaling, one-line posteriors, tuned ones, and SWAG.
 
-    python benchmarks/posthoc.py                       # prints tables, writes runs/benchmarks/posthoc.json
+    python benchmarks/posthoc.py                       # writes runs/benchmarks/posthoc.json
     python benchmarks/posthoc.py --task digits         # one network
     python benchmarks/posthoc.py --method badam laplace "temperature scaling" "the network"
 
@@ -297,18 +297,6 @@ def summarized(results: dict[str, Any]) -> dict[str, Any]:
     return summary
 
 
-def show(summary: dict[str, Any]) -> None:
-    for name, methods in summary.items():
-        print(f"\n{name:36}{'seeds':>6}{'NLL':>8}{'accuracy':>10}{'ECE':>8}", end="")
-        print(f"{'seconds':>9}{'- network':>20}{'- temperature':>20}")
-        for method, row in methods.items():
-            pairs = "".join(
-                f"{mean:+11.4f} ± {error:.4f}" for mean, error in (v for v in row.values() if type(v) is list)
-            )
-            print(f"{method:36}{row['seeds']:6}{row['NLL']:8.4f}{row['accuracy']:10.4f}{row['ECE']:8.4f}", end="")
-            print(f"{row['seconds']:9.1f}{pairs}")
-
-
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--task", default="", help="measure networks whose name contains this only")
@@ -331,7 +319,6 @@ def main() -> None:
             print(f"{name}, seed {seed}, {method}: {scores[method]}", flush=True)
             report = {**conditions("torch", "bayesadam"), "summary": summarized(results), "results": results}
             save(options.output / "posthoc.json", report)
-    show(summarized(results))
 
 
 if __name__ == "__main__":

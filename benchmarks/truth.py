@@ -1,6 +1,6 @@
 """How close to the exact posterior do the methods come, where the data are and away from them?
 
-    python benchmarks/truth.py --references FOLDER      # prints the table, writes runs/benchmarks/truth.json
+    python benchmarks/truth.py --references FOLDER      # writes runs/benchmarks/truth.json
 
 The folder has posterior predictives of three small networks by long runs of Hamiltonian Monte Carlo (NUTS): for every
 problem its definition as JSON, and arrays as NPZ with the split, and mean and variance of the function at the test
@@ -362,18 +362,6 @@ def unit(task: Problem, name: str) -> dict[str, Any]:
     return {**task.compare(pred.mean[:, 0].double(), pred.epistemic[:, 0].double()), "cpu_seconds": seconds}
 
 
-def row(name: str, results: dict[str, Any]) -> str:
-    """Of the table, the problems that are done."""
-    cells = []
-    for key in PROBLEMS:
-        found = results.get(key)
-        if found is None or "failed" in found:
-            cells.append("failed" if found else "-")
-        else:
-            cells.append("{kl:.3f}  {typical:.2f} / {far:.2f}  {cpu_seconds:.0f} s".format(**found))
-    return f"{name:<26}" + "".join(f"{cell:>30}" for cell in cells)
-
-
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--references", type=Path, required=True, metavar="FOLDER", help="of the exact posteriors")
@@ -386,7 +374,6 @@ def main() -> None:
     with suppress(FileNotFoundError):
         report["methods"] = json.loads((options.output / "truth.json").read_text())["methods"]
     tasks = {name: problem(options.references, PROBLEMS[name]) for name in options.problem}
-    print(f"{'KL  typical / far  CPU':<26}" + "".join(f"{key:>30}" for key in PROBLEMS), flush=True)
     for name in options.method:
         results = report["methods"].setdefault(name, {})
         for key, task in tasks.items():
@@ -394,8 +381,8 @@ def main() -> None:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", UserWarning)  # of widths that are judged here
                     results[key] = unit(task, name)
+                print(f"{name}, {key}: {results[key]}", flush=True)
                 save(options.output / "truth.json", report)
-        print(row(name, results), flush=True)
 
 
 if __name__ == "__main__":

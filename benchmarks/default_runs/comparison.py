@@ -59,8 +59,6 @@ def compare(task: Task, method: str, records: Records) -> dict[str, Any] | None:
     peers = by_method.get(PEER, {})
     if method != PEER and (common := [seed for seed in seeds if "scores" in peers.get(seed, {})]):
         worse["peer"] = paired([own[seed]["scores"]["nll"] - peers[seed]["scores"]["nll"] for seed in common])
-    if all("training_nll" in record for pair in pairs for record in pair):
-        worse["training"] = paired([a["training_nll"] - b["training_nll"] for a, b in pairs])
     found["worse"] = worse
     for name in ("sigma", "ratio", "correlation", "share_from_start", "seconds"):
         if name in pairs[0][0]:

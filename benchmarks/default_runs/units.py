@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import time
 from typing import Any
-
-import torch
 
 from default_runs.scores import collapsed, predict_all, scaled, score, temperature, together, validation_nll
 from default_runs.training import OURS, PEER, Make, Trained, adam, needs_examples, peer, train, untouched
@@ -20,32 +16,22 @@ FACTORS = (1.0, 1 / 3, 3.0)
 """Of the temperature that BayesAdam chooses: the one knob that a user may turn."""
 MEMBERS = 3
 METHODS = ("adam", PEER, *OURS)
-TRAINED = 1_000
-"""Training examples at which the loss of the trained network is recorded."""
 
 
-def quick(task: Task) -> Task:
-    """With fewer examples, epochs and seeds."""
-    size = task.quick_size if task.quick_size is not None else task.size
-    epochs = task.quick_epochs or math.ceil(task.epochs / 2)
-    return dataclasses.replace(task, size=size, epochs=epochs, seeds=2 if task.seeds >= 5 else 1)
-
-
-def run(task: Task, seed: int, method: str, *, members: int = MEMBERS) -> dict[str, Any]:
+def run(task: Task, seed: int, method: str) -> dict[str, Any]:
     """The record of a unit: scores, or ``"failed"`` if training diverged, or ``"unsupported"`` with the reason why one
     of ours refuses the network.
 
     Args:
         task: What is trained.
         seed: Of data, weights and batches.
-        method: ``"adam"`` or one of ours.
-        members: Of Adam's deep ensemble; 1 for none.
+        method: One of ``METHODS``.
     """
     start = time.process_time()
     data = task.load(seed)
     try:
         if method == "adam":
-            found = _adam(task, data, seed, members)
+            found = _adam(task, data, seed)
         elif method == PEER:
             found = _best(task, data, seed, {rate: peer(rate) for rate in PEER_RATES})[0]
         else:
@@ -58,15 +44,13 @@ def run(task: Task, seed: int, method: str, *, members: int = MEMBERS) -> dict[s
     return _rounded(found)
 
 
-def _adam(task: Task, data: Data, seed: int, members: int) -> dict[str, Any]:
+def _adam(task: Task, data: Data, seed: int) -> dict[str, Any]:
     """The best of three rates by validation, the same with a temperature, and an ensemble at that rate."""
     record, best = _best(task, data, seed, {rate: adam(task, rate) for rate in RATES}, posterior=False)
-    if members > 1:
-        make = adam(task, record["rate"])
-        others = [train(task, data, make, seed + 1_000 * k) for k in range(1, members)]
-        predictions = [predict_all(one, data, posterior=False) for one in (best, *others)]
-        record["ensemble"] = score(together(predictions), data)
-    return record
+    make = adam(task, record["rate"])
+    others = [train(task, data, make, seed + 1_000 * k) for k in range(1, MEMBERS)]
+    predictions = [predict_all(one, data, posterior=False) for one in (best, *others)]
+    return {**record, "ensemble": score(together(predictions), data)}
 
 
 def _best(
@@ -115,9 +99,6 @@ def _evaluated(task: Task, trained: Trained, data: Data, *, posterior: bool = Tr
         loss = validation_nll(tempered, data)
         if loss <= record.get("scaled_validation", loss):
             record |= {"scaled": score(tempered, data), "scaled_validation": loss, "temperature": factor}
-    x, y = (part[:TRAINED] for part in data.train)
-    with torch.no_grad():
-        record["training_nll"] = float(trained.likelihood(trained.model(x), y))
     return {**record, "seconds": trained.seconds}
 
 

@@ -9,12 +9,3 @@ from default_tasks.task import positions as positions
 
 _MODULES = (images, text, lora, tables, pixels, sets, ratings)
 TASKS = {task.name: task for module in _MODULES for task in module.TASKS}
-"""What is run by default."""
-CHOSEN_ON = {
-    *("digits", "mnist", "fashion-5k", "fashion-5k-augmented", "wrong-labels", "lstm", "sets", "ratings"),
-    *("uci-concrete", "uci-energy", "uci-kin8nm"),
-}
-"""Tasks on which BayesAdam's defaults were chosen; the others were run only afterwards."""
-FURTHER = {task.name: task for task in (*images.FURTHER, *tables.FURTHER)}
-"""What is run on request."""
-ALL = TASKS | FURTHER

@@ -77,20 +77,6 @@ def digits(seed: int, size: int | None) -> Data:
     return Data(*digit_parts(seed, size), outside=clothes[divide(len(clothes), seed, 397)[0]])
 
 
-def post(seed: int, size: int | None) -> Data:
-    """USPS digits, 16 x 16 in [-1, 1]: the published test part, and a tenth of the training part to validate."""
-    found = load("usps")
-    x, x_test = found.x_train.view(-1, 1, 16, 16), found.x_test.view(-1, 1, 16, 16)
-    validation, train = divide(len(x), seed, len(x) // 10, -1)
-    clothes = 2.0 * idx("fashion-mnist", 16)[2] - 1.0
-    return Data(
-        (x[train][:size], found.y_train[train][:size]),
-        (x[validation], found.y_train[validation]),
-        (x_test, found.y_test),
-        clothes[divide(len(clothes), seed, OUTSIDE)[0]],
-    )
-
-
 def perceptron(*widths: int) -> nn.Module:
     """Linear layers with ReLU in between, for flattened inputs."""
     layers: list[nn.Module] = [nn.Flatten()]
@@ -114,15 +100,6 @@ def convolutional(data: Data) -> nn.Module:
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(64, 10),
-    )
-
-
-def without_norm(data: Data) -> nn.Module:
-    """Two convolutions and two linear layers."""
-    return nn.Sequential(
-        *(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 10)),
     )
 
 
@@ -151,8 +128,6 @@ def fashion(size: int, *, augmented: bool) -> Task:
         seeds=5 if size <= 5_000 else 3,
         outside="MNIST",
         augment=shift_and_flip if augmented else None,
-        quick_size=min(size, 10_000),
-        quick_epochs=8,
     )
 
 
@@ -176,7 +151,6 @@ TASKS = [
         epochs=10,
         seeds=3,
         outside="Fashion-MNIST",
-        quick_size=10_000,
     ),
     *(fashion(size, augmented=augmented) for size in (5_000, 20_000) for augmented in (False, True)),
     Task(
@@ -188,18 +162,5 @@ TASKS = [
         epochs=15,
         size=5_000,
         outside="Fashion-MNIST",
-        quick_size=2_000,
     ),
-]
-FURTHER = [
-    Task(
-        name="usps",
-        data=post,
-        model=without_norm,
-        likelihood=ba.Categorical,
-        batch_size=64,
-        epochs=15,
-        outside="Fashion-MNIST at 16 x 16",
-        quick_size=2_000,
-    )
 ]

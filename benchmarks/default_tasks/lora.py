@@ -104,7 +104,6 @@ TASKS = [
         seeds=3,
         outside="shuffled characters",
         weight_decay=True,
-        quick_size=1_000,
     ),
     Task(
         name="fine-tuning",
@@ -117,6 +116,5 @@ TASKS = [
         seeds=3,
         outside="shuffled characters",
         weight_decay=True,
-        quick_size=1_000,
     ),
 ]

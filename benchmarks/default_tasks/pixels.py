@@ -89,6 +89,5 @@ TASKS = [
         epochs=8,
         size=1_200,
         seeds=3,
-        quick_size=600,
     )
 ]

@@ -53,6 +53,5 @@ TASKS = [
         batch_size=128,
         epochs=15,
         size=USERS,
-        quick_size=500,
     )
 ]

@@ -61,6 +61,5 @@ TASKS = [
         size=6_000,
         seeds=3,
         outside="clothes",
-        quick_size=3_000,
     )
 ]

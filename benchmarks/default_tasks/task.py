@@ -49,8 +49,6 @@ class Task:
         outside: What the outside inputs are.
         augment: Changes a minibatch of training inputs, with noise from a generator.
         weight_decay: Adam is ``torch.optim.AdamW``, as is usual for transformers.
-        quick_size: Training examples in a quick run.
-        quick_epochs: Epochs in a quick run.
     """
 
     name: str
@@ -64,8 +62,6 @@ class Task:
     outside: str = "none"
     augment: Augment | None = None
     weight_decay: bool = False
-    quick_size: int | None = None
-    quick_epochs: int | None = None
 
     def load(self, seed: int) -> Data:
         """The data of a seed."""

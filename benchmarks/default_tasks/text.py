@@ -92,7 +92,6 @@ TASKS = [
         seeds=3,
         outside="shuffled characters",
         weight_decay=True,
-        quick_size=2_500,
     ),
     Task(
         name="lstm",
@@ -104,6 +103,5 @@ TASKS = [
         size=8_000,
         seeds=3,
         outside="shuffled characters",
-        quick_size=4_000,
     ),
 ]

@@ -67,20 +67,18 @@ def test_scripts_that_measure_seconds(run, script, arguments):
 
 
 def test_what_is_finished_is_not_done_again(monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(defaults.ALL, "tiny", dataclasses.replace(TINY, epochs=2))
+    monkeypatch.setitem(defaults.TASKS, "tiny", dataclasses.replace(TINY, epochs=2))
     given = ["--task", "tiny", "--seeds", "2", "--optimizer", "adam", "bayesadam", "--workers", "1"]
     monkeypatch.setattr(sys, "argv", ["defaults", *given, "--output", str(tmp_path)])
     path = tmp_path / "defaults.json"
     defaults.main()
     report = json.loads(path.read_text())
-    assert {*report["tasks"]["tiny"]["bayesadam"]["worse"]} == {
-        *("nll", "accuracy", "ece", "auroc", "samples", "tuned", "training"),
-    }
+    assert {*report["tasks"]["tiny"]["bayesadam"]["worse"]} == {"nll", "accuracy", "ece", "auroc", "samples", "tuned"}
 
     def refused(*_):
         raise AssertionError("a finished unit is done again")
 
-    monkeypatch.setattr(defaults, "unit", refused)
+    monkeypatch.setattr(defaults, "run", refused)
     defaults.main()
     again = json.loads(path.read_text())
     assert {**again, "date": "", "load_averages": 0} == {**report, "date": "", "load_averages": 0}
