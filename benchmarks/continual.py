@@ -29,8 +29,9 @@ from default_runs.scores import predict
 from default_runs.training import OURS, Trained, adam, fit, plan_of, untouched
 from default_runs.units import RATES
 from default_tasks import Data, Task
-from default_tasks.images import digit_parts, perceptron
+from default_tasks.images import digit_parts
 from default_tasks.task import Part
+from networks import perceptron
 from record import arguments, conditions, save
 
 SCENARIOS = {
@@ -54,7 +55,7 @@ def stages(seed: int, classes: int) -> list[Data]:
         kept = y // 2 == number
         return x[kept], y[kept] % classes
 
-    parts = digit_parts(seed, None)
+    parts = digit_parts(seed, 1_200, 200, 397)
     return [Data(*(only(part, number) for part in parts)) for number in range(5)]
 
 

@@ -33,6 +33,7 @@ from torch.nn import functional as F
 import bayesadam as ba
 from bayesadam.curvature import PerExampleSquares
 from default_tasks.transformer import Transformer
+from networks import perceptron
 from record import arguments, conditions, save
 from turns import take_turns
 
@@ -45,10 +46,6 @@ Squares = Callable[[], list[Tensor]]
 
 def transformer(width: int = 256) -> nn.Module:
     return Transformer(1000, width=width, depth=4, length=64)
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10))
 
 
 def convnet() -> nn.Module:
@@ -94,7 +91,7 @@ def cases() -> dict[str, Case]:
     classes, tokens = torch.randint(0, 10, (128,)), torch.randint(0, 1000, (16, 65))
     text = tokens[:, :-1], tokens[:, 1:], of_tokens
     return {
-        "mlp": Case(mlp, torch.randn(128, 784), classes, F.cross_entropy, 41),
+        "mlp": Case(partial(perceptron, 784, 400, 400, 10), torch.randn(128, 784), classes, F.cross_entropy, 41),
         "convnet": Case(convnet, torch.randn(128, 1, 28, 28), classes, F.cross_entropy, 15),
         "transformer": Case(transformer, *text, 9),
         "transformer 128 wide": Case(partial(transformer, 128), *text, 15),

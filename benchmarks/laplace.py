@@ -26,10 +26,8 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
-import itertools
 import json
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -44,25 +42,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
 from bayesadam.posthoc import LaplaceApproximation
+from networks import perceptron
+from peers import laplace_torch
 from record import arguments, conditions, save
 
 ROUNDS, PRIOR, NOISE = 3, 2.0, 0.3
 PACKAGES = ("torch", "bayesadam", "laplace-torch", "curvlinops-for-pytorch", "backpack-for-pytorch")
-
-
-def peer_module() -> Any:
-    """The peer, whose module has the name of this file."""
-    here = sys.path.pop(0)
-    try:
-        return importlib.import_module("laplace")
-    finally:
-        sys.path.insert(0, here)
-
-
-def network(*widths: int) -> nn.Sequential:
-    torch.manual_seed(0)
-    pairs = itertools.pairwise(widths)
-    return nn.Sequential(*[m for i, o in pairs for m in (nn.Linear(i, o), nn.ReLU())][:-1])
 
 
 def convolutional() -> nn.Sequential:
@@ -110,11 +95,10 @@ class Case:
 
     def theirs(self) -> Any:
         """Fit, by the peer."""
-        peer = peer_module()
         options: dict[str, Any] = {"sigma_noise": NOISE} if self.kind == "regression" else {}
         if self.backend:
             options["backend"] = getattr(importlib.import_module("laplace.curvature"), self.backend)
-        fitted = peer.Laplace(
+        fitted = laplace_torch().Laplace(
             copy.deepcopy(self.net),  # it leaves hooks
             self.kind,
             subset_of_weights="last_layer" if self.structure.startswith("last_layer") else "all",
@@ -190,7 +174,7 @@ def many_classes() -> dict[str, Any]:
 
 
 def _many_classes() -> dict[str, Any]:
-    case = Case("classification", "last_layer_kron", network(64, 512, 3100), 2000)
+    case = Case("classification", "last_layer_kron", perceptron(64, 512, 3100, seed=0), 2000)
     begin = time.perf_counter()
     fitted = case.ours()
     seconds = {"our fit": time.perf_counter() - begin}
@@ -209,11 +193,11 @@ def cases() -> dict[str, Callable[[], dict[str, Any]]]:
     """What is compared, by name."""
     found: dict[str, Callable[[], dict[str, Any]]] = {}
     for kind in ("classification", "regression"):
-        net = network(5, 30, 30, 3)
+        net = perceptron(5, 30, 30, 3, seed=0)
         for structure in ("diagonal", "kron", "full", "last_layer", "last_layer_kron"):
             case = Case(kind, structure, net, 300)
             found[f"small {kind}, {structure}"] = lambda case=case: case.compare(ROUNDS)
-    net = network(784, 400, 400, 10)
+    net = perceptron(784, 400, 400, 10, seed=0)
     backpack = Case("classification", "diagonal", net, 512, "BackPackGGN")
     found["large classification, diagonal, BackPACK"] = lambda: backpack.compare(1, predict=False)
     last = Case("classification", "last_layer", net, 512)

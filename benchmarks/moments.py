@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,19 +19,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import bayesadam as ba
+from networks import perceptron
 from record import arguments, conditions, save
 from turns import take_turns
 
 BATCH, NUM_DATA, ROUNDS, REPEATS = 128, 60_000, 15, 3
 X = torch.randn(BATCH, 784, generator=torch.Generator().manual_seed(1))
 Y = torch.randn(BATCH, 10, generator=torch.Generator().manual_seed(2))
-LABELS = torch.arange(BATCH) % 10
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    layers = [(784, 400), (400, 400), (400, 10)]
-    return nn.Sequential(*[m for i, o in layers for m in (nn.Linear(i, o), nn.ReLU())][:-1])
+network = partial(perceptron, 784, 400, 400, 10, seed=0)
 
 
 class Textbook(nn.Module):
@@ -80,16 +76,13 @@ def iteration(parameters: Iterable[nn.Parameter], loss: Callable[[], Tensor]) ->
 
 
 def training() -> dict[str, Callable[[], Any]]:
-    plain, classes = network(), network()
-    nets = {name: ba.fawn(network()) for name in ("ropd", "vi", "classes", "compiled")}
-    full, book = ba.fawn(network(), covariance=True), Textbook()
+    plain, net, twin, book = network(), ba.fawn(network()), ba.fawn(network()), Textbook()
     likelihood = ba.Gaussian(torch.full((10,), 11.0), learned=True)
     noise = torch.nn.Parameter(torch.zeros(10))
 
-    def fawn(net: ba.moments.MomentModule, loss: Callable[..., Tensor] | None = None, **options: Any) -> Any:
-        loss = loss or net.loss
+    def fawn(net: ba.moments.MomentModule, loss: Callable[..., Tensor]) -> Callable[[], None]:
         parameters = [*net.parameters(), *likelihood.parameters()]
-        return iteration(parameters, lambda: loss(X, Y, likelihood=likelihood, num_data=NUM_DATA, **options))
+        return iteration(parameters, lambda: loss(X, Y, likelihood=likelihood, num_data=NUM_DATA))
 
     def textbook() -> Tensor:
         mean, variance = book(X)
@@ -99,16 +92,9 @@ def training() -> dict[str, Callable[[], Any]]:
 
     return {
         "deterministic": iteration(plain.parameters(), lambda: functional.mse_loss(plain(X), Y)),
-        "fawn, ropd": fawn(nets["ropd"]),
-        "fawn, ropd, compiled": fawn(nets["compiled"], torch.compile(nets["compiled"].loss)),
-        "fawn, vi": fawn(nets["vi"], objective="vi"),
-        "co-fawn": fawn(full),
+        "fawn, ropd": fawn(net, net.loss),
+        "fawn, ropd, compiled": fawn(twin, torch.compile(twin.loss)),
         "textbook, ropd": iteration([*book.parameters(), noise], textbook),
-        "deterministic, classes": iteration(classes.parameters(), lambda: functional.cross_entropy(classes(X), LABELS)),
-        "fawn, classes": iteration(
-            nets["classes"].parameters(),
-            lambda: nets["classes"].loss(X, LABELS, likelihood=ba.Categorical(), num_data=NUM_DATA),
-        ),
     }
 
 
@@ -132,12 +118,11 @@ def convolutions(batch: int) -> dict[str, Callable[[], Any]]:
 def prediction() -> dict[str, Callable[[], Any]]:
     net = network()
     posterior = ba.fawn(net).posterior()
-    module, book = ba.fawn(network()), Textbook()
-    regression, classes = ba.Gaussian(11.0), ba.Categorical()
+    module = ba.fawn(network())
     x = X.repeat(8, 1)
 
-    def predict(likelihood: Any, **options: Any) -> Callable[[], Any]:
-        return lambda: ba.predict(net, posterior, x, likelihood=likelihood, **options)
+    def predict(**options: Any) -> Callable[[], Any]:
+        return lambda: ba.predict(net, posterior, x, likelihood=ba.Gaussian(11.0), **options)
 
     def forward(module: Callable[[Tensor], Any]) -> Callable[[], Any]:
         return torch.no_grad()(lambda: module(x))
@@ -146,12 +131,8 @@ def prediction() -> dict[str, Callable[[], Any]]:
         "deterministic": forward(net),
         "the module of fawn": forward(module),
         "the module, compiled": forward(torch.compile(module)),
-        "predict, moments": predict(regression, method="moments"),
-        "predict, classes, probit": predict(classes, method="moments", link="probit"),
-        "predict, classes": predict(classes, method="moments"),
-        "predict, mean": predict(regression, method="mean"),
-        "textbook": forward(book),
-        "predict, monte carlo": predict(regression, mc_samples=64),
+        "predict, moments": predict(method="moments"),
+        "predict, monte carlo": predict(mc_samples=64),
     }
 
 

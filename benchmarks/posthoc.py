@@ -28,17 +28,19 @@ from functools import partial
 from typing import Any
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 
 import bayesadam as ba
+from default_runs.comparison import paired
+from default_tasks.images import digit_parts
+from default_tasks.task import Part, divide, divided
+from networks import perceptron
 from public_data import load
 from record import arguments, conditions, save
 
 SEEDS = (0, 1, 2)
 LIKELIHOOD = ba.Categorical()
-Pair = tuple[Tensor, Tensor]
 
 
 class LSTM(nn.Module):
@@ -55,11 +57,6 @@ class LSTM(nn.Module):
         return self.head(self.dropout(states.mean(1)))
 
 
-def perceptron(*widths: int) -> nn.Sequential:
-    layers = [m for i, o in itertools.pairwise(widths) for m in (nn.Linear(i, o), nn.ReLU())]
-    return nn.Sequential(*layers[:-1])
-
-
 def convnet() -> nn.Sequential:
     def block(inputs: int, outputs: int) -> list[nn.Module]:
         return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
@@ -68,29 +65,22 @@ def convnet() -> nn.Sequential:
     return nn.Sequential(*body, nn.Linear(64 * 9, 10))
 
 
-def parts(x: Tensor, y: Tensor, sizes: tuple[int, int, int], seed: int) -> list[Pair]:
-    """Random training, held-out and test rows."""
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    return [(x[rows], y[rows]) for rows in order[: sum(sizes)].split(sizes)]
+def digits(seed: int) -> list[Part]:
+    return digit_parts(seed, 1000, 300, 497)
 
 
-def digits(seed: int) -> list[Pair]:
-    images, labels = load_digits(return_X_y=True)
-    return parts(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels), (1000, 300, 497), seed)
-
-
-def mnist(seed: int) -> list[Pair]:
+def mnist(seed: int) -> list[Part]:
     data = load("mnist")
-    return parts(data.x.view(len(data.x), -1) / data.x.max(), data.y, (10_000, 1000, 3000), seed)
+    return divided(data.x.view(len(data.x), -1) / data.x.max(), data.y, seed, 10_000, 1000, 3000)
 
 
-def fashion(seed: int) -> list[Pair]:
+def fashion(seed: int) -> list[Part]:
     data = load("fashion-mnist")
     x = functional.avg_pool2d(data.x.view(-1, 1, 28, 28), 2)
-    return parts((x - x.mean()) / x.std(), data.y, (5000, 1000, 2000), seed)
+    return divided((x - x.mean()) / x.std(), data.y, seed, 5000, 1000, 2000)
 
 
-def war_and_peace(seed: int) -> list[Pair]:
+def war_and_peace(seed: int) -> list[Part]:
     """Windows of 50 words, and which eighth of the book they are from; blocks of 20 windows are of one part."""
     data = load("text/war-and-peace")
     text = "".join(data.target_names[code] for code in data.x.tolist())
@@ -101,15 +91,15 @@ def war_and_peace(seed: int) -> list[Pair]:
     windows = coded[: len(coded) // 50 * 50].view(-1, 50)
     label = torch.arange(len(windows)) * 8 // len(windows)
     blocks = torch.arange(len(windows) // 20 * 20).view(-1, 20)
-    blocks = blocks[torch.randperm(len(blocks), generator=torch.Generator().manual_seed(seed))]
-    return [(windows[rows], label[rows]) for rows in blocks.flatten()[:11_000].split([8000, 1000, 2000])]
+    shares = [blocks[numbers].flatten() for numbers in divide(len(blocks), seed, 400, 50, 100)]
+    return [(windows[rows], label[rows]) for rows in shares]
 
 
 @dataclass(frozen=True)
 class Task:
     """A network and its data, and how it is trained."""
 
-    data: Callable[[int], list[Pair]]
+    data: Callable[[int], list[Part]]
     network: Callable[[], nn.Module]
     epochs: int
     batch_size: int
@@ -124,12 +114,12 @@ TASKS = {
 }
 
 
-def minibatches(data: Pair, size: int, epochs: int) -> Iterator[Pair]:
+def minibatches(data: Part, size: int, epochs: int) -> Iterator[Part]:
     for _ in range(epochs):
         yield from ((data[0][rows], data[1][rows]) for rows in torch.randperm(len(data[0])).split(size))
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Pair) -> None:
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Part) -> None:
     optimizer.zero_grad()
     functional.cross_entropy(model(batch[0]), batch[1]).backward()
     optimizer.step()
@@ -142,9 +132,9 @@ class Trained:
     task: Task
     model: nn.Module
     adam: torch.optim.Adam
-    train: Pair
-    held_out: Pair
-    test: Pair
+    train: Part
+    held_out: Part
+    test: Part
     curvatures: dict[str, ba.posthoc.LaplaceApproximation] = field(default_factory=dict)
 
     @classmethod
@@ -277,13 +267,6 @@ def score(trained: Trained, method: Callable[[Trained], Found]) -> dict[str, Any
     }
 
 
-def difference(seeds: list[dict[str, Any]], method: str, other: str) -> list[float]:
-    """Mean over seeds of the difference in NLL, and its standard error."""
-    found = [scores[method]["NLL"] - scores[other]["NLL"] for scores in seeds]
-    error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.nan
-    return [round(statistics.mean(found), 4), round(error, 4)]
-
-
 def summarized(results: dict[str, Any]) -> dict[str, Any]:
     """Means over the seeds for which a method is measured, and differences to the network and its temperature."""
     summary: dict[str, Any] = {}
@@ -292,8 +275,10 @@ def summarized(results: dict[str, Any]) -> dict[str, Any]:
             seeds = [scores for scores in rows.values() if {method, *REFERENCES} <= scores.keys()]
             if seeds:
                 mean = {key: round(statistics.mean(scores[method][key] for scores in seeds), 4) for key in MEASURES}
-                pairs = {f"- {other}": difference(seeds, method, other) for other in REFERENCES}
-                summary.setdefault(name, {})[method] = {"seeds": len(seeds), **mean, **pairs}
+                for other in REFERENCES:
+                    pair = paired([scores[method]["NLL"] - scores[other]["NLL"] for scores in seeds])
+                    mean[f"- {other}"] = [round(value, 4) for value in pair]
+                summary.setdefault(name, {})[method] = {"seeds": len(seeds), **mean}
     return summary
 
 

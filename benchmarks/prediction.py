@@ -5,15 +5,12 @@
 The ordinary network is 784-400-400-10: 64 samples x 1,024 inputs beside as many forward passes. "ivon-opt" is the
 peer's own loop over ``sampled_params``; "vmap" stacks the samples and maps the network over them; "sampling" is ours
 without the forward passes. The small network is 64-64-10 with 4,000 inputs beside one forward pass, by default and in
-passes of 250 rows, and the tiny one is 5-20-3 with 64 samples. "last layer" is a Laplace posterior over the last layer
-of the ordinary network, beside laplace-torch's 64 samples (left out if it is not installed; see ``laplace.py``).
+passes of 250 rows. "last layer" is a Laplace posterior over the last layer of the ordinary network, beside
+laplace-torch's 64 samples (left out if it is not installed; see ``laplace.py``).
 """
 
 from __future__ import annotations
 
-import importlib
-import itertools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,17 +20,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
+from networks import perceptron
+from peers import laplace_torch
 from record import arguments, conditions, save
 from turns import take_turns
 
 SAMPLES = 64
 Contenders = dict[str, Callable[[], Any]]
 LIKELIHOOD = ba.Categorical()
-
-
-def network(*widths: int) -> nn.Sequential:
-    pairs = itertools.pairwise(widths)
-    return nn.Sequential(*[m for i, o in pairs for m in (nn.Linear(i, o), nn.ReLU())][:-1])
 
 
 def passes(net: nn.Module, x: Tensor, count: int = 1) -> Callable[[], None]:
@@ -52,7 +46,7 @@ def predicting(net: nn.Module, posterior: Any, x: Tensor, **options: Any) -> Cal
 
 
 def ordinary() -> Contenders:
-    net, x = network(784, 400, 400, 10), torch.randn(1024, 784)
+    net, x = perceptron(784, 400, 400, 10), torch.randn(1024, 784)
     posterior = ba.Vadam(net.named_parameters(), num_data=60_000).posterior()
     parameters, peer = dict(net.named_parameters()), ivon.IVON(net.parameters(), lr=0.1, ess=60_000)
 
@@ -79,7 +73,7 @@ def ordinary() -> Contenders:
 
 
 def small() -> Contenders:
-    nets, x = [network(64, 64, 10) for _ in range(3)], torch.randn(4000, 64)
+    nets, x = [perceptron(64, 64, 10) for _ in range(3)], torch.randn(4000, 64)
     found: Contenders = {"one forward pass": passes(nets[0], x)}
     for name, posterior in (("point mass", ba.DiagonalGaussian.point_mass(nets[0])), ("three", ba.ensemble(nets))):
         for batch_size in (None, 250):
@@ -88,25 +82,16 @@ def small() -> Contenders:
     return found
 
 
-def tiny(rows: int) -> Contenders:
-    net, x = network(5, 20, 3), torch.randn(rows, 5)
-    posterior = ba.Vadam(net.named_parameters(), num_data=1000).posterior()
-    return {"plain forward passes": passes(net, x, SAMPLES), "predict": predicting(net, posterior, x)}
-
-
 def last_layer(rows: int) -> Contenders:
-    net, x = network(784, 400, 400, 10), torch.randn(2000, 784)
+    net, x = perceptron(784, 400, 400, 10), torch.randn(2000, 784)
     y = torch.randint(10, (2000,))
     fitted = ba.laplace(net, (x, y), likelihood=LIKELIHOOD, structure="last_layer")
     found = {"one forward pass": passes(net, x[:rows]), "predict": predicting(net, fitted, x[:rows])}
-    here = sys.path.pop(0)  # which has a script of the peer's name
     try:
-        peer = importlib.import_module("laplace").Laplace(net, "classification", hessian_structure="full")
+        peer = laplace_torch().Laplace(net, "classification", hessian_structure="full")
     except ImportError as error:
         print(f"laplace-torch: left out, {error}")
         return found
-    finally:
-        sys.path.insert(0, here)
     peer.fit(DataLoader(TensorDataset(x, y), batch_size=500))
     options = {"pred_type": "nn", "link_approx": "mc", "n_samples": SAMPLES}
     return {**found, "laplace-torch": lambda: peer(x[:rows], **options)}
@@ -115,8 +100,6 @@ def last_layer(rows: int) -> Contenders:
 CASES: dict[str, tuple[Callable[[], Contenders], int]] = {
     "784-400-400-10, 64 samples x 1,024 inputs": (ordinary, 5),
     "64-64-10, 4,000 inputs": (small, 41),
-    "5-20-3, 64 samples x 1,000 inputs": (lambda: tiny(1000), 41),
-    "5-20-3, 64 samples x 1 input": (lambda: tiny(1), 41),
     "last layer, 1,000 inputs": (lambda: last_layer(1000), 11),
     "last layer, 1 input": (lambda: last_layer(1), 11),
 }

@@ -12,7 +12,6 @@ they pin old versions of others:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 import bayesadam as ba
 from bayesadam import priors
 from bayesadam.bayes_by_backprop import variational
+from networks import perceptron
 from record import arguments, conditions, save
 from turns import take_turns
 
@@ -32,19 +32,14 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Make = Callable[[Sequence[int]], tuple[nn.Module, Loss]]
 
 
-def network(widths: Sequence[int], layer: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(*[m for i, o in pairwise(widths) for m in (layer(i, o), nn.ReLU())][:-1])
-
-
 def plain(widths: Sequence[int]) -> tuple[nn.Module, Loss]:
-    net = network(widths)
+    net = perceptron(*widths, seed=0)
     return net, lambda x, y: nn.functional.cross_entropy(net(x), y)
 
 
 def ours(prior: Any = 1.0, **options: Any) -> Make:
     def make(widths: Sequence[int]) -> tuple[nn.Module, Loss]:
-        net, likelihood = variational(network(widths), prior=prior, **options), ba.Categorical()
+        net, likelihood = variational(perceptron(*widths, seed=0), prior=prior, **options), ba.Categorical()
         return net, lambda x, y: net.loss(x, y, likelihood=likelihood, num_data=NUM_DATA)
 
     return make
@@ -54,7 +49,7 @@ def bayesian_torch(kind: str) -> Make:
     def make(widths: Sequence[int]) -> tuple[nn.Module, Loss]:
         from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn, get_kl_loss
 
-        net = network(widths)
+        net = perceptron(*widths, seed=0)
         moments = {"prior_mu": 0.0, "prior_sigma": 1.0, "posterior_mu_init": 0.0, "posterior_rho_init": -3.0}
         dnn_to_bnn(net, {**moments, "type": kind, "moped_enable": False})
         return net, lambda x, y: nn.functional.cross_entropy(net(x), y) + get_kl_loss(net) / NUM_DATA
@@ -65,7 +60,10 @@ def bayesian_torch(kind: str) -> Make:
 def torchbnn(widths: Sequence[int]) -> tuple[nn.Module, Loss]:
     import torchbnn as bnn
 
-    net = network(widths, lambda i, o: bnn.BayesLinear(prior_mu=0, prior_sigma=1.0, in_features=i, out_features=o))
+    def layer(fan_in: int, fan_out: int) -> nn.Module:
+        return bnn.BayesLinear(prior_mu=0, prior_sigma=1.0, in_features=fan_in, out_features=fan_out)
+
+    net = perceptron(*widths, layer=layer, seed=0)
     divergence = bnn.BKLLoss(reduction="sum", last_layer_only=False)
     return net, lambda x, y: nn.functional.cross_entropy(net(x), y) + divergence(net).sum() / NUM_DATA
 

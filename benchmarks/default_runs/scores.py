@@ -13,7 +13,6 @@ import bayesadam as ba
 from default_runs.training import Trained
 from default_tasks import Data
 
-Predictive = ba.predictive.ClassificationPredictive | ba.predictive.RegressionPredictive
 SAMPLES = 32
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import pairwise
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 import bayesadam as ba
-from default_tasks.task import Data, Part, Task, divide
+from default_tasks.task import Data, Part, Task, divide, divided
+from networks import perceptron
 from public_data import load
 
 TEST, OUTSIDE = 5_000, 2_000
@@ -62,27 +62,24 @@ def mislabelled(seed: int, size: int | None) -> Data:
     return replace(data, train=(x, y))
 
 
-def digit_parts(seed: int, size: int | None) -> list[Part]:
-    """Of the 1,797 digits of scikit-learn at 8 x 8: 1,200 to train, 200 to validate, 397 to test."""
+def digit_parts(seed: int, *sizes: int) -> list[Part]:
+    """Random parts, which share nothing, of the 1,797 digits of scikit-learn at 8 x 8."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(images / 16.0, dtype=torch.float32), torch.tensor(labels)
-    return [(x[rows], y[rows]) for rows in divide(len(x), seed, size or 1_200, 200, 397)]
+    return divided(x, y, seed, *sizes)
 
 
 def digits(seed: int, size: int | None) -> Data:
-    """These, and as many clothes."""
+    """Of scikit-learn, and clothes."""
     clothes = idx("fashion-mnist", 8)[2].flatten(1)
-    return Data(*digit_parts(seed, size), outside=clothes[divide(len(clothes), seed, 397)[0]])
+    return Data(*digit_parts(seed, size or 1_200, 200, 397), outside=clothes[divide(len(clothes), seed, 397)[0]])
 
 
-def perceptron(*widths: int) -> nn.Module:
-    """Linear layers with ReLU in between, for flattened inputs."""
-    layers: list[nn.Module] = [nn.Flatten()]
-    for fan_in, fan_out in pairwise(widths):
-        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+def flattened(*widths: int) -> nn.Sequential:
+    """A perceptron of pictures."""
+    return nn.Sequential(nn.Flatten(), *perceptron(*widths))
 
 
 def convolutional(data: Data) -> nn.Module:
@@ -145,7 +142,7 @@ TASKS = [
     Task(
         name="mnist",
         data=partial(pictures, name="mnist", other="fashion-mnist", side=28),
-        model=lambda data: perceptron(784, 400, 400, 10),
+        model=lambda data: flattened(784, 400, 400, 10),
         likelihood=ba.Categorical,
         batch_size=128,
         epochs=10,
@@ -156,7 +153,7 @@ TASKS = [
     Task(
         name="wrong-labels",
         data=mislabelled,
-        model=lambda data: perceptron(196, 200, 200, 10),
+        model=lambda data: flattened(196, 200, 200, 10),
         likelihood=ba.Categorical,
         batch_size=64,
         epochs=15,

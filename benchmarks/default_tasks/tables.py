@@ -8,8 +8,8 @@ import torch
 from torch import Generator, nn
 
 import bayesadam as ba
-from default_tasks.images import perceptron
 from default_tasks.task import Data, Task, divide
+from networks import perceptron
 from public_data import load
 
 

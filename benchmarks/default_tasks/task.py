@@ -83,3 +83,8 @@ def divide(count: int, seed: int, *sizes: int) -> list[Tensor]:
         parts.append(order[start:end])
         start = end
     return parts
+
+
+def divided(x: Tensor, y: Tensor, seed: int, *sizes: int) -> list[Part]:
+    """The examples of such parts."""
+    return [(x[rows], y[rows]) for rows in divide(len(x), seed, *sizes)]
