@@ -1,6 +1,6 @@
 """Laplace approximations beside laplace-torch: the same curvatures and predictions, and what they cost.
 
-    python benchmarks/laplace.py             # prints the tables, writes runs/benchmarks/laplace.json
+    python benchmarks/laplace.py             # writes runs/benchmarks/laplace.json
     python benchmarks/laplace.py --only kron # those whose names have this; the file keeps the results of the others
 
 The peer and what it needs, without their own requirements (some are pinned, and torch is not to be changed)::
@@ -220,18 +220,13 @@ def main() -> None:
     path, now = options.output / "laplace.json", conditions(*PACKAGES)
     before = json.loads(path.read_text()) if options.only and path.exists() else {"cases": {}}
     report: dict[str, Any] = {**now, **before}
-    columns = ("our fit", "their fit", "our prediction", "their prediction")
-    heads = [f"{head:>17}" for head in (*columns, "curvature", "evidence", "prediction")]
-    print(f"{'seconds, and relative differences':42}" + "".join(heads))
     for name, compare in cases().items():
         if options.only not in name:
             continue
         result = report["cases"][name] = compare()
+        print(f"{name}: {result}", flush=True)
         if options.only:
             result.update({key: now[key] for key in ("date", "threads", "load_averages")})
-        numbers = [result["seconds"].get(column) for column in columns]
-        numbers += [result.get(f"difference of {what}") for what in ("curvature", "evidence", "prediction")]
-        print(f"{name:42}" + "".join(f"{'-' if n is None else f'{n:.3g}':>17}" for n in numbers), flush=True)
         save(options.output / "laplace.json", report)
 
 

@@ -4,9 +4,9 @@
 
 The ordinary network is 784-400-400-10: 64 samples x 1,024 inputs beside as many forward passes. "ivon-opt" is the
 peer's own loop over ``sampled_params``; "vmap" stacks the samples and maps the network over them; "sampling" is ours
-without the forward passes. The small network is 64-64-10 with 4,000 inputs beside one forward pass, by default and in
-passes of 250 rows. "last layer" is a Laplace posterior over the last layer of the ordinary network, beside
-laplace-torch's 64 samples (left out if it is not installed; see ``laplace.py``).
+without the forward passes. The small network is 64-64-10 with 4,000 inputs beside one forward pass. "last layer" is a
+Laplace posterior over the last layer of the ordinary network, beside laplace-torch's 64 samples (left out if it is not
+installed; see ``laplace.py``).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def passes(net: nn.Module, x: Tensor, count: int = 1) -> Callable[[], None]:
     return run
 
 
-def predicting(net: nn.Module, posterior: Any, x: Tensor, **options: Any) -> Callable[[], Any]:
-    return lambda: ba.predict(net, posterior, x, likelihood=LIKELIHOOD, mc_samples=SAMPLES, **options)
+def predicting(net: nn.Module, posterior: Any, x: Tensor) -> Callable[[], Any]:
+    return lambda: ba.predict(net, posterior, x, likelihood=LIKELIHOOD, mc_samples=SAMPLES)
 
 
 def ordinary() -> Contenders:
@@ -76,9 +76,7 @@ def small() -> Contenders:
     nets, x = [perceptron(64, 64, 10) for _ in range(3)], torch.randn(4000, 64)
     found: Contenders = {"one forward pass": passes(nets[0], x)}
     for name, posterior in (("point mass", ba.DiagonalGaussian.point_mass(nets[0])), ("three", ba.ensemble(nets))):
-        for batch_size in (None, 250):
-            label = name if batch_size is None else f"{name}, passes of {batch_size}"
-            found[label] = predicting(nets[0], posterior, x, batch_size=batch_size)
+        found[name] = predicting(nets[0], posterior, x)
     return found
 
 
