@@ -4,8 +4,8 @@
 
 The digits of scikit-learn come in five tasks, 0 and 1, 2 and 3, and so on. One network learns one after another and
 sees no task again. "classes" has one head for all ten digits; "parity" has one for two classes, even and odd. The
-networks have two hidden layers, or one ("shallow"). Our
-optimisers are untouched, ``prior=`` the posterior of the task before. "kron" is Adam with the log density of a
+networks have two hidden layers, or one ("shallow").
+BayesAdam is untouched, ``prior=`` the posterior of the task before. "kron" is Adam with the log density of a
 Kronecker-factored Laplace posterior in its loss, which is continued after every task; the curvature is that at
 probabilities of which a share is spread over all classes, and is multiplied by a strength. Adam goes on from its
 weights. The rate of Adam, and the strength of "kron", are the best by the mean accuracy over all tasks on validation
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import bayesadam as ba
 from default_runs.comparison import paired
 from default_runs.scores import predict
-from default_runs.training import OURS, Trained, adam, fit, plan_of, untouched
+from default_runs.training import Trained, adam, fit, plan_of, untouched
 from default_runs.units import RATES
 from default_tasks import Data, Task
 from default_tasks.images import digit_parts
@@ -41,7 +41,7 @@ SCENARIOS = {
     "parity, shallow": (2, (64,)),
 }
 """Number of classes, and widths of the hidden layers."""
-METHODS = ["adam", *OURS, "kron"]
+METHODS = ["adam", "bayesadam", "kron"]
 STRENGTHS = (10.0, 30.0)
 SHARE = 0.2
 PENALISED_RATE = 2e-3
@@ -66,7 +66,7 @@ def learn(task: Task, parts: list[Data], method: str, rate: float, seed: int) ->
     prior: ba.DiagonalGaussian | None = None
     for data in parts:
         plan = plan_of(task, data)
-        make = adam(task, rate) if method == "adam" else untouched(method, prior)
+        make = adam(task, rate) if method == "adam" else untouched(prior)
         trained = fit(task, data, model, likelihood, make(model, plan), plan, seed)
         prior = None if method == "adam" else trained.posterior()
     return trained
@@ -134,7 +134,7 @@ def measure(scenario: str, method: str, seed: int, epochs: int) -> float:
         batch_size=32,
         epochs=epochs,
     )
-    if method in OURS:
+    if method == "bayesadam":
         try:
             return accuracy(learn(task, parts, method, 0.0, seed), [data.test for data in parts], posterior=True)
         except FloatingPointError as error:

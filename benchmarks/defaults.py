@@ -5,13 +5,12 @@
     python benchmarks/defaults.py --list           # the tasks, and their outside sets
 
 Adam (AdamW for transformers) has the best of three learning rates by validation NLL, and beside it temperature scaling
-and an ensemble of three. ``ba.BayesAdam`` is told ``num_data``, ``batch_size`` and ``total_steps`` and nothing else,
-once as it is and once with the squared gradients of single examples as its curvature. It predicts by the mean network
-or by samples, whichever is better on validation, and once more at the best of three temperatures. A peer is IVON by its
-authors' package ``ivon-opt``, at the best of three rates. All share the loop, the batches, the seeds and a cosine
-schedule. A unit, one task and seed and method, is written when it is finished, to ``defaults/`` beside the summary, and
-not done again; ``--again`` does, which is needed after a change of the optimisers. Workers have one thread each, so the
-seconds, processor time, are those of one core.
+and an ensemble of three. ``ba.BayesAdam`` is told ``num_data``, ``batch_size`` and ``total_steps`` and nothing else. It
+predicts by the mean network or by samples, whichever is better on validation, and once more at the best of three
+temperatures. A peer is IVON by its authors' package ``ivon-opt``, at the best of three rates. All share the loop, the
+batches, the seeds and a cosine schedule. A unit, one task and seed and method, is written when it is finished, to
+``defaults/`` beside the summary, and not done again; ``--again`` does, which is needed after a change of the
+optimisers. Workers have one thread each, so the seconds, processor time, are those of one core.
 """
 
 from __future__ import annotations

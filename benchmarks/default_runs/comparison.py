@@ -1,4 +1,4 @@
-"""Each of ours against Adam: differences paired by seed, and whether the targets are met."""
+"""BayesAdam and ivon-opt against Adam: differences paired by seed, and whether the targets are met."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MARGIN, POINT = 0.01, 0.01
 def compare(task: Task, method: str, records: Records) -> dict[str, Any] | None:
     """Means over seeds of what an optimiser reached on a task, and of its differences from Adam; None if not run.
 
-    Differences are ``[mean, standard error]``, positive where ours is worse. NLL, accuracy (or RMSE) and AUROC are
-    compared with Adam's at its best rate, ECE and ``"tuned"``, the NLL at the best of three temperatures and with a
+    Differences are ``[mean, standard error]``, positive where it is worse than Adam. NLL, accuracy (or RMSE) and AUROC
+    are compared with Adam's at its best rate, ECE and ``"tuned"``, the NLL at the best of three temperatures and with a
     temperature of the softmax, with Adam's after temperature scaling; ``"samples"`` are compared with the mean network,
     and ``"peer"`` is the difference from ivon-opt.
     """
@@ -30,8 +30,6 @@ def compare(task: Task, method: str, records: Records) -> dict[str, Any] | None:
         if name == task.name:
             by_method.setdefault(by, {})[seed] = record
     own, adam = by_method.get(method, {}), by_method.get("adam", {})
-    if reasons := [record["unsupported"] for record in own.values() if "unsupported" in record]:
-        return {"unsupported": reasons[0]}
     seeds = sorted(set(own) & set(adam))
     if not seeds:
         return None
@@ -95,9 +93,8 @@ def beyond(difference: Sequence[float], margin: float = 0.0) -> bool:
 
 def verdict(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """On how many tasks an optimiser reaches what is asked of it; a training that failed reaches nothing."""
-    supported = {name: result for name, result in found.items() if "unsupported" not in result}
-    ran = {name: result for name, result in supported.items() if "failed" not in result}
-    failed = [name for name in supported if name not in ran]
+    ran = {name: result for name, result in found.items() if "failed" not in result}
+    failed = [name for name in found if name not in ran]
     worse = {name: result["worse"] for name, result in ran.items()}
 
     def names(score: str, holds: Callable[[list[float]], bool]) -> list[str]:
@@ -113,8 +110,7 @@ def verdict(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     low, high = RATIO
     widths = {name: result["ratio"][1] for name, result in ran.items() if "ratio" in result}
     return {
-        "tasks": len(supported),
-        "unsupported": [name for name in found if name not in supported],
+        "tasks": len(found),
         "failed": failed,
         "nll": count("nll"),
         "nll_lost": names("nll", lambda difference: beyond(difference, MARGIN)) + failed,

@@ -18,9 +18,7 @@ from bayesadam.optim.bayesadam import default_temperature
 from default_tasks import Data, Task, positions
 
 NOISE_RATE = 0.01
-CURVATURE, PEER = "bayesadam-curvature", "ivon-opt"
-OURS = ("bayesadam", CURVATURE)
-"""BayesAdam, and the same with the squared gradients of examples."""
+PEER = "ivon-opt"
 
 
 @dataclass(frozen=True)
@@ -31,15 +29,11 @@ class Plan:
         num_data: Data points that are trained on, of which the loss is a mean.
         batch_size: Data points of a step.
         total_steps: Steps of the whole training.
-        sums_positions: The loss is multiplied by the positions of an example, and the data points above are examples.
-            Squared per-example gradients need it: to them all positions of a sequence are one example, whose loss is
-            their sum.
     """
 
     num_data: int
     batch_size: int
     total_steps: int
-    sums_positions: bool = False
 
 
 @dataclass
@@ -76,11 +70,11 @@ class Trained:
 Make = Callable[[nn.Module, Plan], torch.optim.Optimizer]
 
 
-def plan_of(task: Task, data: Data, *, sums_positions: bool = False) -> Plan:
+def plan_of(task: Task, data: Data) -> Plan:
     """Of a training of the task."""
-    count, each = len(data.train[0]), 1 if sums_positions else positions(task, data)
+    count, each = len(data.train[0]), positions(task, data)
     steps = math.ceil(count / task.batch_size) * task.epochs
-    return Plan(count * each, min(count, task.batch_size) * each, steps, sums_positions)
+    return Plan(count * each, min(count, task.batch_size) * each, steps)
 
 
 def adam(task: Task, rate: float) -> Make:
@@ -93,19 +87,17 @@ def adam(task: Task, rate: float) -> Make:
     return make
 
 
-def untouched(name: str, prior: ba.DiagonalGaussian | None = None, *, factor: float = 1.0) -> Make:
-    """One of ours with its defaults: it is told nothing but what is planned.
+def untouched(prior: ba.DiagonalGaussian | None = None, *, factor: float = 1.0) -> Make:
+    """BayesAdam with its defaults: it is told nothing but what is planned.
 
     Args:
-        name: One of ``OURS``.
         prior: A posterior to continue from.
         factor: Factor of the temperature that it would choose.
     """
 
     def make(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
-        curvature = ba.PerExampleSquares(model) if needs_examples(name) else None
         facts = {"num_data": plan.num_data, "batch_size": plan.batch_size, "total_steps": plan.total_steps}
-        options: dict[str, Any] = {"curvature": curvature, "prior": prior}
+        options: dict[str, Any] = {"prior": prior}
         if factor != 1.0:
             options["temperature"] = min(1.0, factor * default_temperature(**facts))
         return ba.BayesAdam(model.named_parameters(), **facts, **options)
@@ -123,12 +115,7 @@ def peer(rate: float) -> Make:
     return make
 
 
-def needs_examples(name: str) -> bool:
-    """Whether the optimiser squares the gradients of examples."""
-    return name == CURVATURE
-
-
-def train(task: Task, data: Data, make: Make, seed: int, *, sums_positions: bool = False) -> Trained:
+def train(task: Task, data: Data, make: Make, seed: int) -> Trained:
     """Train a new network of the task.
 
     Args:
@@ -136,11 +123,10 @@ def train(task: Task, data: Data, make: Make, seed: int, *, sums_positions: bool
         data: Of the task.
         make: The optimiser.
         seed: Of the initial weights, the order of the examples and their augmentation.
-        sums_positions: See :class:`Plan`.
     """
     torch.manual_seed(seed)
     model, likelihood = task.model(data), task.likelihood()
-    plan = plan_of(task, data, sums_positions=sums_positions)
+    plan = plan_of(task, data)
     return fit(task, data, model, likelihood, make(model, plan), plan, seed)
 
 
@@ -159,7 +145,6 @@ def fit(
     that lets it follow the residuals.
     """
     x, y = data.train
-    factor = positions(task, data) if plan.sums_positions else 1
     level = list(likelihood.parameters())
     follower = torch.optim.Adam(level, lr=NOISE_RATE) if level else None
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, plan.total_steps)
@@ -176,8 +161,7 @@ def fit(
             optimizer.zero_grad()
             likelihood.zero_grad()
             with block():
-                loss = factor * likelihood(model(inputs), y[rows])
-                loss.backward()
+                likelihood(model(inputs), y[rows]).backward()
             optimizer.step()
             schedule.step()
             if follower is not None:

@@ -73,7 +73,6 @@ def test_differences_are_paired_and_ece_is_compared_with_the_scaled_one():
     assert found["worse"]["auroc"] == pytest.approx([0.05, 0.05])
     assert compared([record(0.3)], [record(0.2), record(9.0)])["worse"]["nll"][0] == pytest.approx(0.1)  # its own seed
     assert compared([{"failed": "why"}], [record(0.2)]) == {"failed": "why", "seeds": 1}
-    assert compared([{"unsupported": "why"}], [record(0.2)]) == {"unsupported": "why"}
     assert compared([], [record(0.2)]) is None
     assert compared([record(math.nan)], [record(0.2)])["worse"]["nll"] == [math.inf, 0.0]
 
@@ -91,8 +90,8 @@ def test_verdict_counts_what_was_asked():
     better = compared([record(0.1, auroc=0.9, samples=0.0), record(0.11, auroc=0.9), record(0.12, auroc=0.9)], adam)
     worse = compared([record(0.3, accuracy=0.8, ratio=0.2), record(0.31), record(0.32, samples=0.4)], adam)
     noisy = compared([record(0.1), record(0.5), record(0.1)], adam)
-    verdict = comparison.verdict({"a": better, "b": worse, "c": noisy, "d": {"unsupported": "why"}})
-    assert (verdict["tasks"], verdict["unsupported"]) == (3, ["d"])
+    verdict = comparison.verdict({"a": better, "b": worse, "c": noisy})
+    assert verdict["tasks"] == 3
     assert verdict["nll"] == {"reached": 1, "of": 3}
     assert verdict["nll_lost"] == ["b"]  # c is worse on average, but not beyond two standard errors
     assert verdict["accuracy_lost"] == ["b"]
