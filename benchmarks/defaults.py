@@ -32,10 +32,8 @@ from default_runs.units import METHODS, run
 from default_tasks import TASKS, Task
 from record import arguments, conditions, save
 
-Records = comparison.Records
 
-
-def measure(tasks: list[Task], methods: list[str], options: argparse.Namespace) -> Records:
+def measure(tasks: list[Task], methods: list[str], options: argparse.Namespace) -> comparison.Records:
     """All records, those that were there and those that are made now."""
     journal = Journal(options.output / "defaults")
     records = {key: record for task in tasks for key, record in journal.read(task).items()}
@@ -78,7 +76,7 @@ def unit(name: str, seed: int, method: str) -> dict[str, Any]:
     return run(TASKS[name], seed, method)
 
 
-def summary(tasks: list[Task], methods: list[str], records: Records) -> dict[str, Any]:
+def summary(tasks: list[Task], methods: list[str], records: comparison.Records) -> dict[str, Any]:
     """Means, differences and verdicts."""
     report: dict[str, Any] = {"tasks": {}, "verdicts": {}}
     for task in tasks:

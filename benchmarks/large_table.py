@@ -84,10 +84,7 @@ def main() -> None:
         budget = ("--time-budget", str(options.budget))
         report["fit"] = measured("fit", str(fit_on), "--target", "y", "--out", run, "--force", *budget)
         report["predict"] = measured("predict", run, str(predict_on), "-o", str(folder / "predictions.csv"))
-    heads = list(report["fit"])
-    print(f"{'command':10}" + "".join(f"{head:>14}" for head in heads))
-    for command in ("fit", "predict"):
-        print(f"{command:10}" + "".join(f"{report[command][head]:>14}" for head in heads))
+    print(f"fit: {report['fit']}\npredict: {report['predict']}")
     save(options.output / "large_table.json", report)
 
 

@@ -4,8 +4,7 @@
 
 Networks and minibatches are those of Khan et al. 2018, Table 1 (one hidden layer of 50 ReLU): "boston" stands for its
 small data sets (M = 32, S = 10), "power" for the large ones (M = 128, S = 5); targets are random, which costs the same.
-The loop trains each network by ``ba.Vadam`` with a closure, and by ``torch.optim.Adam`` (no samples, one gradient) for
-comparison. Each runs one epoch in its turn.
+The loop trains each network by ``ba.Vadam`` with a closure. Each runs one epoch in its turn.
 """
 
 from __future__ import annotations
@@ -65,15 +64,7 @@ def contenders(points: int, inputs: int, batch: int, samples: int) -> dict[str, 
 
             optimizer.step(closure)
 
-    def adam_alone() -> None:
-        model, (x, y) = make(), data[0]
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.9, 0.99))
-        for rows in torch.from_numpy(population.order(points, seed=0, epoch=0)).split(batch):
-            optimizer.zero_grad()
-            likelihoods[0].nll(model(x[rows]), y[rows]).backward()
-            optimizer.step()
-
-    return {"ba.Vadam, one by one": vadam_alone, "torch.optim.Adam, one by one": adam_alone, "population": together}
+    return {"ba.Vadam, one by one": vadam_alone, "population": together}
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -96,11 +96,10 @@ def untouched(prior: ba.DiagonalGaussian | None = None, *, factor: float = 1.0) 
     """
 
     def make(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
-        facts = {"num_data": plan.num_data, "batch_size": plan.batch_size, "total_steps": plan.total_steps}
-        options: dict[str, Any] = {"prior": prior}
+        options: dict[str, Any] = asdict(plan)
         if factor != 1.0:
-            options["temperature"] = min(1.0, factor * default_temperature(**facts))
-        return ba.BayesAdam(model.named_parameters(), **facts, **options)
+            options["temperature"] = min(1.0, factor * default_temperature(**options))
+        return ba.BayesAdam(model.named_parameters(), **options, prior=prior)
 
     return make
 
