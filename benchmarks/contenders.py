@@ -42,7 +42,7 @@ def ivon_opt(params: Sequence[nn.Parameter]) -> tuple[Any, Step]:
 
 def optimizer(name: str, params: Iterable[Any], **options: Any) -> Any:
     """One of ours, with what it requires."""
-    required = {"batch_size": BATCH_SIZE, "prior_precision": 1.0} if name == "BayesAdam" else {}
+    required = {"batch_size": BATCH_SIZE} if name == "BayesAdam" else {}
     return getattr(ba, name)(params, lr=RATE, num_data=NUM_DATA, **required, **options)
 
 

@@ -4,13 +4,13 @@
 
 The digits of scikit-learn come in five tasks, 0 and 1, 2 and 3, and so on. One network learns one after another and
 sees no task again. "classes" has one head for all ten digits; "parity" has one for two classes, even and odd. The
-networks have two hidden layers, or one ("shallow").
-BayesAdam is untouched, ``prior=`` the posterior of the task before. "kron" is Adam with the log density of a
-Kronecker-factored Laplace posterior in its loss, which is continued after every task; the curvature is that at
-probabilities of which a share is spread over all classes, and is multiplied by a strength. Adam goes on from its
-weights. The rate of Adam, and the strength of "kron", are the best by the mean accuracy over all tasks on validation
-digits, an advantage that no method has in practice. The file has the mean accuracy over the five tasks after the last
-one, and the difference from Adam's with its standard error over seeds. A run that was stopped goes on.
+networks have two hidden layers, or one ("shallow"). BayesAdam is untouched, ``prior=`` the posterior of the task
+before. "kron" is Adam with the log density of a Kronecker-factored Laplace posterior in its loss, which is continued
+after every task; the curvature is that at probabilities of which a share is spread over all classes, and is multiplied
+by a strength. Adam goes on from its weights. The rate of Adam, and the strength of "kron", are the best by the mean
+accuracy over all tasks on validation digits, an advantage that no method has in practice. The file has the mean
+accuracy over the five tasks after the last one, and the difference from Adam's with its standard error over seeds. A
+run that was stopped goes on.
 """
 
 from __future__ import annotations

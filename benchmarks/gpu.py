@@ -161,7 +161,7 @@ CONTENDERS: dict[str, Contender] = {
     "Adam foreach": partial(adam, foreach=True),
     "ivon-opt": ivon_opt,
     **{
-        f"{name} {'blocks' if blocks else 'drop-in'}": partial(ours, name=name, blocks=blocks)
+        f"{name} {'blocks' if blocks else 'drop-in'}": partial(ours, name=name, blocks=blocks, prior_precision=1.0)
         for blocks in (False, True)
         for name in ("Vadam", "IVON", "BayesAdam")
     },
@@ -287,7 +287,7 @@ def iterations(clock: Clock, kind: str) -> dict[str, Any]:
             net.eval()  # squares of single examples need batch norm with fixed statistics
             opt = optimizer("VOGN", net.named_parameters(), curvature=PerExampleSquares(net))
         else:
-            opt = optimizer(name, net.named_parameters())
+            opt = optimizer(name, net.named_parameters(), prior_precision=1.0)
         if name != REFERENCE:
             opt.train()
 
