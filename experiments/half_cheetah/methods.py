@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import bayesadam as ba
-from bayesadam.core.rule import Hyper, Option, Rule, State, average
+from bayesadam.core.rule import Hyper, Option, Rule, State, Updated, average
 from bayesadam.optim.vadam import VadamRule
 
 PRECISION_LR = Option("precision_lr", 0.01, "a finite number, at least 0", lambda v: 0 <= v < math.inf)
@@ -69,9 +69,7 @@ class SGDExploreRule(Rule):
         assert deviation is not None
         return -0.5 * grad * deviation / state["noise_precision"]
 
-    def update(
-        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> Updated:
         """One step; see the class."""
         assert curvature is not None
         return mean - hp.lr * grad, {"noise_precision": state["noise_precision"] - hp.precision_lr * curvature}
@@ -82,9 +80,7 @@ class AdamExploreRule(SGDExploreRule):
 
     state = ("noise_precision", "exp_avg", "exp_avg_sq", "precision_avg", "precision_avg_sq")
 
-    def update(
-        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> Updated:
         """One step; see the class."""
         assert curvature is not None
         new, steps = {}, []

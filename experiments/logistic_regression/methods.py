@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import bayesadam as ba
 from bayesadam import population
-from bayesadam.core.rule import Hyper, Rule, State, average
+from bayesadam.core.rule import Hyper, Rule, State, Updated, average
 from bayesadam.optim import PerturbedOptimizer
 from experiments.framework import Context, Told, Unit
 from experiments.logistic_regression import (
@@ -100,9 +100,7 @@ class MatlabVadamRule(Rule):
         """Return the gradient's magnitude, ``g^2``."""
         return grad.square()
 
-    def update(
-        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> Updated:
         """Make one step, as described in the class."""
         assert curvature is not None
         damping = hp.prior_precision / hp.num_data

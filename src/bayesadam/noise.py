@@ -286,13 +286,13 @@ def normal_many(
     many, rows, total = len(seeds), len(samples), sum(sizes.values())
     memory = scratch.get("many", many * rows * total, torch.float32, device) if out is None else out
     result = memory.view(many, rows, total)
-    native_fill = _native(result)
+    native_fill, numbers = _native(result), [sample | stream << 28 for sample in samples]
     if native_fill is not None:
-        native_fill(_table(result, seeds, steps, samples, sizes, stream), result.numel())
+        native_fill(_table(result, seeds, steps, numbers, sizes), result.numel())
         return result
     with torch.no_grad():
         runs = [(index, 0, size, size) for index, size in sizes.items()]
-        _fill_many(result, runs, seeds, steps, [sample | stream << 28 for sample in samples], scratch)
+        _fill_many(result, runs, seeds, steps, numbers, scratch)
     return result
 
 
@@ -399,30 +399,15 @@ def _fill_many(
     torch.index_select(outputs.view(many * rows, 4 * each), 1, place, out=out.view(many * rows, total))
 
 
-def _table(
-    out: Tensor,
-    seeds: Sequence[int],
-    steps: Sequence[int],
-    samples: Sequence[int],
-    sizes: Mapping[int, int],
-    stream: int,
-) -> NDArray[np.int64]:
-    """The rows of ``native/normal.cpp`` for :func:`normal_many`."""
-    counts = np.array(list(sizes.values()), dtype=np.int64)
-    table = np.empty((len(seeds), len(samples), len(counts), 10), dtype=np.int64)
-    starts = np.cumsum(counts) - counts
-    rows = np.arange(len(seeds) * len(samples)).reshape(len(seeds), len(samples), 1)
-    table[..., 0] = 0
-    table[..., 1] = counts
-    table[..., 2] = [lanes_of(size) for size in sizes.values()]
-    table[..., 3] = np.array([seed & _MASK for seed in seeds])[:, None, None]
-    table[..., 4] = np.array([seed >> 32 for seed in seeds])[:, None, None]
-    table[..., 5] = np.array(steps)[:, None, None]
-    table[..., 6] = np.array([sample | stream << 28 for sample in samples])[:, None]
-    table[..., 7] = list(sizes)
-    table[..., 8] = 1
-    table[..., 9] = out.data_ptr() + 4 * (rows * counts.sum() + starts)
-    return table
+def _table(out: Tensor, seeds: Sequence[int], steps: Any, numbers: Any, sizes: Mapping[int, int]) -> NDArray[np.int64]:
+    """The rows of ``native/normal.cpp`` for :func:`normal_many`, with axes for seeds, samples and parameters."""
+    counts, words = np.array(list(sizes.values())), np.array([[seed & _MASK, seed >> 32] for seed in seeds])
+    lanes = [lanes_of(size) for size in sizes.values()]
+    low, high, step = words[:, :1, None], words[:, 1:, None], np.array(steps)[:, None, None]
+    rows = np.arange(len(seeds) * len(numbers)).reshape(len(seeds), -1, 1)
+    places = out.data_ptr() + 4 * (rows * counts.sum() + np.cumsum(counts) - counts)
+    columns = 0, counts, lanes, low, high, step, np.array(numbers)[:, None], list(sizes), 1, places
+    return np.stack(np.broadcast_arrays(*columns), axis=-1, dtype=np.int64)
 
 
 def _set(word: Tensor, values: Sequence[int], shape: tuple[int, ...]) -> None:

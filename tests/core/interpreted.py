@@ -131,7 +131,8 @@ def case_noise_has_the_numbers_of_operations():
 
 
 def case_posterior_samples_take_one_launch_in_any_memory_format():
-    assert noise.has_kernel(CPU) and noise._fills_around(CPU)
+    assert noise.has_kernel(CPU)
+    assert noise._fills_around(CPU)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 70, 5), nn.Conv2d(70, 4, 1), nn.Flatten(), nn.Linear(36, 2))
     for number, memory in enumerate((torch.contiguous_format, torch.channels_last)):
@@ -146,7 +147,7 @@ def case_posterior_samples_take_one_launch_in_any_memory_format():
             for index, (name, p) in enumerate(net.named_parameters()):
                 eps = noise.normal(3, 0, sample, index, p.shape, stream=noise.POSTERIOR)
                 torch.testing.assert_close(p.data, mean[name] + q.variance[name].sqrt() * eps, rtol=1e-5, atol=1e-6)
-        assert all(p._version > version for p, version in zip(net.parameters(), versions))
+        assert all(p._version > version for p, version in zip(net.parameters(), versions, strict=True))
         assert net[0].weight.is_contiguous(memory_format=memory), number
     odd = {name: p.detach().clone().double() for name, p in net.named_parameters()}  # written in other ways
     with Launches() as launches:

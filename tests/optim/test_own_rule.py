@@ -151,6 +151,10 @@ def test_options_are_checked(own):
 
 NOT_ELEMENTWISE = {
     "sum": (lambda grad, hp: grad.square().sum(), r"aten\.sum\.default"),
+    "rounding": (
+        lambda grad, hp: torch.div(grad, 2.0, rounding_mode="floor"),
+        r"aten\.div\.\w+ with rounding_mode",
+    ),
     "if": (lambda grad, hp: 1.0 if hp.sharpness > 1e9 else 2.0, r"aten\.\w+"),
 }
 """What a rule may do with a value, which a loop over the weights cannot."""

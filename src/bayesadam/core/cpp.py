@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bayesadam import native
-from bayesadam.core.printing import COMMON, FIXED, Expression, columns, infix, near_or_far
+from bayesadam.core.printing import COMMON, FIXED, Expression, columns, infix
 from bayesadam.core.record import NotElementwise, Operation, Program, Variable
 
 TYPES = {
@@ -85,16 +85,13 @@ def _statement(operation: Operation, kind: str = "double", compared: str = "doub
     values = [_operand(arg, inside) for arg in operation.args]
     if operation.name == "where":
         values[0] = _operand(operation.args[0], "bool")
-    options = {} if operation.alpha is None else {"alpha": _operand(operation.alpha, kind)}
-    text = _EXPRESSIONS[operation.name](inside, *values, **options)
+    text = _EXPRESSIONS[operation.name](inside, *values)
     return f"const {kind} {operation.variable} = static_cast<{kind}>({text});"
 
 
 def _operand(arg: Any, kind: str) -> str:
     if isinstance(arg, Variable):
         return f"static_cast<{kind}>({arg})"
-    if arg is None:
-        return "none"
     if isinstance(arg, float) and math.isinf(arg):
         text = "__builtin_inf()" if arg > 0 else "-__builtin_inf()"
     elif isinstance(arg, float) and math.isnan(arg):
@@ -115,51 +112,16 @@ def _power(kind: str, a: str, b: str) -> str:
     return _function("pow")(kind, a, b)
 
 
-def _softplus(kind: str, a: str, beta: str = "1", threshold: str = "20") -> str:
-    inside = _function("log1p")(kind, _function("exp")(kind, f"{a} * {beta}"))
-    return f"{a} * {beta} > {threshold} ? {a} : {inside} / {beta}"
-
-
-def _clamp(kind: str, a: str, low: str = "none", high: str = "none") -> str:
-    """NaN stays NaN, as in PyTorch."""
-    if low != "none":
-        a = f"({a} < {low} ? {low} : {a})"
-    return a if high == "none" else f"({a} > {high} ? {high} : {a})"
-
-
-def _lerp(kind: str, a: str, b: str, weight: str) -> str:
-    near, far = near_or_far(a, b, weight)
-    return f"{_function('fabs')(kind, weight)} < static_cast<{kind}>(0.5) ? {near} : {far}"
-
-
 _COMPARISONS = {"gt", "lt", "ge", "le", "eq", "ne"}
 _EXPRESSIONS: dict[str, Expression] = {
     **COMMON,
     "div": infix("/"),
     "reciprocal": lambda kind, a: f"static_cast<{kind}>(1) / {a}",
-    "sqrt": _function("sqrt"),
-    "rsqrt": lambda kind, a: f"static_cast<{kind}>(1) / {_function('sqrt')(kind, a)}",
     "pow": _power,
     "abs": _function("fabs"),
     "sign": lambda kind, a: f"({a} > 0) - ({a} < 0)",
-    "exp": _function("exp"),
-    "expm1": _function("expm1"),
-    "log": _function("log"),
-    "log1p": _function("log1p"),
-    "cos": _function("cos"),
-    "sin": _function("sin"),
-    "tanh": _function("tanh"),
-    "sigmoid": lambda kind, a: f"static_cast<{kind}>(1) / (static_cast<{kind}>(1) + {_function('exp')(kind, f'-{a}')})",
-    "softplus": _softplus,
-    "lerp": _lerp,
-    "addcdiv": lambda kind, a, b, c, value: f"{a} + {value} * {b} / {c}",
-    "clamp": _clamp,
-    "clamp_min": lambda kind, a, low: _clamp(kind, a, low),
-    "clamp_max": lambda kind, a, high: _clamp(kind, a, "none", high),
+    **{name: _function(name) for name in ("sqrt", "exp", "expm1", "log", "log1p", "cos", "sin", "tanh")},
     "maximum": lambda kind, a, b: f"({a} < {b} || {b} != {b}) ? {b} : {a}",
     "minimum": lambda kind, a, b: f"({a} > {b} || {b} != {b}) ? {b} : {a}",
     "where": lambda kind, test, a, b: f"{test} ? {a} : {b}",
-    "logical_and": infix("&&"),
-    "logical_or": infix("||"),
-    "logical_not": lambda kind, a: f"!{a}",
 }

@@ -19,7 +19,6 @@ from bayesadam.core.flat import Flat, Piece
 from bayesadam.core.passes import Pass
 from bayesadam.core.record import Program
 from bayesadam.native import device as devices
-from bayesadam.sharding import place
 
 Lists: TypeAlias = Mapping[str, Sequence[Tensor]]
 """Tensors of single members that are not in a flat, by name: ``weights``, ``grad`` and ``kept``."""
@@ -129,21 +128,9 @@ def _normals(flat: Flat, pieces: Sequence[Piece], part: slice, draws: Draws) -> 
 
 def _fill(eps: Tensor, flat: Flat, pieces: Sequence[Piece], draw: Draw) -> None:
     """Draw the noise of a block, without its sign."""
-    if not flat.kind.is_run:
-        _fill_shards(eps, flat, pieces, draw)
-        return
-    places = []
-    for number, start, stop in pieces:
-        first, whole = flat.whole[number]
-        places.append((flat.members[number].noise_index, first + start, stop - start, whole))
-    noise.fill_runs(eps, places, seed=draw.seed, step=draw.step, sample=draw.pair, scratch=SCRATCH)
-
-
-def _fill_shards(eps: Tensor, flat: Flat, pieces: Sequence[Piece], draw: Draw) -> None:
-    """Noise of parameters whose local parts are not one run of elements."""
-    for part, (number, _, _) in zip(_split(eps, pieces, flat), pieces, strict=True):
-        full_shape, offset = place(flat.parameters[number])
-        index, shape = flat.members[number].noise_index, flat.shapes[number]
-        stream = (draw.seed, draw.step, draw.pair, index)
-        out = part.view(shape)
-        noise.normal(*stream, shape, offset=offset, full_shape=full_shape, out=out, scratch=SCRATCH)
+    runs = [
+        (index, first + start, min(size, stop - start), whole)  # a part of one run, or all runs of a whole member
+        for number, start, stop in pieces
+        for index, first, size, whole in flat.noise_runs[number]
+    ]
+    noise.fill_runs(eps, runs, seed=draw.seed, step=draw.step, sample=draw.pair, scratch=SCRATCH)

@@ -81,7 +81,7 @@ def kind_of(member: Member, rule: Rule, *, per_weight: bool) -> Kind:
         static_options(rule, group),
         per_weight,
         group["initial_precision"] is None,
-        not is_sharded(parameter) or noise_place(parameter)[0] is not None,
+        not is_sharded(parameter) or len(noise_runs(member)) == 1,
     )
 
 
@@ -118,7 +118,7 @@ class Flat:
         self.tensors = {name: self.vector() for name in state_names}
         self._host = np.array([[*INITIAL_COUNTERS, math.nan]] * len(members), dtype=np.float64)
         self.priors = self._host[:, len(COUNTERS)]
-        self.whole = [(first or 0, whole) for first, whole in map(noise_place, self.parameters)]
+        self.noise_runs = list(map(noise_runs, members))
         self.tables: dict[Any, NDArray[np.int64]] = {}
         self.buffers: dict[Any, Any] = {}
         self.noise: dict[Draw, Tensor] = {}
@@ -280,9 +280,9 @@ class Flat:
     def rows(self) -> NDArray[np.int64]:
         """First columns of a kernel's table, for every member: see ``printing.FIXED``."""
         rows = np.zeros((len(self.members), 5), dtype=np.int64)
-        rows[:, 0] = [first for first, _ in self.whole]
+        rows[:, 0] = [first for ((_, first, _, _),) in self.noise_runs]
         rows[:, 1] = self.sizes
-        rows[:, 2] = [noise.lanes_of(size) for _, size in self.whole]
+        rows[:, 2] = [noise.lanes_of(whole) for ((_, _, _, whole),) in self.noise_runs]
         rows[:, 3] = [member.noise_index for member in self.members]
         return rows
 
@@ -321,13 +321,10 @@ def numbers_of(
     return {**numbers, "kept_scale": kept_scale, "share": share}
 
 
-def noise_place(parameter: Tensor) -> tuple[int | None, int]:
-    """Index in the whole parameter at which its local part begins (``None`` if the part is not a contiguous run), and
-    the number of elements of the whole parameter.
-    """
-    full_shape, offset = place(parameter)
-    runs = noise.runs_of(0, local(parameter).shape, offset, full_shape)
-    return runs[0][1] if len(runs) == 1 else None, math.prod(full_shape)
+def noise_runs(member: Member) -> list[noise.Run]:
+    """The runs of a parameter's noise that its local part takes."""
+    full_shape, offset = place(member.parameter)
+    return noise.runs_of(member.noise_index, local(member.parameter).shape, offset, full_shape)
 
 
 def group_numbers(rule: Rule, group: Mapping[str, Any]) -> dict[str, float]:

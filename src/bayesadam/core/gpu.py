@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bayesadam.core.printing import COMMON, FIXED, Expression, call, columns, infix, near_or_far
+from bayesadam.core.printing import COMMON, FIXED, Expression, call, columns
 from bayesadam.core.record import NotElementwise, Operation, Program, Variable, number_variable, tensor_variable
 from bayesadam.core.rule import COUNTERS
 from bayesadam.native import device as devices
@@ -276,8 +276,7 @@ def _statement(operation: Operation, dtypes: dict[Variable, torch.dtype], real: 
     values = [_operand(arg, wide, dtypes) for arg in operation.args]
     if operation.name == "where":
         values[0] = _operand(operation.args[0], torch.bool, dtypes)
-    options = {} if operation.alpha is None else {"alpha": _operand(operation.alpha, wide, dtypes)}
-    text = _EXPRESSIONS[operation.name](wide, *values, **options)
+    text = _EXPRESSIONS[operation.name](wide, *values)
     dtypes[operation.variable] = dtype
     return (
         f"{operation.variable} = {text}"
@@ -311,47 +310,16 @@ def _power(real: torch.dtype, a: str, b: str) -> str:
     return f"tl.exp({b} * tl.log({a}))" if b not in ("0.5",) else _root(real, a)
 
 
-def _clamp(real: torch.dtype, a: str, low: str = "None", high: str = "None") -> str:
-    """NaN stays NaN, as in PyTorch."""
-    if low != "None":
-        a = f"tl.where({a} < {low}, {low}, {a})"
-    return a if high == "None" else f"tl.where({a} > {high}, {high}, {a})"
-
-
-def _lerp(real: torch.dtype, a: str, b: str, weight: str) -> str:
-    near, far = near_or_far(a, b, weight)
-    return f"tl.where(({weight} < 0.5) & ({weight} > -0.5), {near}, {far})"
-
-
 _EXPRESSIONS: dict[str, Expression] = {
     **COMMON,
     "div": _quotient,
     "reciprocal": lambda real, a: _quotient(real, "1.0", a),
     "sqrt": _root,
-    "rsqrt": lambda real, a: _quotient(real, "1.0", _root(real, a)),
     "pow": _power,
-    "abs": call("tl.abs"),
+    **{name: call(f"tl.{name}") for name in ("abs", "exp", "log", "cos", "sin")},
+    **{name: call(name) for name in ("expm1", "log1p", "tanh")},
     "sign": lambda real, a: f"({a} > 0).to({TYPES[real]}) - ({a} < 0).to({TYPES[real]})",
-    "exp": call("tl.exp"),
-    "expm1": call("expm1"),
-    "log": call("tl.log"),
-    "log1p": call("log1p"),
-    "cos": call("tl.cos"),
-    "sin": call("tl.sin"),
-    "tanh": call("tanh"),
-    "sigmoid": lambda real, a: _quotient(real, "1.0", f"1.0 + tl.exp(-{a})"),
-    "softplus": lambda real, a, beta="1.0", threshold="20.0": (
-        f"tl.where({a} * {beta} > {threshold}, {a}, {_quotient(real, f'log1p(tl.exp({a} * {beta}))', beta)})"
-    ),
-    "lerp": _lerp,
-    "addcdiv": lambda real, a, b, c, value: f"{a} + {_quotient(real, f'{value} * {b}', c)}",
-    "clamp": _clamp,
-    "clamp_min": lambda real, a, low: _clamp(real, a, low),
-    "clamp_max": lambda real, a, high: _clamp(real, a, "None", high),
     "maximum": lambda real, a, b: f"tl.maximum({a}, {b}, propagate_nan=tl.PropagateNan.ALL)",
     "minimum": lambda real, a, b: f"tl.minimum({a}, {b}, propagate_nan=tl.PropagateNan.ALL)",
     "where": lambda real, test, a, b: f"tl.where({test}, {a}, {b})",
-    "logical_and": infix("&"),
-    "logical_or": infix("|"),
-    "logical_not": lambda real, a: f"{a} == 0",
 }

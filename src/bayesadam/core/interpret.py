@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -67,8 +66,7 @@ def run(
             out = values[dead[0]]
         if out is not None and (operation.name not in _OUT or out.dtype != operation.dtype):
             out = None
-        alpha = values[operation.alpha] if isinstance(operation.alpha, Variable) else operation.alpha
-        values[operation.variable] = _body(operation, arguments, alpha, out)
+        values[operation.variable] = _body(operation, arguments, out)
         free.difference_update(dead)
         if operation.variable not in targets:
             free.add(operation.variable)
@@ -93,80 +91,38 @@ def _targets(program: Program, tensors: Mapping[str, Tensor], into: Mapping[str,
 
 
 def _header(operation: Operation, values: Mapping[str, Any]) -> Number:
-    function = _NUMPY.get(operation.name)
+    function = getattr(np, _NUMPY.get(operation.name, operation.name), None)
     if function is None:
         raise NotElementwise(f"it calls {operation.name} with numbers")
     arguments = [values[arg] if isinstance(arg, Variable) else arg for arg in operation.args]
-    if operation.alpha is not None:
-        arguments[1] = arguments[1] * operation.alpha
     return np.asarray(function(*arguments))[()]
 
 
-def _body(operation: Operation, arguments: list[Any], alpha: Any, out: Tensor | None) -> Tensor:
+def _body(operation: Operation, arguments: list[Any], out: Tensor | None) -> Tensor:
     name = operation.name
     if name == "_to_copy":
         result: Tensor = arguments[0].to(operation.dtype)
         return result
     if name in ("maximum", "minimum") and not isinstance(arguments[1], Tensor):
         name = "clamp_min" if name == "maximum" else "clamp_max"
-    if name in ("add", "mul") and alpha is None and not isinstance(arguments[0], Tensor):
+    if name in ("add", "mul") and not isinstance(arguments[0], Tensor):
         arguments.reverse()
     if not isinstance(arguments[0], Tensor):
         like = next(a for a in arguments if isinstance(a, Tensor))
         dtype = torch.bool if name == "where" else like.dtype
         arguments[0] = torch.as_tensor(arguments[0], dtype=dtype, device=like.device)
     options: dict[str, Any] = {} if out is None else {"out": out}
-    if alpha is not None:
-        if isinstance(alpha, Tensor):
-            arguments[1] = arguments[1] * alpha
-        else:
-            options["alpha"] = alpha
-    if name in ("addcmul", "addcdiv"):
-        options["value"] = arguments.pop()
-    function = _TORCH.get(name) or getattr(torch, name)
-    result = function(*arguments, **options)
+    result = getattr(torch, name)(*arguments, **options)
     return result
 
 
 _OUT = {
-    *("add", "sub", "mul", "div", "neg", "reciprocal", "sqrt", "rsqrt", "square", "pow", "abs", "exp", "expm1", "log"),
-    *("log1p", "tanh", "sigmoid", "clamp", "clamp_min", "clamp_max", "maximum", "minimum"),
+    *("add", "sub", "mul", "div", "neg", "reciprocal", "sqrt", "pow", "abs", "exp", "expm1", "log", "log1p", "tanh"),
+    *("maximum", "minimum"),
 }
 """Operations that can write to given memory."""
-_TORCH: dict[str, Callable[..., Tensor]] = {"softplus": torch.nn.functional.softplus}
-_NUMPY: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "rsub": lambda a, b: b - a,
-    "mul": operator.mul,
-    "div": operator.truediv,
-    "neg": operator.neg,
-    "reciprocal": lambda a: 1.0 / a,
-    "sqrt": np.sqrt,
-    "rsqrt": lambda a: 1.0 / np.sqrt(a),
-    "square": lambda a: a * a,
-    "pow": operator.pow,
-    "abs": abs,
-    "exp": np.exp,
-    "expm1": np.expm1,
-    "log": np.log,
-    "log1p": np.log1p,
-    "cos": np.cos,
-    "sin": np.sin,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "clamp": lambda a, low=None, high=None: np.clip(a, low, high),
-    "clamp_min": np.maximum,
-    "clamp_max": np.minimum,
-    "where": np.where,
-    "gt": operator.gt,
-    "lt": operator.lt,
-    "ge": operator.ge,
-    "le": operator.le,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "logical_and": np.logical_and,
-    "logical_or": np.logical_or,
-    "logical_not": np.logical_not,
-    "_to_copy": lambda a: a,
+_NUMPY = {
+    **{"sub": "subtract", "mul": "multiply", "div": "divide", "neg": "negative", "pow": "power", "_to_copy": "asarray"},
+    **{"gt": "greater", "lt": "less", "ge": "greater_equal", "le": "less_equal", "eq": "equal", "ne": "not_equal"},
 }
+"""NumPy's names of operations, where they are not PyTorch's."""

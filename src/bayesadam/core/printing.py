@@ -31,29 +31,20 @@ def call(name: str) -> Expression:
     return lambda kind, *args: f"{name}({', '.join(args)})"
 
 
-def _sum(symbol: str) -> Expression:
-    return lambda kind, a, b, alpha=None: f"{a} {symbol} {b}" if alpha is None else f"{a} {symbol} {alpha} * {b}"
-
-
-def near_or_far(a: str, b: str, weight: str) -> tuple[str, str]:
-    """``torch.lerp`` for weights below and from one half."""
-    return f"{a} + {weight} * ({b} - {a})", f"{b} - ({b} - {a}) * (1 - {weight})"
-
-
 COMMON: dict[str, Expression] = {
-    "add": _sum("+"),
-    "sub": _sum("-"),
-    "rsub": lambda kind, a, b: f"{b} - {a}",
+    "add": infix("+"),
+    "sub": infix("-"),
     "mul": infix("*"),
     "neg": lambda kind, a: f"-{a}",
-    "square": lambda kind, a: f"{a} * {a}",
-    "addcmul": lambda kind, a, b, c, value: f"{a} + {value} * {b} * {c}",
     "gt": infix(">"),
     "lt": infix("<"),
     "ge": infix(">="),
     "le": infix("<="),
     "eq": infix("=="),
     "ne": infix("!="),
+    "logical_and": infix("&"),
+    "logical_or": infix("|"),
+    "logical_not": lambda kind, a: f"{a} == 0",
     "_to_copy": lambda kind, a: a,
 }
 """Operations that are written the same way in both languages."""

@@ -26,6 +26,30 @@ CONSTANTS: dict[str, Callable[..., Any]] = {
 _SAME = ("detach", "alias", "lift_fresh", "clone", "expand", "view")
 
 
+def _clamped(a: Tensor, low: Any = None, high: Any = None) -> Tensor:
+    for limit, bounded in ((low, torch.maximum), (high, torch.minimum)):
+        if limit is not None:
+            a = bounded(a, limit if isinstance(limit, Tensor) else torch.full_like(a, limit))
+    return a
+
+
+_LOWERED: dict[str, Callable[..., Tensor]] = {
+    "addcmul": lambda a, b, c, value=1: a + value * b * c,
+    "addcdiv": lambda a, b, c, value=1: a + value * b / c,
+    "clamp": _clamped,
+    "clamp_min": _clamped,
+    "clamp_max": lambda a, high: _clamped(a, None, high),
+    "lerp": lambda a, b, weight: a + weight * (b - a),
+    "rsqrt": lambda a: a.sqrt().reciprocal(),
+    "sigmoid": lambda a: (1.0 + (-a).exp()).reciprocal(),
+    "softplus": lambda a, beta=1.0, threshold=20.0: torch.where(
+        a * beta > threshold, a, torch.log1p(torch.exp(a * beta)) / beta
+    ),
+    "square": lambda a: a * a,
+}
+"""Operations that are recorded as several simpler ones, so that no printer needs to know them."""
+
+
 class NotElementwise(TypeError):
     """Raised if code cannot be recorded or printed; the message names the operation."""
 
@@ -48,13 +72,12 @@ def number_variable(name: str) -> Variable:
 
 @dataclass(frozen=True)
 class Operation:
-    """``variable = name(*args)`` in a dtype; ``alpha`` multiplies the last argument of a sum or difference."""
+    """``variable = name(*args)`` in a dtype."""
 
     variable: Variable
     name: str
     args: tuple[Any, ...]
     dtype: torch.dtype
-    alpha: Any = None
 
 
 @dataclass
@@ -84,7 +107,7 @@ class Program:
         """
         last: dict[Variable, int] = {}
         for place, operation in enumerate(self.body):
-            for arg in (*operation.args, operation.alpha):
+            for arg in operation.args:
                 if isinstance(arg, Variable):
                     last[arg] = place
         last.update(dict.fromkeys(self.results.values(), len(self.body)))
@@ -93,14 +116,14 @@ class Program:
     @cached_property
     def read(self) -> tuple[str, ...]:
         """Names of the inputs with an axis whose values are used."""
-        used = {arg for operation in self.body for arg in (*operation.args, operation.alpha)}
+        used = {arg for operation in self.body for arg in operation.args}
         used.update(self.results.values())
         return tuple(name for name in self.tensors if tensor_variable(name) in used)
 
     @cached_property
     def numbers_of_body(self) -> tuple[Variable, ...]:
         """Inputs without an axis, and results of the header, that the operations on tensors use, in order."""
-        used = {arg for operation in self.body for arg in (*operation.args, operation.alpha)}
+        used = {arg for operation in self.body for arg in operation.args}
         inputs = map(number_variable, self.numbers)
         return tuple(name for name in (*inputs, *(operation.variable for operation in self.header)) if name in used)
 
@@ -171,25 +194,30 @@ class _Recorder(TorchDispatchMode):
         elif name == "copy":
             self._bind(args[0], self.operand(args[1]))
         else:
-            variable = self._operation(name, result, args, options)
-            self._bind(args[0] if called.endswith("_") else options.get("out", result), variable)
+            target = args[0] if called.endswith("_") else options.pop("out", result)
+            with self:
+                if "alpha" in options:
+                    args = args[0], options.pop("alpha") * args[1]
+                lowered = _LOWERED[name](*args, **options) if name in _LOWERED else None
+            if options and lowered is None and name != "_to_copy":
+                raise NotElementwise(f"it calls {func} with {', '.join(options)}")
+            self._bind(target, self._operation(name, result, args) if lowered is None else self.operand(lowered))
         return result
 
-    def _operation(self, name: str, result: Tensor, args: Sequence[Any], options: Mapping[str, Any]) -> Variable:
+    def _operation(self, name: str, result: Tensor, args: Sequence[Any]) -> Variable:
         operands = [self.operand(arg) for arg in args]
-        alpha = self.operand(options["alpha"]) if "alpha" in options else None
-        if name in ("addcmul", "addcdiv"):
-            operands.append(self.operand(options.get("value", 1)))
+        if name == "rsub":
+            name, operands = "sub", operands[::-1]
         if name == "div" and result.ndim and isinstance(args[1], Tensor) and not args[1].ndim:
             # A division by a number that is the same for all weights is a product, which is much faster.
-            name, operands[1] = "mul", self._append("reciprocal", [operands[1]], torch.float64, None, 0)
+            name, operands[1] = "mul", self._append("reciprocal", [operands[1]], torch.float64, 0)
         dtype = result.dtype if result.ndim or result.dtype == torch.bool else torch.float64
-        return self._append(name, operands, dtype, alpha, result.ndim)
+        return self._append(name, operands, dtype, result.ndim)
 
-    def _append(self, name: str, operands: Sequence[Any], dtype: torch.dtype, alpha: Any, axes: int) -> Variable:
+    def _append(self, name: str, operands: Sequence[Any], dtype: torch.dtype, axes: int) -> Variable:
         variable = Variable(f"v{len(self.program.header) + len(self.program.body)}")
         where = self.program.body if axes else self.program.header
-        where.append(Operation(variable, name, tuple(operands), dtype, alpha))
+        where.append(Operation(variable, name, tuple(operands), dtype))
         return variable
 
     def _bind(self, tensor: Tensor, variable: Any) -> None:
@@ -216,7 +244,7 @@ def _without_unused(program: Program) -> Program:
         kept = []
         for operation in reversed(part):
             if operation.variable in needed:
-                needed.update(arg for arg in (*operation.args, operation.alpha) if isinstance(arg, Variable))
+                needed.update(arg for arg in operation.args if isinstance(arg, Variable))
                 kept.append(operation)
         part[:] = reversed(kept)
     program.numbers = tuple(name for name in program.numbers if number_variable(name) in needed)

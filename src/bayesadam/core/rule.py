@@ -27,6 +27,8 @@ from bayesadam.checks import check
 Number: TypeAlias = Any
 """A hyper-parameter in arithmetic: a number, a NumPy array with one per parameter or member, or a 0-d tensor."""
 State: TypeAlias = Mapping[str, Tensor]
+Updated: TypeAlias = tuple[Tensor, dict[str, Tensor]]
+"""Mean and state after a step."""
 
 COUNTERS = ("step", "beta1_product", "beta2_product", "initial_weight")
 """Numbers that accompany a parameter's tensors. ``step`` counts updates. The products run over all steps so far, so
@@ -112,9 +114,7 @@ class Rule(ABC):
         return None
 
     @abstractmethod
-    def update(
-        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> Updated:
         """Return mean and state after one step.
 
         Args:

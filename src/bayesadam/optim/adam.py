@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from bayesadam.core.rule import Hyper, Option, Rule, State, average, with_prior
+from bayesadam.core.rule import Hyper, Option, Rule, State, Updated, average, with_prior
 
 
 class AdamRule(Rule):
@@ -31,9 +31,7 @@ class AdamRule(Rule):
         """Infinite: Adam finds a point."""
         return torch.full_like(state["exp_avg_sq"], torch.inf)
 
-    def update(
-        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> Updated:
         """One step; see the class."""
         grad = grad + hp.weight_decay * mean
         if "prior_precision" in vars(hp):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayesadam.checks import check_positive, check_temperature, is_positive
 from bayesadam.core.layout import INIT
-from bayesadam.core.rule import Hyper, Number, Option, State, average, maximum, with_prior
+from bayesadam.core.rule import Hyper, Number, Option, State, Updated, average, maximum, with_prior
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.optim.base import PerturbedOptimizer, Prior
 from bayesadam.optim.groups import checked_squares
@@ -71,9 +71,7 @@ class BayesAdamRule(VadamRule):
         corrected = (1.0 - hp.initial_weight) / maximum(1.0 - hp.beta2_product, 1e-30)
         return (hp.num_data * hp.batch_size / temperature * corrected) * state["exp_avg_sq"] + self.floor(hp)
 
-    def update(
-        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> Updated:
         """One step; see the class."""
         if curvature is None:  # of a parameter without noise
             curvature = grad * grad

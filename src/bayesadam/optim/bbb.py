@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bayesadam.core.rule import Hyper, Option, Rule, State, with_prior
+from bayesadam.core.rule import Hyper, Option, Rule, State, Updated, with_prior
 from bayesadam.functional.reparameterized import inverse_softplus
 from bayesadam.optim.adam import adam
 from bayesadam.optim.base import PerturbedOptimizer, Prior
@@ -47,9 +47,7 @@ class BayesByBackpropRule(Rule):
         """``g eps``, the gradient by ``sigma``, which must be averaged over samples; ``None`` without noise."""
         return None if deviation is None else grad * deviation / scale_of(state["rho"])
 
-    def update(
-        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> Updated:
         """One step; see the class."""
         step, m, v = adam(with_prior(grad, mean, hp), state["exp_avg"], state["exp_avg_sq"], hp)
         new = {"exp_avg": m, "exp_avg_sq": v}

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from bayesadam.checks import check_positive
-from bayesadam.core.rule import Hyper, Option, State, average, with_prior
+from bayesadam.core.rule import Hyper, Option, State, Updated, average, with_prior
 from bayesadam.optim.base import PerturbedOptimizer, Prior
 from bayesadam.optim.newton import CLIP_RADIUS, HessianRule, damped, followed
 
@@ -35,9 +35,7 @@ class IVONRule(HessianRule):
         CLIP_RADIUS,
     )
 
-    def update(
-        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> Updated:
         """One step; see the class."""
         m, hessian = average(state["exp_avg"], grad, hp.beta1), state["hessian"]
         if curvature is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bayesadam.core.rule import Hyper, State, tempered_average, with_prior
+from bayesadam.core.rule import Hyper, State, Updated, tempered_average, with_prior
 from bayesadam.optim.base import PerturbedOptimizer, Prior
 from bayesadam.optim.newton import HESSIAN_OPTIONS, HessianRule, damped, followed
 from bayesadam.optim.second_order import SecondOrderOptimizer
@@ -27,9 +27,7 @@ class NaturalVONRule(VONRule):
     state = ("displacement", "hessian")
     options = HESSIAN_OPTIONS
 
-    def update(
-        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> Updated:
         """One step; see the class."""
         before = after = state["hessian"]
         if curvature is not None:
@@ -58,9 +56,7 @@ class NaturalVadamRule(HessianRule):
         """The squared gradient ``g^2``."""
         return grad.square()
 
-    def update(
-        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> Updated:
         """One step; see the class."""
         assert curvature is not None
         after, damping = tempered_average(state["exp_avg_sq"], curvature, hp), hp.prior_precision / hp.num_data

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.checks import check
-from bayesadam.core.rule import Hyper, Number, State, with_prior
+from bayesadam.core.rule import Hyper, Number, State, Updated, with_prior
 from bayesadam.optim.base import Prior
 from bayesadam.optim.newton import HESSIAN_OPTIONS, HessianRule
 from bayesadam.optim.second_order import SecondOrderOptimizer
@@ -39,9 +39,7 @@ class NGVIRule(HessianRule):
         """``Lambda``."""
         return 1.0 * state["precision"]
 
-    def update(
-        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> Updated:
         """One step; see the class."""
         precision = state["precision"]
         if curvature is not None:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from bayesadam.checks import check_positive
-from bayesadam.core.rule import Hyper, Number, Rule, State
+from bayesadam.core.rule import Hyper, Number, Rule, State, Updated
 from bayesadam.optim.base import PerturbedOptimizer
 
 
@@ -33,9 +33,7 @@ class VadaGradRule(Rule):
         """``(N g)^2``."""
         return (hp.num_data * grad).square()
 
-    def update(
-        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> Updated:
         """One step; see the class."""
         assert curvature is not None
         total = state["sum"] + (1.0 - hp.beta2) * curvature

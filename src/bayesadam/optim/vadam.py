@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from bayesadam.core.rule import Hyper, Number, Rule, State, active_prior, average, tempered_average, with_prior
+from bayesadam.core.rule import Hyper, Number, Rule, State, Updated, active_prior, average, tempered_average, with_prior
 from bayesadam.optim.base import PerturbedOptimizer
 
 
@@ -42,9 +42,7 @@ class VadamRule(Rule):
         """The squared gradient ``g^2``; for several samples the mean of their squares, as in the authors' code."""
         return grad * grad
 
-    def update(
-        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> Updated:
         """One step; see the class."""
         assert curvature is not None
         m = average(state["exp_avg"], with_prior(grad, mean, hp), hp.beta1)

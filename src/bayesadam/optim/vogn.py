@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bayesadam.core.rule import Hyper, Option, State, average, tempered_average, with_prior
+from bayesadam.core.rule import Hyper, Option, State, Updated, average, tempered_average, with_prior
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.optim.base import PerturbedOptimizer, Prior
 from bayesadam.optim.groups import checked_squares
@@ -36,9 +36,7 @@ class VOGNRule(HessianRule):
         """None, because the curvature needs the gradients of single examples and is collected by hooks."""
         return None
 
-    def update(
-        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> Updated:
         """One step; see the class."""
         m, hessian = average(state["exp_avg"], with_prior(grad, mean, hp), hp.beta1), state["hessian"]
         if curvature is not None:

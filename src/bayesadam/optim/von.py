@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from bayesadam.core.rule import Hyper, Option, State, with_prior
+from bayesadam.core.rule import Hyper, Option, State, Updated, with_prior
 from bayesadam.optim.base import Prior
 from bayesadam.optim.newton import CLIP_RADIUS, HESSIAN_OPTIONS, HessianRule, damped, followed
 from bayesadam.optim.second_order import SecondOrderOptimizer
@@ -33,9 +33,7 @@ class VONRule(HessianRule):
     state: ClassVar[tuple[str, ...]] = ("hessian",)
     options: ClassVar[tuple[Option, ...]] = (*HESSIAN_OPTIONS, COVARIANCE, CLIP_RADIUS)
 
-    def update(
-        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> Updated:
         """One step; see the class."""
         hessian = state["hessian"]
         if curvature is not None:

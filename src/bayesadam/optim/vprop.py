@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from bayesadam.core.rule import Hyper, State, active_prior, tempered_average, with_prior
+from bayesadam.core.rule import Hyper, State, Updated, active_prior, tempered_average, with_prior
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.vadam import VadamRule
 
@@ -22,9 +22,7 @@ class VpropRule(VadamRule):
 
     state = ("exp_avg_sq",)
 
-    def update(
-        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> Updated:
         """One step; see the class."""
         assert curvature is not None
         v = tempered_average(state["exp_avg_sq"], curvature, hp)

@@ -30,9 +30,9 @@ POSSIBLE = {
 }
 _OF_ADAM = ("lr", "betas", "eps", "weight_decay", "seed", "num_data", "prior")
 _REFUSED = ("maximize", "extra", "curvature", "rank_samples", "low_memory", "compile")
-_SHARED = ("mc_samples", "antithetic")
-_COMMON = ("lr", "betas", "num_data", "temperature", "prior_precision", "initial_precision")
-_REPORTED = ("method", "seed", *_SHARED, *_COMMON)
+SHARED = ("mc_samples", "antithetic")
+COMMON = ("lr", "betas", "num_data", "temperature", "prior_precision", "initial_precision")
+_REPORTED = ("method", "seed", *SHARED, *COMMON)
 
 
 class Adam(PerturbedOptimizer):
@@ -120,7 +120,7 @@ def configure(
         groups.append(make(both, **_arguments(make, arguments, model)).param_groups[0])
         parameters.append({name: p.detach() for name, p in [*weights, *learned]})
     hypers = [_hyper(make, group) for group in groups]
-    for name in (*_SHARED, *(option.name for option in rule.options if option.static)):
+    for name in (*SHARED, *(option.name for option in rule.options if option.static)):
         if any(hyper[name] != hypers[0][name] for hyper in hypers):
             raise ValueError(f"{name} must be the same for all members, got different values")
     priors = [given.get("prior") for given in options]
