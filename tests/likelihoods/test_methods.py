@@ -11,7 +11,8 @@ import bayesadam as ba
 from bayesadam.posthoc import LaplaceApproximation, laplace
 from likelihoods import models
 from likelihoods.models import F64, ByDistribution, ByElements, Exponential, draw, waiting_times
-from population.conftest import TOLERANCE, all_alone, assert_members_are, train
+from population.conftest import compare
+from posthoc.models import slow_matrix
 
 OWN = [Exponential, ByElements, ByDistribution]
 SHIPPED = {
@@ -55,27 +56,21 @@ class TestTraining:
         data = [problem(name, count, seed=count) for count in (13, 7, 20)]
         nets = [mlp(seed=seed) for seed in range(3)]
         likelihood = EVERY[name](learned=True)
-        fits = all_alone(nets, data, likelihood, lr=0.02, epochs=3, mc_samples=2)
-        together = train(nets, data, likelihood, epochs=3, mc_samples=2)
-        assert_members_are(together, fits, TOLERANCE[torch.float64])
+        compare(nets, data, likelihood, epochs=3, mc_samples=2)
 
     @pytest.mark.parametrize("name", ["negative_binomial", "student_t"])
     def test_members_with_different_parameters(self, name):
         data = [problem(name, count, seed=count) for count in (13, 7, 20)]
         nets = [mlp(seed=seed) for seed in range(3)]
         likelihoods = [SHIPPED[name](value) for value in (0.5, 1.0, 2.0)]
-        fits = all_alone(nets, data, likelihoods, epochs=3, lr=0.02)
-        assert_members_are(train(nets, data, likelihoods, epochs=3), fits, TOLERANCE[torch.float64])
+        compare(nets, data, likelihoods, epochs=3)
 
     @pytest.mark.parametrize("method", ["adam", "bbb", "vogn", "von"])
     def test_other_optimisers(self, method):
         """By samples, by the squares of the examples and by second derivatives of a density alone."""
         options = {"hessian": "exact"} if method == "von" else {}
-        data, nets = [problem(count=7)], [mlp()]
-        fits = all_alone(nets, data, Exponential(), method=method, epochs=2, lr=0.01, **options)
-        assert all(map(math.isfinite, fits[0].losses))
-        together = train(nets, data, Exponential(), method=method, epochs=2, lr=0.01, **options)
-        assert_members_are(together, fits, TOLERANCE[torch.float64])
+        together = compare([mlp()], [problem(count=7)], Exponential(), method=method, lr=0.01, **options)
+        assert together.history["loss"].isfinite().all()
 
     def test_bayes_by_backprop(self):
         x, y = problem()
@@ -144,14 +139,9 @@ class TestLaplace:
     def test_fisher_is_the_squares_of_the_scores(self, name):
         x, y = problem(name, 9)
         model, likelihood = mlp(), EVERY[name]()
-        parameters = list(model.parameters())
-        total = 0
-        for n in range(9):
-            density = likelihood.log_prob(model(x[n : n + 1]), y[n : n + 1]).sum()
-            row = torch.cat([g.flatten() for g in torch.autograd.grad(density, parameters)])
-            total = total + torch.outer(row, row)
         options = {"likelihood": likelihood, "structure": "full", "curvature": "empirical_fisher"}
-        close(LaplaceApproximation(model, (x, y), **options).curvature, total)
+        expected = slow_matrix(model, x, y, likelihood, "empirical_fisher")
+        close(LaplaceApproximation(model, (x, y), **options).curvature, expected)
 
     @pytest.mark.parametrize("structure", ["full", "diagonal"])
     def test_a_density_of_straight_pieces(self, structure):

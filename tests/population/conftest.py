@@ -130,6 +130,14 @@ def assert_members_are(nets, fits, tolerance):
         close(nets.history["loss"][i], torch.tensor(fit.losses, dtype=F64))
 
 
+def compare(models, data, likelihood, tolerance=TOLERANCE[F64], **options):
+    """Check that members trained together are those trained alone; returns the former."""
+    options = {"epochs": 2, "lr": 0.02, **options}
+    nets = train(models, data, likelihood, **options)
+    assert_members_are(nets, all_alone(models, data, likelihood, **options), tolerance)
+    return nets
+
+
 def assert_same(first, second, tolerance=None):
     """Two populations with the same results: to the bit, or within a tolerance."""
     tolerance = tolerance or {"rtol": 0, "atol": 0}
