@@ -5,8 +5,8 @@
     python tests/planted_faults.py --clean       # the named tests without a fault: they must pass
 
 Each fault of ``planted_faults.toml`` is one changed line in a temporary copy of the tree, against which the tests named
-with it are run until the first fails. Several change a number by one percent only. A text that is not found exactly once
-is an error: whoever rewrites the line plants the fault anew. Results are in ``tests/planted_faults.md``.
+with it are run until the first fails. Several change a number by one percent only. A text that is not found exactly
+once is an error: whoever rewrites the line plants the fault anew. Results are in ``tests/planted_faults.md``.
 """
 
 from __future__ import annotations

@@ -260,24 +260,12 @@ class TestSlices:
             ([BLOCK + TILE + 7], [1], [BLOCK + TILE + 6]),
             ([700, 1000], [0, 999], [700, 1]),
             ([2, 2000, 200], [1, 0, 7], [1, 2000, 150]),
+            ([2000, 500], [0, 7], [2000, 450]),
+            ([3, BLOCK + TILE], [0, 5], [3, BLOCK]),
         ],
     )
     def test_across_blocks(self, full, offset, shape):
         assert_slice(full, offset, shape)
-
-    @settings(deadline=None)
-    @given(slices())
-    @example(([3, 1, 4], [0, 0, 1], [2, 1, 2]))
-    @example(([3, 5, 4], [1, 2, 0], [1, 2, 4]))
-    def test_the_flat_start_of_a_slice_that_is_one_run(self, case):
-        full, offset, shape = case
-        numbers = cut(torch.arange(math.prod(full)).view(full), offset, shape).flatten()
-        runs = noise.runs_of(0, shape, offset, full)
-        if len(runs) == 1:
-            start = runs[0][1]
-            assert torch.equal(numbers, torch.arange(start, start + math.prod(shape))[: numbers.numel()])
-        elif numbers.numel():
-            assert not torch.equal(numbers, torch.arange(numbers.numel()) + numbers[0])
 
     @pytest.mark.parametrize("path", PATHS)
     def test_a_longer_draw_starts_with_the_shorter_one_from_a_tile_on(self, path):
@@ -499,18 +487,3 @@ class TestErrors:
     def test_places_that_do_not_fit(self, arguments, message):
         with pytest.raises(ValueError, match=message):
             normal(**BASE, shape=(4,), **arguments)
-
-
-def test_pieces_of_runs():
-    """Runs are divided between tiles, and every element is that of the whole draw."""
-    runs = [(7, 0, 700, 700), (3, TILE + 3, 3 * TILE + 5, 5 * TILE), (1, 0, 3, 3), (9, 0, TILE - 1, TILE - 1)]
-    out = torch.empty(sum(size for _, _, size, _ in runs))
-    pieces = list(noise._pieces(out, runs, 2 * TILE))
-    assert all(len(part) == sum(size for _, _, size, _ in own) <= 2 * TILE for part, own in pieces)
-    for part, own in pieces:
-        noise._fill_many(part.view(1, 1, -1), own, [BASE["seed"]], [10], [2], noise.Scratch())
-    expected = [
-        normal(**BASE | {"index": index}, shape=(size,), offset=(first,), full_shape=(whole,))
-        for index, first, size, whole in runs
-    ]
-    torch.testing.assert_close(out, torch.cat(expected), rtol=1e-5, atol=5e-6)
