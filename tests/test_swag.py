@@ -9,12 +9,9 @@ from torch import nn
 
 from bayesadam.posterior import LowRankGaussian
 from bayesadam.swag import SWAG
+from posterior.kinds import draw
 
 F64 = {"dtype": torch.float64}
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **F64)
 
 
 @pytest.fixture

@@ -4,12 +4,9 @@ import torch
 from torch import distributions
 
 from bayesadam.likelihoods import Likelihood
+from posterior.kinds import draw
 
 F64 = {"dtype": torch.float64}
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **F64)
 
 
 class Exponential(Likelihood):

@@ -12,6 +12,7 @@ from bayesadam.posthoc import LaplaceApproximation, laplace
 from likelihoods import models
 from likelihoods.models import F64, ByDistribution, ByElements, Exponential, draw, waiting_times
 from population.conftest import compare
+from posterior.kinds import around
 from posthoc.models import slow_matrix
 
 OWN = [Exponential, ByElements, ByDistribution]
@@ -38,11 +39,6 @@ def problem(name="", count=40, seed=0):
 def mlp(outputs=1, seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, outputs)).double()
-
-
-def posterior_of(model, std=0.3):
-    mean = {name: p.detach().clone() for name, p in model.named_parameters()}
-    return ba.DiagonalGaussian(mean, {name: torch.full_like(p, std**2) for name, p in mean.items()})
 
 
 def close(a, b, **tolerances):
@@ -77,7 +73,7 @@ class TestTraining:
         net = ba.variational(mlp(), prior=1.0)
         net.loss(x, y, likelihood=Exponential(), num_data=len(x)).backward()
         assert all(p.grad.isfinite().all() and p.grad.any() for p in net.parameters())
-        value = ba.elbo(mlp(), posterior_of(mlp()), x, y, likelihood=Exponential(), prior=1.0)
+        value = ba.elbo(mlp(), around(mlp(), 0.09), x, y, likelihood=Exponential(), prior=1.0)
         assert value.isfinite()
 
     @pytest.mark.parametrize("objective", ["ropd", "vi"])
@@ -163,7 +159,7 @@ class TestPrediction:
     )
     def test_every_method(self, name, method):
         x, y = problem(name)
-        pred = ba.predict(mlp(), posterior_of(mlp()), x, likelihood=EVERY[name](), method=method, mc_samples=7)
+        pred = ba.predict(mlp(), around(mlp(), 0.09), x, likelihood=EVERY[name](), method=method, mc_samples=7)
         assert type(pred) is ba.predictive.MixturePredictive
         assert len(pred.outputs) == (1 if method == "mean" else 7)
         assert pred.log_prob(y).isfinite().all()
@@ -175,7 +171,7 @@ class TestPrediction:
 
     def test_monte_carlo_is_a_mixture_over_samples(self):
         x, y = problem("poisson")
-        model, q = mlp(), posterior_of(mlp())
+        model, q = mlp(), around(mlp(), 0.09)
         pred = ba.predict(model, q, x, likelihood=ba.likelihoods.Poisson(), mc_samples=5, seed=3)
         rates = []
         for number in range(5):
@@ -194,7 +190,7 @@ class TestPrediction:
         """Both know their outputs' mean and variance exactly: rates are log-normal."""
         x, _ = problem("poisson", 6)
         model = nn.Linear(3, 1).double()
-        q, draws = posterior_of(model, 0.2), 40_000
+        q, draws = around(model, 0.04), 40_000
         likelihood = ba.likelihoods.Poisson()
         pred = ba.predict(model, q, x, likelihood=likelihood, method=method, mc_samples=draws, seed=1)
         with torch.no_grad():
