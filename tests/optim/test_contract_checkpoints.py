@@ -189,7 +189,7 @@ def test_a_checkpoint_replaces_a_drop_in_run(method, dtype):
 # Attached models
 
 
-@ways([key for key in EVERY if key != "bayesadam"])
+@ways(EVERY)
 def test_attaching_a_model_changes_no_number(method, mode):
     results = []
     for attached in (False, True):

@@ -53,6 +53,8 @@ class Alone:
             groups = [{"params": weights}] + ([{"params": learned, "perturb": False}] if learned else [])
             make = {**OPTIMIZERS, "bbb": population.BayesByBackprop}.get(method, method)
             told = {"curvature": PerExampleSquares(self.model)} if method == "vogn" else {}
+            if isinstance(method, type) and "batch_size" in inspect.signature(method).parameters:
+                told = {"batch_size": batch_size}
             if method == "bayesadam":
                 size = batch_size if steps_per_epoch else min(batch_size, len(x))
                 told = {"batch_size": size, "total_steps": epochs * (steps_per_epoch or -(-len(x) // batch_size))}

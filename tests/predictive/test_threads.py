@@ -1,6 +1,5 @@
 """Predictions with one model by several threads at a time."""
 
-import sys
 import threading
 
 import pytest
@@ -13,16 +12,8 @@ from bayesadam.predictive.how import METHODS
 from bayesadam.sklearn import BayesianMLPRegressor
 from posterior.kinds import around
 
+pytestmark = pytest.mark.usefixtures("frequent_switches")
 THREADS, CALLS = 4, 5
-
-
-@pytest.fixture(autouse=True)
-def frequent_switches():
-    """Let threads take turns as often as possible."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval)
 
 
 def in_threads(*functions):
@@ -100,17 +91,6 @@ def test_batch_norm_statistics():
 def test_dropout():
     model = network(nn.Dropout())
     check(model, predicted(model, ba.MCDropout(model)), predicted(model, around(model)))
-
-
-def test_pruning():
-    model = network()
-    q = around(model)
-
-    def curve():
-        found = ba.pruning_curve(model, q, X, X[:, :1], likelihood=GAUSSIAN, fractions=[0, 0.5])
-        return torch.tensor(found.scores["nll"])
-
-    check(model, curve)
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "kron", "full", "last_layer"])
