@@ -238,6 +238,14 @@ def by_operations():
 PATHS = [contextlib.nullcontext, by_operations]
 
 
+def assert_by_operations(message):
+    """Check that noise is drawn by PyTorch's operations, after a warning."""
+    with pytest.warns(RuntimeWarning, match=message):
+        found = normal(**BASE, shape=(10,))
+    with by_operations():
+        assert torch.equal(normal(**BASE, shape=(10,)), found)
+
+
 def assert_slice(full, offset, shape):
     for path in PATHS:
         with path():
@@ -343,10 +351,7 @@ class TestNative:
     def test_a_source_that_does_not_compile(self, monkeypatch, anew):
         monkeypatch.setattr(native, "read", lambda name: "this is no C++")
         message = "^noise is drawn without its compiled function: the compiler failed: .*error"
-        with pytest.warns(RuntimeWarning, match=message):
-            found = normal(**BASE, shape=(10,))
-        with by_operations():
-            assert torch.equal(normal(**BASE, shape=(10,)), found)
+        assert_by_operations(message)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             normal(**BASE, shape=(10,))  # said once
@@ -357,18 +362,12 @@ class TestNative:
         assert "0x9E3779B9u" in source
         monkeypatch.setattr(native, "read", lambda name: source.replace("0x9E3779B9u", "0x9E3779BBu"))
         message = "^noise is drawn without its compiled function, which gives other numbers on this machine$"
-        with pytest.warns(RuntimeWarning, match=message):
-            found = normal(**BASE, shape=(10,))
-        with by_operations():
-            assert torch.equal(normal(**BASE, shape=(10,)), found)
+        assert_by_operations(message)
 
     def test_without_a_compiler_there_is_a_warning(self, monkeypatch, anew):
         monkeypatch.setattr(native, "_compiler", lambda: None)
         native.warn_without_compiler.cache_clear()
-        with pytest.warns(RuntimeWarning, match=r"^there is no C\+\+ compiler: steps .* take several times as long"):
-            found = normal(**BASE, shape=(10,))
-        with by_operations():
-            assert torch.equal(normal(**BASE, shape=(10,)), found)
+        assert_by_operations(r"^there is no C\+\+ compiler: steps .* take several times as long")
 
 
 class TestResult:

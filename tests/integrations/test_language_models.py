@@ -149,7 +149,7 @@ def test_as_the_plain_loop(way, tmp_path):
     options = {"gradient_accumulation_steps": 4, "max_grad_norm": 0.1, "schedule": True}
     trainer, model, opt = make(tmp_path, **({"bf16": True} if way == "AMP" else options))
     trainer.train()
-    assert_as_plain(model, opt, tolerance=1e-2 if way == "AMP" else 1e-5, **WAYS[way])
+    assert_as_plain(model, opt, tolerance=2e-2 if way == "AMP" else 1e-5, **WAYS[way])
     assert (weights(model) - weights(plain()[0])).abs().max() > 1e-5
 
 
