@@ -18,10 +18,6 @@ from posterior.kinds import draw
 F64 = {"dtype": torch.float64}
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
 def classes(count=200, number=4, seed=0):
     """Class probabilities ``(N, C)`` and targets that agree with them more often than not."""
     logits = 2 * draw(count, number, seed=seed)

@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyarrow import csv, parquet
+from pyarrow import parquet
 
 from bayesadam.cli import main
 from bayesadam.cli.app import app
@@ -38,13 +38,6 @@ def refused(command, tmp_path):
 
 def snapshot(folder):
     return {path: path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))}
-
-
-def put(path, values):
-    """A table with two sound columns and what is given."""
-    columns = {"a": np.arange(60.0) ** 0.5, "b": np.arange(60) % 7}
-    csv.write_csv(pa.table({**columns, **values}), path)
-    return path
 
 
 class TestTables:

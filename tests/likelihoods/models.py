@@ -9,6 +9,10 @@ from posterior.kinds import draw
 F64 = {"dtype": torch.float64}
 
 
+def close(a, b, **tolerances):
+    torch.testing.assert_close(a, b, **(tolerances or {"rtol": 1e-12, "atol": 1e-12}))
+
+
 class Exponential(Likelihood):
     """Nothing but a density: waiting times whose log rate is the output."""
 

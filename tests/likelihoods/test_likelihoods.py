@@ -10,13 +10,10 @@ from torch import distributions as dist
 from torch.nn import functional
 
 import bayesadam as ba
+from likelihoods.models import close
 from posthoc.models import draw, gaussian
 
 F64 = {"dtype": torch.float64}
-
-
-def close(a, b, **tolerances):
-    torch.testing.assert_close(a, b, **(tolerances or {"rtol": 1e-12, "atol": 1e-12}))
 
 
 def normal(output, precision=4.0):

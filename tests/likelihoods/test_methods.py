@@ -10,7 +10,7 @@ from torch.distributions import MultivariateNormal
 import bayesadam as ba
 from bayesadam.posthoc import LaplaceApproximation, laplace
 from likelihoods import models
-from likelihoods.models import F64, ByDistribution, ByElements, Exponential, draw, waiting_times
+from likelihoods.models import F64, ByDistribution, ByElements, Exponential, close, draw, waiting_times
 from population.conftest import compare
 from posterior.kinds import around
 from posthoc.models import slow_matrix
@@ -39,10 +39,6 @@ def problem(name="", count=40, seed=0):
 def mlp(outputs=1, seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, outputs)).double()
-
-
-def close(a, b, **tolerances):
-    torch.testing.assert_close(a, b, **(tolerances or {"rtol": 1e-10, "atol": 1e-10}))
 
 
 class TestTraining:

@@ -86,11 +86,6 @@ def between_blocks(opt, call):
     call(opt)
 
 
-def after_train(opt, call):
-    opt.train()
-    call(opt)
-
-
 MISUSE = {
     "a step without a sample": (lambda opt: opt.step(), r"sampled_params\(\).*closure.*train\(\)"),
     "too few blocks": (
