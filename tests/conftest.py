@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -23,3 +24,12 @@ def pytest_runtest_setup():
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002
     random.seed(0)
+
+
+@pytest.fixture
+def frequent_switches():
+    """Let threads take turns as often as possible."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)

@@ -7,6 +7,7 @@ after these steps.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy
@@ -198,36 +199,22 @@ def ngvi(mu, steps, p):
     return [eta[j] / precision[j] for j in range(n)], precision
 
 
-def natural_von(mu, steps, p):
-    """Khan et al. 2018, eqs. 82-83, the diagonal of the matrices, with a rate of its own for ``s``."""
+def natural(mu, steps, p, *, squared):
+    """Khan et al. 2018, eqs. 82-83, the diagonal of the matrices, or eqs. 86-87; with a rate of its own for ``s``."""
     mu, before, n = list(mu), list(mu), len(mu)
     s = [p.start] * n
+    root = math.sqrt if squared else float
     for t in range(steps):
         c, b2 = p.betas_at(t)
-        g, h = p.curved(mu, p.precision(s), t)
-        new = p.followed(s, h, 1 - b2)
+        g, h = (p.squared if squared else p.curved)(mu, p.precision(s), t)
+        if squared:
+            new = [(1 - p.temperature * (1 - b2)) * s[j] + (1 - b2) * h[j] for j in range(n)]
+        else:
+            new = p.followed(s, h, 1 - b2)
         after = [
             mu[j]
-            - p.lr / (new[j] + p.lt) * (g[j] + p.from_prior(mu, j))
-            + c * (s[j] + p.lt) / (new[j] + p.lt) * (mu[j] - before[j])
-            for j in range(n)
-        ]
-        before, mu, s = mu, after, new
-    return mu, p.precision(s)
-
-
-def natural_vadam(mu, steps, p):
-    """Khan et al. 2018, eqs. 86-87, with a rate of its own for ``s``."""
-    mu, before, n = list(mu), list(mu), len(mu)
-    s = [p.start] * n
-    for t in range(steps):
-        c, b2 = p.betas_at(t)
-        g, h = p.squared(mu, p.precision(s), t)
-        new = [(1 - p.temperature * (1 - b2)) * s[j] + (1 - b2) * h[j] for j in range(n)]
-        after = [
-            mu[j]
-            - p.lr / (math.sqrt(new[j]) + p.lt) * (g[j] + p.from_prior(mu, j))
-            + c * (math.sqrt(s[j]) + p.lt) / (math.sqrt(new[j]) + p.lt) * (mu[j] - before[j])
+            - p.lr / (root(new[j]) + p.lt) * (g[j] + p.from_prior(mu, j))
+            + c * (root(s[j]) + p.lt) / (root(new[j]) + p.lt) * (mu[j] - before[j])
             for j in range(n)
         ]
         before, mu, s = mu, after, new
@@ -315,7 +302,7 @@ REFERENCES = {
     "von": von,
     "van": von,
     "ngvi": ngvi,
-    "natural_von": natural_von,
-    "natural_vadam": natural_vadam,
+    "natural_von": partial(natural, squared=False),
+    "natural_vadam": partial(natural, squared=True),
     "vogn": vogn,
 }

@@ -6,12 +6,9 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam.posterior import load_posterior
+from posterior.kinds import draw
 
 BETA, LAMBDA = 4.0, 2.0
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 X = draw(30, 3)

@@ -5,7 +5,6 @@ import math
 import os
 import socket
 import stat
-import threading
 import time
 from pathlib import Path
 
@@ -281,24 +280,3 @@ class TestTensors:
         monkeypatch.undo()
         with pytest.raises(DamagedFile, match=r"\(its version is 2, not 1\)$"):
             read_tensors(tmp_path / "q", "the file")
-
-    def test_while_another_writes(self, tmp_path):
-        """Every file that is read is one of those that were written."""
-        path, stop = tmp_path / "q", threading.Event()
-
-        def write():
-            number = 0
-            while not stop.is_set():
-                number += 1
-                write_tensors(path, "kind", {"w": torch.full((100,), float(number))}, {"number": number})
-
-        write_tensors(path, "kind", {"w": torch.zeros(100)}, {"number": 0})
-        writer = threading.Thread(target=write)
-        writer.start()
-        try:
-            for _ in range(50):
-                found = read_tensors(path, "the file")
-                assert (found.tensors["w"] == found.hyperparameters["number"]).all()
-        finally:
-            stop.set()
-            writer.join()

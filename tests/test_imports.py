@@ -94,12 +94,17 @@ def test_importing_has_no_side_effects_and_needs_the_core_only():
 import sys, torch
 before, state = set(sys.modules), torch.get_rng_state()
 import bayesadam
+lazy = ("integrations", "plots", "sklearn")
+assert not {f"bayesadam.{name}" for name in lazy} & set(sys.modules)
+assert len([name for name in sys.modules if name.startswith("bayesadam")]) <= 220
 from bayesadam import *
 assert torch.equal(torch.get_rng_state(), state)
 extras = {"sklearn", "pandas", "pyarrow", "bokeh", "optuna", "matplotlib", "typer", "rich", "pooch", "scipy", "joblib"}
 extras |= {"openpyxl", "stable_baselines3", "gymnasium", "charset_normalizer"}
 extras |= {"lightning", "pytorch_lightning", "transformers", "accelerate", "peft", "skorch"}
 assert not extras & (set(sys.modules) - before), extras & set(sys.modules)
+for name in lazy:  # there without an import of their own
+    assert getattr(bayesadam, name).__name__ == f"bayesadam.{name}"
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -7,6 +7,7 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
+from posterior.kinds import around
 
 X = torch.linspace(-1, 1, 120).view(40, 3)
 Y = X[:, :1].sin()
@@ -19,11 +20,6 @@ def network(*layers):
     """A network as it is made before the call."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), *layers, nn.Linear(4, 1))
-
-
-def posterior(model):
-    mean = {name: p.detach().clone() for name, p in model.named_parameters()}
-    return ba.DiagonalGaussian(mean, {name: torch.full_like(p, 0.01) for name, p in mean.items()})
 
 
 def predicted(q, **options):
@@ -61,7 +57,7 @@ def ensemble(x, y):
 
 
 CALLS = {
-    **{f"predict {method}": predicted(posterior, method=method) for method in ("monte_carlo", "linearized", "moments")},
+    **{f"predict {method}": predicted(around, method=method) for method in ("monte_carlo", "linearized", "moments")},
     "predict ensemble": predicted(lambda model: ba.ensemble([model, model])),
     **{name: laplace(name) for name in ("diagonal", "kron", "full", "last_layer", "last_layer_kron")},
     "badam": badam,
@@ -69,10 +65,10 @@ CALLS = {
     "train_ensemble": ensemble,
     "calibrate": lambda x, y: ba.calibrate(network(), (x, y), likelihood=GAUSSIAN).log_noise_precision,
     "tune": lambda x, y: ba.tune_posterior(
-        posterior(network()), network(), (x, y), likelihood=GAUSSIAN
+        around(network()), network(), (x, y), likelihood=GAUSSIAN
     ).posterior.variance["0.weight"],
     "prune": lambda x, y: torch.tensor(
-        ba.pruning_curve(network(), posterior(network()), x, y, likelihood=GAUSSIAN, fractions=[0.5]).scores["nll"]
+        ba.pruning_curve(network(), around(network()), x, y, likelihood=GAUSSIAN, fractions=[0.5]).scores["nll"]
     ),
 }
 

@@ -13,16 +13,9 @@ from scipy import integrate, stats
 
 import bayesadam as ba
 from bayesadam import metrics, plots
+from posterior.kinds import draw
 
 F64 = {"dtype": torch.float64}
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=generator(seed), **F64)
 
 
 def classes(count=200, number=4, seed=0):

@@ -111,20 +111,6 @@ def test_classes_have_names_of_their_own():
             assert name.endswith("Prior")
 
 
-def test_submodules_are_there_without_an_import_of_their_own():
-    code = """
-import sys
-import bayesadam as ba
-
-LAZY = ("integrations", "plots", "sklearn")
-assert not {f"bayesadam.{name}" for name in LAZY} & set(sys.modules)
-assert len([name for name in sys.modules if name.startswith("bayesadam")]) <= 220
-for name in LAZY:
-    assert getattr(ba, name).__name__ == f"bayesadam.{name}"
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_a_missing_extra_is_one_clear_message():
     code = """
 import sys

@@ -238,6 +238,14 @@ def by_operations():
 PATHS = [contextlib.nullcontext, by_operations]
 
 
+def assert_by_operations(message):
+    """Check that noise is drawn by PyTorch's operations, after a warning."""
+    with pytest.warns(RuntimeWarning, match=message):
+        found = normal(**BASE, shape=(10,))
+    with by_operations():
+        assert torch.equal(normal(**BASE, shape=(10,)), found)
+
+
 def assert_slice(full, offset, shape):
     for path in PATHS:
         with path():
@@ -260,24 +268,12 @@ class TestSlices:
             ([BLOCK + TILE + 7], [1], [BLOCK + TILE + 6]),
             ([700, 1000], [0, 999], [700, 1]),
             ([2, 2000, 200], [1, 0, 7], [1, 2000, 150]),
+            ([2000, 500], [0, 7], [2000, 450]),
+            ([3, BLOCK + TILE], [0, 5], [3, BLOCK]),
         ],
     )
     def test_across_blocks(self, full, offset, shape):
         assert_slice(full, offset, shape)
-
-    @settings(deadline=None)
-    @given(slices())
-    @example(([3, 1, 4], [0, 0, 1], [2, 1, 2]))
-    @example(([3, 5, 4], [1, 2, 0], [1, 2, 4]))
-    def test_the_flat_start_of_a_slice_that_is_one_run(self, case):
-        full, offset, shape = case
-        numbers = cut(torch.arange(math.prod(full)).view(full), offset, shape).flatten()
-        runs = noise.runs_of(0, shape, offset, full)
-        if len(runs) == 1:
-            start = runs[0][1]
-            assert torch.equal(numbers, torch.arange(start, start + math.prod(shape))[: numbers.numel()])
-        elif numbers.numel():
-            assert not torch.equal(numbers, torch.arange(numbers.numel()) + numbers[0])
 
     @pytest.mark.parametrize("path", PATHS)
     def test_a_longer_draw_starts_with_the_shorter_one_from_a_tile_on(self, path):
@@ -355,10 +351,7 @@ class TestNative:
     def test_a_source_that_does_not_compile(self, monkeypatch, anew):
         monkeypatch.setattr(native, "read", lambda name: "this is no C++")
         message = "^noise is drawn without its compiled function: the compiler failed: .*error"
-        with pytest.warns(RuntimeWarning, match=message):
-            found = normal(**BASE, shape=(10,))
-        with by_operations():
-            assert torch.equal(normal(**BASE, shape=(10,)), found)
+        assert_by_operations(message)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             normal(**BASE, shape=(10,))  # said once
@@ -369,18 +362,12 @@ class TestNative:
         assert "0x9E3779B9u" in source
         monkeypatch.setattr(native, "read", lambda name: source.replace("0x9E3779B9u", "0x9E3779BBu"))
         message = "^noise is drawn without its compiled function, which gives other numbers on this machine$"
-        with pytest.warns(RuntimeWarning, match=message):
-            found = normal(**BASE, shape=(10,))
-        with by_operations():
-            assert torch.equal(normal(**BASE, shape=(10,)), found)
+        assert_by_operations(message)
 
     def test_without_a_compiler_there_is_a_warning(self, monkeypatch, anew):
         monkeypatch.setattr(native, "_compiler", lambda: None)
         native.warn_without_compiler.cache_clear()
-        with pytest.warns(RuntimeWarning, match=r"^there is no C\+\+ compiler: steps .* take several times as long"):
-            found = normal(**BASE, shape=(10,))
-        with by_operations():
-            assert torch.equal(normal(**BASE, shape=(10,)), found)
+        assert_by_operations(r"^there is no C\+\+ compiler: steps .* take several times as long")
 
 
 class TestResult:
@@ -499,18 +486,3 @@ class TestErrors:
     def test_places_that_do_not_fit(self, arguments, message):
         with pytest.raises(ValueError, match=message):
             normal(**BASE, shape=(4,), **arguments)
-
-
-def test_pieces_of_runs():
-    """Runs are divided between tiles, and every element is that of the whole draw."""
-    runs = [(7, 0, 700, 700), (3, TILE + 3, 3 * TILE + 5, 5 * TILE), (1, 0, 3, 3), (9, 0, TILE - 1, TILE - 1)]
-    out = torch.empty(sum(size for _, _, size, _ in runs))
-    pieces = list(noise._pieces(out, runs, 2 * TILE))
-    assert all(len(part) == sum(size for _, _, size, _ in own) <= 2 * TILE for part, own in pieces)
-    for part, own in pieces:
-        noise._fill_many(part.view(1, 1, -1), own, [BASE["seed"]], [10], [2], noise.Scratch())
-    expected = [
-        normal(**BASE | {"index": index}, shape=(size,), offset=(first,), full_shape=(whole,))
-        for index, first, size, whole in runs
-    ]
-    torch.testing.assert_close(out, torch.cat(expected), rtol=1e-5, atol=5e-6)

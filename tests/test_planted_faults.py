@@ -1,4 +1,4 @@
-"""That the faults of ``planted_faults.py`` can be planted in the code as it is."""
+"""That the faults of ``planted_faults.toml`` can be planted in the code as it is."""
 
 import pytest
 

@@ -9,12 +9,9 @@ from torch import nn
 
 from bayesadam.posterior import LowRankGaussian
 from bayesadam.swag import SWAG
+from posterior.kinds import assert_same, covariance, draw, flat
 
 F64 = {"dtype": torch.float64}
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **F64)
 
 
 @pytest.fixture
@@ -42,22 +39,8 @@ def naive(places, rank, scale):
     return mean, scale * (diagonal.diag() + deviations.T @ deviations / (len(deviations) - 1))
 
 
-def flat(tensors, *leading):
-    return torch.cat([t.double().reshape(*leading, math.prod(t.shape[len(leading) :])) for t in tensors.values()], -1)
-
-
-def covariance(q):
-    f = flat(q.factors, q.rank)
-    return flat(q.diagonal).diag() + f.T @ f
-
-
 def close(a, b, **tolerances):
     torch.testing.assert_close(a, b, **(tolerances or {"rtol": 1e-11, "atol": 1e-13}))
-
-
-def assert_same(a, b):
-    assert list(a) == list(b)
-    assert all(torch.equal(value, b[name]) for name, value in a.items())
 
 
 @pytest.mark.parametrize("steps", [2, 5, 12])

@@ -1,6 +1,7 @@
 """Runs functions of a module in processes that train together (gloo, CPU)."""
 
 import contextlib
+import copy
 import importlib
 import os
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from processes import PROCESSES
 
@@ -32,6 +34,17 @@ def in_two_ranks(module, functions, folder, *, size=2):
             rank.join()
     errors = [path.read_text() for path in sorted(Path(folder).glob("error-*.txt"))]
     assert [rank.exitcode for rank in ranks] == [0] * size, "\n".join(errors)
+
+
+def assert_halves_are_the_whole(rank, net, x, y, **options):
+    """Check that the gradient of two halves of a minibatch, one on each of two ranks, is that of the whole."""
+    alone = copy.deepcopy(net)
+    alone.loss(x, y, **options).backward()
+    half, wrapper = slice(4 * rank, 4 * rank + 4), DistributedDataParallel(net)
+    net.loss(x[half], y[half], wrapper=wrapper, **options).backward()
+    for p, expected in zip(net.parameters(), alone.parameters(), strict=True):
+        if p.requires_grad:
+            torch.testing.assert_close(p.grad, expected.grad, rtol=1e-11, atol=1e-13)
 
 
 def main(module, rank, size, folder, functions):

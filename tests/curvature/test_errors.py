@@ -284,15 +284,3 @@ def test_two_optimizers_on_one_model():
     match = r"the gradient .* whose squares were discarded by the step of another optimizer .* with param groups"
     with pytest.raises(RuntimeError, match=match):
         second.step()
-
-
-@pytest.mark.parametrize(("announced", "other"), [("mean", "sum"), ("sum", "mean")])
-def test_the_other_reduction(announced, other):
-    model, x = mlp(), inputs(6, 5)
-    squares = started(model, reduction=announced)
-    losses = model(x).square().sum(1)
-    with pytest.raises(ValueError, match=rf"the loss must be the {announced} of .* losses, got their {other} \(say"):
-        squares.backward(getattr(losses, other)())
-    assert all(p.grad is None for p in model.parameters())
-    squares.backward(getattr(losses, announced)())
-    assert squares.num_examples == 6

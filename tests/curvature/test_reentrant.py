@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import bayesadam as ba
+from posterior.kinds import around
 
 LIKELIHOOD = ba.Gaussian(1.0)
 
@@ -33,11 +34,6 @@ def data(*, requires_grad=False):
     return x.requires_grad_(requires_grad), y
 
 
-def posterior(model):
-    mean = {name: p.detach().clone() for name, p in model.named_parameters()}
-    return ba.DiagonalGaussian(mean, {name: torch.full_like(p, 0.01) for name, p in mean.items()})
-
-
 REFUSED = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
 
 
@@ -52,7 +48,7 @@ def test_it_is_refused(requires_grad):
             ba.laplace(model, pair, likelihood=LIKELIHOOD, **options)
     for checkpointed in (model, Checkpointed(reentrant=True, whole=True)):
         with pytest.raises(RuntimeError, match=message):
-            ba.predict(checkpointed, posterior(model), pair[0], likelihood=LIKELIHOOD, method="linearized")
+            ba.predict(checkpointed, around(model), pair[0], likelihood=LIKELIHOOD, method="linearized")
 
 
 def test_the_other_kind_changes_nothing():
@@ -61,7 +57,7 @@ def test_the_other_kind_changes_nothing():
     checkpointed = Checkpointed(reentrant=False)
     x, y = data()
     expected, found = (
-        ba.predict(model, posterior(model), x, likelihood=LIKELIHOOD, method="linearized").epistemic
+        ba.predict(model, around(model), x, likelihood=LIKELIHOOD, method="linearized").epistemic
         for model in (plain, checkpointed)
     )
     assert expected.min() > 0
@@ -80,7 +76,7 @@ def test_where_no_derivative_of_a_hidden_weight_is_wanted_it_is_fine():
     found, expected = (ba.laplace(Checkpointed(reentrant=r), data(), **options) for r in (True, False))
     torch.testing.assert_close(found.variance, expected.variance)
     model = Checkpointed(reentrant=True)
-    whole, last = posterior(model), ("output.weight", "output.bias")
+    whole, last = around(model), ("output.weight", "output.bias")
     random = ba.DiagonalGaussian(*({name: part[name] for name in last} for part in (whole.mean, whole.variance)))
     fixed = {name: value for name, value in whole.mean.items() if name not in last}
     q = ba.posterior.PartialGaussian(random, fixed)

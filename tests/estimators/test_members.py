@@ -2,13 +2,11 @@
 
 import copy
 
-import pytest
 import torch
 from torch import nn
 
 import bayesadam as ba
 from bayesadam import population
-from bayesadam.posthoc.badam import badam_from_moments
 from bayesadam.sklearn.members import posteriors
 from bayesadam.sklearn.methods import method_named
 
@@ -33,19 +31,3 @@ def test_badam_of_members_is_that_of_the_optimiser_they_are_trained_by():
         torch.testing.assert_close(q.mean, expected.mean, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(q.variance, expected.variance, rtol=1e-8, atol=0.0)
         assert q.hyperparameters == expected.hyperparameters
-
-
-def test_badam_from_moments_by_hand():
-    weights, moments = torch.tensor([1.0, -2.0]), torch.tensor([4.0, 0.25])
-    kept = weights.clone(), moments.clone()
-    told = {"num_data": 10, "prior_precision": 5.0, "optimizer": "mine"}
-    q = badam_from_moments([("w", weights, moments)], **told, weights="mle")
-    torch.testing.assert_close(q.variance["w"], torch.tensor([1 / 25.0, 1 / 10.0]))
-    torch.testing.assert_close(q.mean["w"], torch.tensor([2.0 / 2.5, -2.0 * 0.5]))
-    assert q.hyperparameters == {"method": "badam", **told, "weights": "mle"}
-    torch.testing.assert_close((weights, moments), kept)
-    assert badam_from_moments([("w", weights, moments)], **told).mean["w"].tolist() == [1.0, -2.0]
-    with pytest.raises(
-        ValueError, match="^prior_precision must be positive where second moments are 0, got 0.0 and 1 "
-    ):
-        badam_from_moments([("w", weights, torch.tensor([0.0, 1.0]))], **told | {"prior_precision": 0.0})

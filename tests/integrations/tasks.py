@@ -36,17 +36,31 @@ def decay(opt, schedule=True):
     return torch.optim.lr_scheduler.LambdaLR(opt, lambda step: 0.9**step if schedule else 1.0)
 
 
-def plain(*, epochs=EPOCHS, accumulate=1, clip=None, amp=None, scaled=False, schedule=False):
-    """The trained model, and the optimiser, of a loop in PyTorch with ``train()`` and ``eval()``."""
-    model = network()
+def mean_squared_error(model, batch):
+    x, y = batch
+    return F.mse_loss(model(x), y)
+
+
+def plain(
+    make=network, optimizer=optimizer, loss_of=mean_squared_error, batches=None, *, follow=False,
+    epochs=EPOCHS, accumulate=1, clip=None, amp=None, scaled=False, schedule=False,
+):  # fmt: skip
+    """The trained model, and the optimiser, of a loop in PyTorch with ``train()`` and ``eval()``.
+
+    They are called on the optimiser, or on the model, which it may follow.
+    """
+    model = make()
     opt = optimizer(model)
+    if follow:
+        opt.follow(model)
+    switched = model if follow else opt
     scheduler = decay(opt, schedule)
     scaler = torch.amp.GradScaler("cpu", enabled=scaled)
     for _ in range(epochs):
-        opt.train()
-        for number, (x, y) in enumerate(loader(), 1):
+        switched.train()
+        for number, batch in enumerate(batches or loader(), 1):
             with torch.autocast("cpu", dtype=amp) if amp else nullcontext():
-                loss = F.mse_loss(model(x), y) / accumulate
+                loss = loss_of(model, batch) / accumulate
             scaler.scale(loss).backward()
             if number % accumulate == 0:
                 if clip is not None:
@@ -56,5 +70,5 @@ def plain(*, epochs=EPOCHS, accumulate=1, clip=None, amp=None, scaled=False, sch
                 scaler.update()
                 scheduler.step()
                 opt.zero_grad()
-        opt.eval()
+        switched.eval()
     return model, opt

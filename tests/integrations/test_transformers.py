@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from integrations.comparison import WAYS, Watch, assert_as_plain, means, spoil, weights
+from integrations.comparison import WAYS, Watch, assert_as_plain, means, weights
+from integrations.hugging_face import check_resume, check_saved, in_order, saved_in, transformers
 from integrations.tasks import BATCH, EPOCHS, dataset, decay, network, optimizer
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed, which Hugging Face's Trainer needs")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -44,11 +44,6 @@ class Rows(torch.utils.data.Dataset):
         return {"x": x, "labels": y}
 
 
-class InOrder(transformers.Trainer):
-    def _get_train_sampler(self, *args):
-        return torch.utils.data.SequentialSampler(self.train_dataset)
-
-
 def make(folder, *, epochs=EPOCHS, schedule=False, callbacks=(), mc_samples=1, opt=None, **options):
     from bayesadam.integrations.transformers import PosteriorCallback
 
@@ -61,7 +56,7 @@ def make(folder, *, epochs=EPOCHS, schedule=False, callbacks=(), mc_samples=1, o
         per_device_train_batch_size=BATCH,
         **{"save_strategy": "no", "max_grad_norm": 0.0, **quiet, **options},
     )
-    trainer = InOrder(
+    trainer = in_order(transformers.Trainer)(
         model,
         arguments,
         train_dataset=Rows(),
@@ -83,43 +78,12 @@ def test_evaluation(tmp_path):
     assert_as_plain(model, opt)
 
 
-def saved_in(folder):
-    from safetensors.torch import load_file
-
-    return torch.cat([value.flatten() for value in load_file(folder / "model.safetensors").values()])
-
-
 def test_saved(tmp_path):
-    """At any step, where the weights hold a sample, and at the end."""
-    seen = {}
-
-    class Look(transformers.TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            seen[state.global_step] = weights(model).clone(), means(opt).clone()
-
-    trainer, model, opt = make(tmp_path, save_strategy="steps", save_steps=3, callbacks=[Look()])
-    trainer.train()
-    trainer.save_model(tmp_path / "end")
-    names = sorted(dict(model.named_parameters()))
-    order = torch.cat([dict(model.named_parameters())[name].detach().flatten() for name in names])
-    assert torch.equal(saved_in(tmp_path / "end").sort().values, order.sort().values)
-    held, mean = seen[3]
-    found = saved_in(tmp_path / "checkpoint-3").sort().values
-    assert torch.equal(found, mean.sort().values)
-    assert not torch.equal(found, held.sort().values)
-    assert torch.equal(weights(model), means(opt))
+    check_saved(make, tmp_path)
 
 
 def test_resume(tmp_path):
-    whole, expected, _ = make(tmp_path / "whole")
-    whole.train()
-    first, *_ = make(tmp_path / "parts", save_strategy="steps", save_steps=5)
-    first.train()
-    second, model, opt = make(tmp_path / "parts")
-    spoil(model)
-    second.train(resume_from_checkpoint=str(tmp_path / "parts" / "checkpoint-5"))
-    assert torch.equal(weights(model), weights(expected))
-    assert_as_plain(model, opt)
+    check_resume(make, tmp_path, assert_as_plain)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -134,8 +98,7 @@ def test_the_best_model_is_loaded_as_the_mean(tmp_path):
     options = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
     trainer, model, opt = make(tmp_path, **options, epochs=3)
     trainer.train()
-    best = saved_in(tmp_path / f"checkpoint-{trainer.state.best_global_step}")
-    assert torch.equal(weights(model).sort().values, best.sort().values)
+    assert torch.equal(weights(model), saved_in(tmp_path / f"checkpoint-{trainer.state.best_global_step}", model))
     assert torch.equal(weights(model), means(opt))
 
 

@@ -4,12 +4,13 @@ import torch
 from torch import distributions
 
 from bayesadam.likelihoods import Likelihood
+from posterior.kinds import draw
 
 F64 = {"dtype": torch.float64}
 
 
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **F64)
+def close(a, b, **tolerances):
+    torch.testing.assert_close(a, b, **(tolerances or {"rtol": 1e-12, "atol": 1e-12}))
 
 
 class Exponential(Likelihood):

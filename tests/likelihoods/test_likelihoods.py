@@ -10,27 +10,14 @@ from torch import distributions as dist
 from torch.nn import functional
 
 import bayesadam as ba
+from likelihoods.models import close
+from posthoc.models import draw, gaussian
 
 F64 = {"dtype": torch.float64}
 
 
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **F64)
-
-
-def close(a, b, **tolerances):
-    torch.testing.assert_close(a, b, **(tolerances or {"rtol": 1e-12, "atol": 1e-12}))
-
-
 def normal(output, precision=4.0):
     return dist.Normal(output, torch.tensor(precision, **F64) ** -0.5)
-
-
-def gaussian(precision):
-    """In all digits of the precision."""
-    likelihood = ba.Gaussian(precision).double()
-    likelihood.log_noise_precision.copy_(torch.tensor(precision, **F64).log())
-    return likelihood
 
 
 def of_classes(output):

@@ -10,8 +10,10 @@ from torch.distributions import MultivariateNormal
 import bayesadam as ba
 from bayesadam.posthoc import LaplaceApproximation, laplace
 from likelihoods import models
-from likelihoods.models import F64, ByDistribution, ByElements, Exponential, draw, waiting_times
-from population.conftest import TOLERANCE, all_alone, assert_members_are, train
+from likelihoods.models import F64, ByDistribution, ByElements, Exponential, close, draw, waiting_times
+from population.conftest import compare
+from posterior.kinds import around
+from posthoc.models import slow_matrix
 
 OWN = [Exponential, ByElements, ByDistribution]
 SHIPPED = {
@@ -39,15 +41,6 @@ def mlp(outputs=1, seed=0):
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, outputs)).double()
 
 
-def posterior_of(model, std=0.3):
-    mean = {name: p.detach().clone() for name, p in model.named_parameters()}
-    return ba.DiagonalGaussian(mean, {name: torch.full_like(p, std**2) for name, p in mean.items()})
-
-
-def close(a, b, **tolerances):
-    torch.testing.assert_close(a, b, **(tolerances or {"rtol": 1e-10, "atol": 1e-10}))
-
-
 class TestTraining:
     @pytest.mark.parametrize("name", EVERY)
     def test_a_population_is_single_training(self, name):
@@ -55,34 +48,28 @@ class TestTraining:
         data = [problem(name, count, seed=count) for count in (13, 7, 20)]
         nets = [mlp(seed=seed) for seed in range(3)]
         likelihood = EVERY[name](learned=True)
-        fits = all_alone(nets, data, likelihood, lr=0.02, epochs=3, mc_samples=2)
-        together = train(nets, data, likelihood, epochs=3, mc_samples=2)
-        assert_members_are(together, fits, TOLERANCE[torch.float64])
+        compare(nets, data, likelihood, epochs=3, mc_samples=2)
 
     @pytest.mark.parametrize("name", ["negative_binomial", "student_t"])
     def test_members_with_different_parameters(self, name):
         data = [problem(name, count, seed=count) for count in (13, 7, 20)]
         nets = [mlp(seed=seed) for seed in range(3)]
         likelihoods = [SHIPPED[name](value) for value in (0.5, 1.0, 2.0)]
-        fits = all_alone(nets, data, likelihoods, epochs=3, lr=0.02)
-        assert_members_are(train(nets, data, likelihoods, epochs=3), fits, TOLERANCE[torch.float64])
+        compare(nets, data, likelihoods, epochs=3)
 
     @pytest.mark.parametrize("method", ["adam", "bbb", "vogn", "von"])
     def test_other_optimisers(self, method):
         """By samples, by the squares of the examples and by second derivatives of a density alone."""
         options = {"hessian": "exact"} if method == "von" else {}
-        data, nets = [problem(count=7)], [mlp()]
-        fits = all_alone(nets, data, Exponential(), method=method, epochs=2, lr=0.01, **options)
-        assert all(map(math.isfinite, fits[0].losses))
-        together = train(nets, data, Exponential(), method=method, epochs=2, lr=0.01, **options)
-        assert_members_are(together, fits, TOLERANCE[torch.float64])
+        together = compare([mlp()], [problem(count=7)], Exponential(), method=method, lr=0.01, **options)
+        assert together.history["loss"].isfinite().all()
 
     def test_bayes_by_backprop(self):
         x, y = problem()
         net = ba.variational(mlp(), prior=1.0)
         net.loss(x, y, likelihood=Exponential(), num_data=len(x)).backward()
         assert all(p.grad.isfinite().all() and p.grad.any() for p in net.parameters())
-        value = ba.elbo(mlp(), posterior_of(mlp()), x, y, likelihood=Exponential(), prior=1.0)
+        value = ba.elbo(mlp(), around(mlp(), 0.09), x, y, likelihood=Exponential(), prior=1.0)
         assert value.isfinite()
 
     @pytest.mark.parametrize("objective", ["ropd", "vi"])
@@ -144,14 +131,9 @@ class TestLaplace:
     def test_fisher_is_the_squares_of_the_scores(self, name):
         x, y = problem(name, 9)
         model, likelihood = mlp(), EVERY[name]()
-        parameters = list(model.parameters())
-        total = 0
-        for n in range(9):
-            density = likelihood.log_prob(model(x[n : n + 1]), y[n : n + 1]).sum()
-            row = torch.cat([g.flatten() for g in torch.autograd.grad(density, parameters)])
-            total = total + torch.outer(row, row)
         options = {"likelihood": likelihood, "structure": "full", "curvature": "empirical_fisher"}
-        close(LaplaceApproximation(model, (x, y), **options).curvature, total)
+        expected = slow_matrix(model, x, y, likelihood, "empirical_fisher")
+        close(LaplaceApproximation(model, (x, y), **options).curvature, expected)
 
     @pytest.mark.parametrize("structure", ["full", "diagonal"])
     def test_a_density_of_straight_pieces(self, structure):
@@ -173,7 +155,7 @@ class TestPrediction:
     )
     def test_every_method(self, name, method):
         x, y = problem(name)
-        pred = ba.predict(mlp(), posterior_of(mlp()), x, likelihood=EVERY[name](), method=method, mc_samples=7)
+        pred = ba.predict(mlp(), around(mlp(), 0.09), x, likelihood=EVERY[name](), method=method, mc_samples=7)
         assert type(pred) is ba.predictive.MixturePredictive
         assert len(pred.outputs) == (1 if method == "mean" else 7)
         assert pred.log_prob(y).isfinite().all()
@@ -185,7 +167,7 @@ class TestPrediction:
 
     def test_monte_carlo_is_a_mixture_over_samples(self):
         x, y = problem("poisson")
-        model, q = mlp(), posterior_of(mlp())
+        model, q = mlp(), around(mlp(), 0.09)
         pred = ba.predict(model, q, x, likelihood=ba.likelihoods.Poisson(), mc_samples=5, seed=3)
         rates = []
         for number in range(5):
@@ -204,7 +186,7 @@ class TestPrediction:
         """Both know their outputs' mean and variance exactly: rates are log-normal."""
         x, _ = problem("poisson", 6)
         model = nn.Linear(3, 1).double()
-        q, draws = posterior_of(model, 0.2), 40_000
+        q, draws = around(model, 0.04), 40_000
         likelihood = ba.likelihoods.Poisson()
         pred = ba.predict(model, q, x, likelihood=likelihood, method=method, mc_samples=draws, seed=1)
         with torch.no_grad():

@@ -6,14 +6,9 @@ from torch import distributions
 
 import bayesadam as ba
 from bayesadam.likelihoods import Likelihood
-from likelihoods.models import F64, ByDistribution, ByElements, Exponential, Neighbours, draw
+from likelihoods.models import F64, ByDistribution, ByElements, Exponential, Neighbours, close, draw
 
 ALL = [Exponential, ByElements, ByDistribution]
-EXACT = {"rtol": 1e-12, "atol": 1e-12}
-
-
-def close(a, b, **tolerances):
-    torch.testing.assert_close(a, b, **(tolerances or EXACT))
 
 
 def data(*shape):

@@ -9,13 +9,10 @@ import torch
 from scipy import integrate, stats
 
 import bayesadam as ba
+from likelihoods.models import draw
 
 F64 = {"dtype": torch.float64}
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **F64)
 
 
 def close(a, b, **tolerances):

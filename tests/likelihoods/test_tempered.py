@@ -9,9 +9,8 @@ from torch import distributions
 
 import bayesadam as ba
 from bayesadam.likelihoods import TemperedClassification, TemperedRegression
-from likelihoods.models import F64, draw
+from likelihoods.models import F64, close, draw
 
-EXACT = {"rtol": 1e-10, "atol": 1e-10}
 SHAPES = {"categorical": (6, 4), "tokens": (3, 5, 4), "bernoulli": (6,), "labels": (6, 3)}
 T = 2.5
 
@@ -22,10 +21,6 @@ def classes(name):
     if name in ("categorical", "tokens"):
         return ba.Categorical(), z, torch.randint(4, z.shape[:-1], generator=torch.Generator().manual_seed(1))
     return ba.Bernoulli(), z, (draw(*SHAPES[name], seed=1) > 0).double()
-
-
-def close(a, b, **tolerances):
-    torch.testing.assert_close(a, b, **(tolerances or EXACT))
 
 
 def of_classes(likelihood):

@@ -5,12 +5,10 @@ import math
 import numpy as np
 import torch
 
+from posterior.kinds import draw
+
 F64 = {"dtype": torch.float64}
 BOUND = 3.5
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def spread(*shape, seed=0, dtype=torch.float64):

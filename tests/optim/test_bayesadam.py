@@ -9,7 +9,7 @@ from torch import nn
 import bayesadam as ba
 from bayesadam import noise
 from bayesadam.optim.bayesadam import annealed
-from optim.methods import make_net, make_step, same, train, variance_of, weights
+from optim.methods import make_net, make_step, train, variance_of, weights
 
 N, M, STEPS, LR, TAU = 200, 16, 25, 5e-3, 0.01
 
@@ -189,17 +189,3 @@ def test_the_temperature_grows_with_epochs_and_steps(epochs, steps, expected):
 def test_sizes_are_required():
     with pytest.raises(TypeError, match="batch_size"):
         ba.BayesAdam(Line().parameters(), num_data=N)
-
-
-@pytest.mark.parametrize("mode", ["block", "train"])
-def test_attaching_changes_no_number(mode):
-    found = []
-    for attached in (False, True):
-        net = make_net()
-        opt = ba.BayesAdam(net.named_parameters(), num_data=50, batch_size=16)
-        if attached:
-            opt.attach(net)
-        train(net, opt, 5, mode=mode)
-        opt.eval()
-        found.append((weights(net), variance_of(opt)))
-    assert same(*found)

@@ -86,11 +86,6 @@ def between_blocks(opt, call):
     call(opt)
 
 
-def after_train(opt, call):
-    opt.train()
-    call(opt)
-
-
 MISUSE = {
     "a step without a sample": (lambda opt: opt.step(), r"sampled_params\(\).*closure.*train\(\)"),
     "too few blocks": (
@@ -270,19 +265,20 @@ def with_gradients(method, samples, before):
     return net, opt
 
 
+def adds(net):
+    """A closure that does not clear the gradients."""
+    loss = loss_of(net, 3)
+    loss.backward()
+    return loss
+
+
 @methods(["vadam", "ivon", "von full"])
 @pytest.mark.parametrize("samples", [1, 2])
 def test_gradients_from_before_are_part_of_every_sample(method, samples):
     """As if the loss of every sample had a linear term with this gradient."""
     net, opt = with_gradients(method, samples, before=1)
     earlier = [p.grad.clone() for p in net.parameters()]
-
-    def adds():
-        loss = loss_of(net, 3)
-        loss.backward()
-        return loss
-
-    opt.step(adds)
+    opt.step(lambda: adds(net))
     other, reference = with_gradients(method, samples, before=0)
 
     def with_linear_term():
@@ -322,13 +318,7 @@ def test_gradients_from_before_have_no_curvature_and_are_hidden_as_in_a_block(sa
     runs = []
     for before in (0, 1):
         net, opt = with_gradients(Method("vogn"), samples, before)
-
-        def adds(net=net):
-            loss = loss_of(net, 3)
-            loss.backward()
-            return loss
-
-        opt.step(adds)
+        opt.step(lambda net=net: adds(net))
         runs.append((weights(net), snapshot(opt)))
     assert same(*runs)
     opt.zero_grad()

@@ -3,7 +3,6 @@
 import copy
 import pickle
 import warnings
-from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
@@ -30,7 +29,6 @@ from optim.methods import (
     ways,
     weights,
 )
-from processes import PROCESSES
 
 some_methods = methods(["vadam", "ivon", "vogn", "von exact full"])
 drop_in_methods = methods(["vadam", "ivon", "vogn"])
@@ -106,35 +104,6 @@ def check_resuming(method, mode, dtype, model_first, tmp_path):
     assert same(snapshot(resumed)[0], snapshot(opt)[0])
 
 
-@pytest.fixture(scope="module")
-def elsewhere():
-    """Runs a function in another process, which has seen nothing of this one."""
-    with ProcessPoolExecutor(1, PROCESSES) as pool:
-        yield lambda function, *arguments: pool.submit(function, *arguments).result(timeout=120)
-
-
-def resumed_elsewhere(key, mode, samples, path):
-    torch.set_num_threads(1)
-    net, opt = made(Method(key), mc_samples=samples)
-    load(net, opt, torch.load(path, weights_only=True))
-    train(net, opt, 2, first=3, mode=mode)
-    opt.eval()
-    return weights(net).tolist()
-
-
-@pytest.mark.parametrize(
-    ("key", "mode", "samples"), [("vadam", "train", 1), ("ivon", "block", 2), ("vogn", "train", 1)]
-)
-def test_resuming_in_a_new_process_is_bit_identical(key, mode, samples, tmp_path, elsewhere):
-    net, opt = made(Method(key), mc_samples=samples)
-    opt.attach(net)
-    train(net, opt, 3, mode=mode)
-    torch.save({"model": net.state_dict(), "opt": opt.state_dict()}, tmp_path / "c.pt")
-    train(net, opt, 2, first=3, mode=mode)
-    opt.eval()
-    assert elsewhere(resumed_elsewhere, key, mode, samples, tmp_path / "c.pt") == weights(net).tolist()
-
-
 # Saved while the weights hold a sample
 
 
@@ -189,7 +158,7 @@ def test_a_checkpoint_replaces_a_drop_in_run(method, dtype):
 # Attached models
 
 
-@ways([key for key in EVERY if key != "bayesadam"])
+@ways(EVERY)
 def test_attaching_a_model_changes_no_number(method, mode):
     results = []
     for attached in (False, True):

@@ -1,6 +1,5 @@
 """A rule in a user's own file, that of ``docs/guides/own-rule.md``, gets all that the library's rules have."""
 
-import copy
 import importlib.util
 import re
 import sys
@@ -11,9 +10,10 @@ import pytest
 import torch
 
 import bayesadam as ba
-from bayesadam import population
 from bayesadam.core import launch
 from optim.methods import loss_of, make_net, train, weights
+from population import conftest as reference
+from population.problems import BATCH, F64, models_of, noise_of, regression
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "own-rule.md"
 
@@ -88,47 +88,11 @@ def test_compiled_it_is_the_same_to_rounding(own, mode, samples, dtype, monkeypa
 
 
 def test_a_population_trains_each_as_alone(own):
-    x = torch.linspace(-1, 1, 24)[:, None]
-    y = torch.sin(3 * x)
-    models = []
-    for seed in range(2):
-        torch.manual_seed(seed)
-        models.append(torch.nn.Sequential(torch.nn.Linear(1, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1)))
-    rates, sharpness = [0.01, 0.02], [5.0, 20.0]
-    likelihood = ba.likelihoods.Gaussian(4.0)
-    found = population.train(
-        models,
-        (x, y),
-        likelihood=likelihood,
-        epochs=3,
-        batch_size=8,
-        method=own.SoftSign,
-        lr=rates,
-        mc_samples=2,
-        seed=4,
-        options={"sharpness": sharpness, "batch_size": 8},
-    )
-    for member, model in enumerate(models):
-        alone = copy.deepcopy(model)
-        opt = own.SoftSign(
-            alone.named_parameters(),
-            rates[member],
-            num_data=24,
-            batch_size=8,
-            sharpness=sharpness[member],
-            mc_samples=2,
-            seed=4 + member,
-        )
-        for epoch in range(3):
-            for rows in torch.from_numpy(population.order(24, seed=4 + member, epoch=epoch)).split(8):
-                for _ in range(2):
-                    with opt.sampled_params():
-                        likelihood.nll(alone(x[rows]), y[rows]).backward()
-                opt.step()
-        mean = opt.posterior().mean
-        for name, value in found.posteriors[member].mean.items():
-            torch.testing.assert_close(value, mean[name], rtol=1e-4, atol=1e-6)
-            assert not torch.allclose(value, dict(model.named_parameters())[name], atol=1e-4)
+    options = {"method": own.SoftSign, "epochs": 3, "lr": [0.01, 0.02, 0.03, 0.04], "mc_samples": 2, "seed": 4}
+    options["sharpness"] = [5.0, 20.0, 10.0, 8.0]
+    problem = models_of(), regression(), noise_of(4.0)
+    nets = reference.train(*problem, options={"batch_size": BATCH}, **options)
+    reference.assert_members_are(nets, reference.all_alone(*problem, **options), reference.TOLERANCE[F64])
 
 
 def test_options_are_checked(own):

@@ -53,6 +53,8 @@ class Alone:
             groups = [{"params": weights}] + ([{"params": learned, "perturb": False}] if learned else [])
             make = {**OPTIMIZERS, "bbb": population.BayesByBackprop}.get(method, method)
             told = {"curvature": PerExampleSquares(self.model)} if method == "vogn" else {}
+            if isinstance(method, type) and "batch_size" in inspect.signature(method).parameters:
+                told = {"batch_size": batch_size}
             if method == "bayesadam":
                 size = batch_size if steps_per_epoch else min(batch_size, len(x))
                 told = {"batch_size": size, "total_steps": epochs * (steps_per_epoch or -(-len(x) // batch_size))}
@@ -128,6 +130,14 @@ def assert_members_are(nets, fits, tolerance):
             for name, parameter in [*named.items(), *((f"likelihood.{n}", p) for n, p in learned.items())]:
                 close(tensors[name][i], fit.opt.state[parameter][key])
         close(nets.history["loss"][i], torch.tensor(fit.losses, dtype=F64))
+
+
+def compare(models, data, likelihood, tolerance=TOLERANCE[F64], **options):
+    """Check that members trained together are those trained alone; returns the former."""
+    options = {"epochs": 2, "lr": 0.02, **options}
+    nets = train(models, data, likelihood, **options)
+    assert_members_are(nets, all_alone(models, data, likelihood, **options), tolerance)
+    return nets
 
 
 def assert_same(first, second, tolerance=None):

@@ -7,15 +7,12 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam import population
+from posterior.kinds import draw
 
 F32, F64 = torch.float32, torch.float64
 NAN = math.nan
 RAGGED = (13, 7, 3, 20)  # in batches of 5: of 3, 2, 1 and 4 minibatches, the last ones of 3, 2, 3 and 5
 BATCH = 5
-
-
-def draw(*shape, seed=0, dtype=F64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64).to(dtype)
 
 
 def regression(sizes=RAGGED, outputs=2, dtype=F64, seed=0):

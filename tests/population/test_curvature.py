@@ -9,7 +9,7 @@ from bayesadam import population
 from bayesadam.population import curvature
 from bayesadam.population.batches import Batch
 from bayesadam.population.losses import Losses
-from population.conftest import ROUNDING, TOLERANCE, all_alone, assert_members_are, exactly, train
+from population.conftest import ROUNDING, TOLERANCE, all_alone, compare, exactly, train
 from population.problems import F32, F64, RAGGED, draw, mlp, models_of, noise_of, regression
 from population.test_members import LIKELIHOODS, NETWORKS, inputs_of
 
@@ -35,13 +35,6 @@ MAKES = {
     "a perceptron": mlp,
     "any network": lambda: nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Linear(4, 2)).to(F64),
 }
-
-
-def compare(models, data, likelihood, tolerance=TOLERANCE[F64], **options):
-    options = {"epochs": 2, "seed": 3, **options}
-    nets = train(models, data, likelihood, **options)
-    assert_members_are(nets, all_alone(models, data, likelihood, **options), tolerance)
-    return nets
 
 
 SAMPLES = [(1, False), (3, False), (4, True)]

@@ -9,7 +9,7 @@ from torch.nn.utils.parametrize import register_parametrization
 
 import bayesadam as ba
 from bayesadam import population
-from population.conftest import ROUNDING, TOLERANCE, all_alone, assert_members_are, assert_same, train
+from population.conftest import ROUNDING, TOLERANCE, assert_same, compare, train
 from population.problems import BATCH, F32, F64, RAGGED, draw, mlp, models_of, noise_of, regression
 
 OWN = {
@@ -59,8 +59,7 @@ WAYS = [
 def test_everything_differs_among_members(method, mc_samples, antithetic, dtype):
     models, data, likelihood = models_of(lambda: mlp(dtype=dtype)), regression(dtype=dtype), own_noise(dtype)
     options = {"method": method, "epochs": 3, **own_options(method), **sampling(method, mc_samples, antithetic)}
-    nets = train(models, data, likelihood, **options)
-    assert_members_are(nets, all_alone(models, data, likelihood, **options), TOLERANCE[dtype])
+    nets = compare(models, data, likelihood, TOLERANCE[dtype], **options)
     assert nets.epochs.tolist() == [3] * 4
     assert nets.stopped == ["epochs"] * 4
 
@@ -69,9 +68,7 @@ def test_everything_differs_among_members(method, mc_samples, antithetic, dtype)
 def test_nothing_differs_but_the_data_and_the_seeds(method):
     """As many minibatches for all, whose last ones differ."""
     models, data, likelihood = models_of(), regression((13, 11, 12, 15)), noise_of(4.0)
-    options = {"method": method, "epochs": 3, "lr": 0.02, "seed": 7, **sampling(method, 2, True)}
-    nets = train(models, data, likelihood, **options)
-    assert_members_are(nets, all_alone(models, data, likelihood, **options), TOLERANCE[F64])
+    compare(models, data, likelihood, method=method, epochs=3, seed=7, **sampling(method, 2, True))
 
 
 def test_one_option_at_a_time():
@@ -79,9 +76,7 @@ def test_one_option_at_a_time():
     models, data, likelihood = models_of(), regression(), noise_of(4.0)
     for method in ("vadam", "adam", "bbb"):
         for name, values in own_options(method).items():
-            options = {"method": method, "epochs": 1, "lr": 0.02, name: values}
-            nets = train(models, data, likelihood, **options)
-            assert_members_are(nets, all_alone(models, data, likelihood, **options), TOLERANCE[F64])
+            compare(models, data, likelihood, **{"method": method, "epochs": 1, name: values})
 
 
 # Networks
@@ -178,9 +173,7 @@ class TestNetworks:
         make, kind = NETWORKS[name]
         models, likelihood = models_of(lambda: make().to(F64)), noise_of(4.0)
         data = [(inputs_of(kind, size, seed=i), draw(size, 2, seed=10 + i)) for i, size in enumerate(RAGGED)]
-        options = {"method": method, "epochs": 2, "lr": 0.001, "mc_samples": 2, "seed": 3}
-        nets = train(models, data, likelihood, **options)
-        assert_members_are(nets, all_alone(models, data, likelihood, **options), TOLERANCE[F64])
+        compare(models, data, likelihood, method=method, lr=0.001, mc_samples=2, seed=3)
 
     @pytest.mark.parametrize("make", [nn.Sequential, lambda *layers: nn.Sequential(nn.Sequential(*layers))])
     def test_dropout_is_another_mask_for_every_member(self, make):
@@ -239,16 +232,11 @@ class TestLikelihoods:
         likelihood, make, targets = LIKELIHOODS[name]
         models = models_of(make)
         data = [(draw(size, 3, seed=i), targets(size, 10 + i)) for i, size in enumerate(RAGGED)]
-        options = {"method": method, "epochs": 2, "lr": 0.02, **sampling(method, 2, False)}
-        nets = train(models, data, likelihood, **options)
-        assert_members_are(nets, all_alone(models, data, likelihood, **options), TOLERANCE[F64])
+        compare(models, data, likelihood, method=method, **sampling(method, 2, False))
 
     def test_tokens(self):
-        models, likelihood = models_of(lambda: mlp(outputs=4)), ba.Categorical()
         data = [(draw(n, 6, 3, seed=i), classes(n, 6, high=4, seed=i)) for i, n in enumerate(RAGGED)]
-        options = {"epochs": 2, "lr": 0.02, "mc_samples": 2}
-        nets = train(models, data, likelihood, **options)
-        assert_members_are(nets, all_alone(models, data, likelihood, **options), TOLERANCE[F64])
+        compare(models_of(lambda: mlp(outputs=4)), data, ba.Categorical(), mc_samples=2)
 
 
 # Continuing from a posterior
@@ -263,14 +251,8 @@ def earlier():
 
 @pytest.mark.parametrize("method", ["vadam", "vprop", "ivon", "bbb", "bayesadam"])
 class TestPriors:
-    DATA = regression(seed=100)
-
-    def compare(self, likelihood=None, models=None, **options):
-        models, likelihood = models or models_of(), likelihood or noise_of(4.0)
-        options = {"epochs": 2, "lr": 0.02, "mc_samples": 2, **options}
-        nets = train(models, self.DATA, likelihood, **options)
-        assert_members_are(nets, all_alone(models, self.DATA, likelihood, **options), TOLERANCE[F64])
-        return nets
+    def compare(self, **options):
+        compare(models_of(), regression(seed=100), noise_of(4.0), mc_samples=2, **options)
 
     def test_one_posterior_for_each_or_for_all(self, method, earlier):
         self.compare(method=method, prior=earlier)
@@ -288,11 +270,8 @@ class TestPriors:
 
 
 def test_priors_from_initial_values_beside_numbers():
-    models, data, likelihood = models_of(), regression(), noise_of(4.0)
-    priors, starts = ["init", 2.0, 0.5, "init"], [None, 30.0, None, 100.0]
-    options = {"method": "bayesadam", "epochs": 2, "prior_precision": priors, "initial_precision": starts, "lr": 0.02}
-    nets = train(models, data, likelihood, **options)
-    assert_members_are(nets, all_alone(models, data, likelihood, **options), TOLERANCE[F64])
+    options = {"prior_precision": ["init", 2.0, 0.5, "init"], "initial_precision": [None, 30.0, None, 100.0]}
+    compare(models_of(), regression(), noise_of(4.0), method="bayesadam", **options)
 
 
 class TestPriorsOfAdam:
@@ -353,32 +332,16 @@ class TestCompany:
         assert_same(shared, train(models, [pair] * 4, noise_of(4.0), epochs=2))
 
     def test_shared_inputs_with_other_targets(self):
-        models, (x, y) = models_of(count=2), regression((13,))[0]
-        data = [(x, y), (x, -y)]
-        nets = train(models, data, noise_of(4.0), epochs=2, lr=0.02)
-        assert_members_are(nets, all_alone(models, data, noise_of(4.0), epochs=2, lr=0.02), TOLERANCE[F64])
+        x, y = regression((13,))[0]
+        compare(models_of(count=2), [(x, y), (x, -y)], noise_of(4.0))
 
     @pytest.mark.parametrize("batch_size", [1, 4, 13, 1000])
     def test_batch_sizes(self, batch_size):
-        models, data, options = models_of(), regression(), {"epochs": 2, "lr": 0.02, "batch_size": batch_size}
-        nets = train(models, data, noise_of(4.0), **options)
-        assert_members_are(nets, all_alone(models, data, noise_of(4.0), **options), TOLERANCE[F64])
+        compare(models_of(), regression(), noise_of(4.0), batch_size=batch_size)
 
     def test_two_members_and_one_pair_of_pairs(self):
         """Two members with a pair each look like a pair themselves."""
-        models, data = models_of(count=2), regression((13, 7))
-        nets = train(models, tuple(data), noise_of(4.0), epochs=1, lr=0.02)
-        assert_members_are(nets, all_alone(models, data, noise_of(4.0), epochs=1, lr=0.02), TOLERANCE[F64])
-
-
-@pytest.mark.parametrize("method", population.METHODS)
-def test_lr_schedule(method):
-    """Every member by the share of its own training, whatever its number of minibatches."""
-    models, data, likelihood = models_of(), regression(), noise_of(4.0)
-    for lr in (0.02, OWN["lr"]):
-        options = {"method": method, "epochs": 3, "lr": lr, "lr_schedule": lambda done: (1.0 - done) ** 2}
-        nets = train(models, data, likelihood, **options)
-        assert_members_are(nets, all_alone(models, data, likelihood, **options), TOLERANCE[F64])
+        compare(models_of(count=2), tuple(regression((13, 7))), noise_of(4.0), epochs=1)
 
 
 def test_order():

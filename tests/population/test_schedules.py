@@ -7,7 +7,8 @@ from torch import nn
 import bayesadam as ba
 from bayesadam import population
 from bayesadam.optim import vadam
-from population.conftest import TOLERANCE, Alone, all_alone, assert_members_are, assert_same, train
+from population import conftest
+from population.conftest import assert_same, train
 from population.problems import F64, RAGGED, models_of, noise_of, regression
 
 EVEN = (13, 11, 12, 15)
@@ -16,11 +17,8 @@ METHODS = [method for method in population.METHODS if method != "adam"]
 
 
 def compare(method, sizes, **options):
-    models, data, likelihood = models_of(), regression(sizes), noise_of(4.0)
-    options = {"method": method, "epochs": 3, "lr": 0.02, **options}
-    nets = train(models, data, likelihood, **options)
-    assert_members_are(nets, all_alone(models, data, likelihood, **options), TOLERANCE[F64])
-    return nets
+    options = {"method": method, "epochs": 3, **options}
+    return conftest.compare(models_of(), regression(sizes), noise_of(4.0), **options)
 
 
 def falling(done):
@@ -48,7 +46,7 @@ class TestSchedules:
             ("vadam", {"beta_schedule": falling}),
             ("vadam", {"lr_schedule": lambda done: 1.0 - done, "beta_schedule": falling}),
             ("bayesadam", {"total_steps": 6, "beta_schedule": falling}),
-            ("adam", {"lr_schedule": falling}),
+            ("adam", {"lr_schedule": falling, "lr": OWN["lr"]}),
         ],
     )
     def test_each_alone_and_beside_others(self, method, options):
@@ -80,11 +78,16 @@ class TestTotalSteps:
             def numbers(self, group):
                 return {"lr": group["lr"] * min(1.0, 0.1 * (1 + group["noise_step"]))}
 
+            def precision(self, state, hp):
+                return super().precision(state, hp) / 2
+
         class WarmVadam(ba.Vadam):
             rule = Warm()
 
-        warm = compare(WarmVadam, RAGGED, lr=OWN["lr"])
-        assert not torch.equal(warm.mean["0.weight"], compare("vadam", RAGGED, lr=OWN["lr"]).mean["0.weight"])
+        options = {"lr": OWN["lr"], "mc_samples": 2}
+        warm, plain = (compare(method, RAGGED, **options) for method in (WarmVadam, ba.Vadam))
+        assert warm.posteriors[0].hyperparameters["method"] == "WarmVadam"
+        assert not torch.equal(warm.mean["0.weight"], plain.mean["0.weight"])
 
 
 class TestReplacement:
@@ -132,29 +135,6 @@ class TestFullBatch:
             nets = train(models, pair, noise_of(4.0), epochs=2, batch_size=13, **method)
             nets.predict(pair[0])
         torch.testing.assert_close(list(pair), before, rtol=0, atol=0)
-
-
-class TestOwnMethod:
-    def test_a_subclass(self):
-        class WideRule(vadam.VadamRule):
-            def precision(self, state, hp):
-                return super().precision(state, hp) / 2
-
-        class Wide(ba.Vadam):
-            rule = WideRule()
-
-        models, data, likelihood = models_of(), regression(), noise_of(4.0)
-        options = {"epochs": 3, "lr": 0.02, "mc_samples": 2}
-        nets = train(models, data, likelihood, method=Wide, **options)
-        fits = [
-            Alone(model, pair, likelihood, method=Wide, seed=i, **options)
-            for i, (model, pair) in enumerate(zip(models, data, strict=True))
-        ]
-        assert_members_are(nets, fits, TOLERANCE[F64])
-        assert nets.posteriors[0].hyperparameters["method"] == "Wide"
-        plain = train(models, data, likelihood, method=ba.Vadam, **options)
-        assert_same(plain, train(models, data, likelihood, **options))
-        assert not plain.mean["0.weight"].equal(nets.mean["0.weight"])
 
 
 def test_noise_drawn_ahead_is_the_noise_of_every_step(monkeypatch):

@@ -40,6 +40,12 @@ def weights(model):
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
+def around(model, variance=0.01):
+    """A mean-field Gaussian whose means are the weights of a model."""
+    mean = weights(model)
+    return ba.DiagonalGaussian(mean, {name: torch.full_like(p, variance) for name, p in mean.items()})
+
+
 def means(shapes=SHAPES, seed=0, dtype=torch.float64):
     return {name: draw(*shape, seed=seed + i, dtype=dtype) for i, (name, shape) in enumerate(shapes.items())}
 

@@ -4,12 +4,9 @@ import torch
 from torch import nn
 
 import bayesadam as ba
+from posterior.kinds import draw
 
 F64 = {"dtype": torch.float64}
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), **F64)
 
 
 def mlp(inputs=3, outputs=4, hidden=5):

@@ -468,20 +468,6 @@ def test_outputs_that_have_no_axes_for_a_single_row(mapped):
     torch.testing.assert_close(fitted.curvature, rows.T @ rows, **EXACT)
 
 
-def test_a_likelihood_that_has_a_density_only_has_the_empirical_fisher():
-    class Poisson(ba.likelihoods.Likelihood):
-        def check(self, output, target): ...
-
-        def log_density(self, output, target):
-            return -torch.nn.functional.poisson_nll_loss(output, target, reduction="none")
-
-    model, x, y = Squeezed(mlp(3, 1)), draw(N, 3), classes(N).double()
-    options = {"structure": "full", "curvature": "empirical_fisher"}
-    fitted = LaplaceApproximation(model, (x, y), likelihood=Poisson(), **options)
-    expected = slow_matrix(model, x, y, Poisson(), "empirical_fisher")
-    torch.testing.assert_close(fitted.curvature, expected, **EXACT)
-
-
 def unlike(**changes):
     """Data of the first case with other parts."""
     return {"model": mlp(), "data": (draw(N, 3), classes(N, count=4)), "likelihood": ba.Categorical(), **changes}

@@ -5,14 +5,11 @@ import torch
 from torch import nn
 
 import bayesadam as ba
+from posthoc.models import draw
 
 F64 = {"dtype": torch.float64}
 N = 12
 CLASSES = ba.Categorical()
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), **F64)
 
 
 def network():

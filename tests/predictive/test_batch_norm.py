@@ -9,12 +9,9 @@ from torch.testing import assert_close
 import bayesadam as ba
 from bayesadam.posterior.training_inputs import inputs_of
 from bayesadam.predictive import batch_norm
+from posterior.kinds import around, draw
 
 GAUSSIAN = ba.Gaussian(noise_precision=1.0)
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def network():
@@ -30,11 +27,6 @@ def network():
     ).double()
     net(draw(50, 3, seed=9))  # running statistics of something else
     return net
-
-
-def posterior(net, std=0.5):
-    mean = {name: p.detach().clone() for name, p in net.named_parameters()}
-    return ba.DiagonalGaussian(mean, {name: torch.full_like(p, std**2) for name, p in mean.items()})
 
 
 def state(net):
@@ -76,7 +68,7 @@ def by_hand(net, weights, batches, x):
 
 def test_every_sample_has_statistics_of_its_own():
     net, x, like = network(), draw(7, 3), draw(600, 3, seed=1)
-    q, before = posterior(net), state(net)
+    q, before = around(net, 0.25), state(net)
     prediction = ba.predict(net, q, x, likelihood=GAUSSIAN, mc_samples=4, seed=3, batch_norm=like, batch_size=2)
     assert_unchanged(net, before)
     theta = q.sample(4, seed=3)
@@ -92,7 +84,7 @@ def test_every_sample_has_statistics_of_its_own():
 def test_without_samples_they_are_those_of_the_mean(method):
     net, x, like = network(), draw(7, 3), draw(200, 3, seed=1)
     net = net[:3].append(nn.Linear(5, 2).double()) if method == "moments" else net
-    q, before = posterior(net, std=0.1), state(net)
+    q, before = around(net), state(net)
     prediction = ba.predict(net, q, x, likelihood=GAUSSIAN, method=method, batch_norm=like)
     assert_unchanged(net, before)
     running = ba.predict(net, q, x, likelihood=GAUSSIAN, method=method)
@@ -131,18 +123,18 @@ def test_about_a_thousand_rows_are_used_spread_evenly():
 
 def test_inputs_may_have_any_form():
     net, scale = Named(), torch.tensor(2.0, dtype=torch.float64)
-    x, like, q = draw(7, 3), draw(600, 3, seed=1), posterior(net)
+    x, like, q = draw(7, 3), draw(600, 3, seed=1), around(net, 0.25)
     options = {"likelihood": GAUSSIAN, "mc_samples": 3}
     named = ba.predict(net, q, {"x": x, "scale": scale}, batch_norm={"x": like, "scale": scale}, **options)
     ordered = ba.predict(net, q, (x, scale), batch_norm=(like, scale), **options)
-    plain = ba.predict(net.inner, posterior(net.inner), 2 * x, batch_norm=2 * like, **options)
+    plain = ba.predict(net.inner, around(net.inner, 0.25), 2 * x, batch_norm=2 * like, **options)
     assert_close(named.means, ordered.means, rtol=0, atol=0)
     assert_close(named.means, plain.means)
 
 
 def test_errors_change_nothing():
     net, x = network(), draw(7, 3)
-    q, before = posterior(net), state(net)
+    q, before = around(net, 0.25), state(net)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         ba.predict(net, q, x, likelihood=GAUSSIAN, batch_norm=draw(20, 4))
     assert_unchanged(net, before)
@@ -155,7 +147,7 @@ def test_errors_change_nothing():
     untracked = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2, track_running_stats=False)).double()
     for plain in (linear, untracked):
         with pytest.raises(ValueError, match="batch_norm must be None for a model without batch norm statistics"):
-            ba.predict(plain, posterior(plain), x, likelihood=GAUSSIAN, batch_norm=x)
+            ba.predict(plain, around(plain, 0.25), x, likelihood=GAUSSIAN, batch_norm=x)
 
 
 class TestInputsKnownFromTraining:
@@ -222,7 +214,7 @@ class TestInputsKnownFromTraining:
     def test_other_words_are_refused(self):
         net = network()
         with pytest.raises(ValueError, match="batch_norm must be 'auto', None or inputs, got 'own'"):
-            ba.predict(net, posterior(net), draw(5, 3), likelihood=GAUSSIAN, batch_norm="own")
+            ba.predict(net, around(net, 0.25), draw(5, 3), likelihood=GAUSSIAN, batch_norm="own")
 
 
 @pytest.mark.parametrize("attached", [False, True])
@@ -244,4 +236,4 @@ def test_running_statistics_with_samples_of_an_optimizer_are_warned_of(attached)
             ba.predict(net, learned, draw(4, 3), **options)
     for more in [{}] if attached else [{"batch_norm": None}, {"batch_norm": draw(20, 3)}, {"method": "mean"}]:
         ba.predict(net, q, draw(4, 3), **options, **more)
-    ba.predict(net, posterior(net), draw(4, 3), **options)
+    ba.predict(net, around(net, 0.25), draw(4, 3), **options)

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 import bayesadam as ba
+from posterior.kinds import around
 
 MESSAGE = "^the outputs of the model seem to be probabilities, but {} needs logits: "
-X, BAYES = torch.linspace(-1, 1, 120).view(40, 3), ba.DiagonalGaussian
+X = torch.linspace(-1, 1, 120).view(40, 3)
 KINDS = {
     "softmax": (nn.Softmax(-1), 4, ba.Categorical()),
     "tempered": (nn.Softmax(-1), 4, ba.Categorical().tempered(2.0)),
@@ -28,11 +29,6 @@ def target(outputs, likelihood):
     return torch.arange(40) % outputs if classes else torch.arange(40).view(40, 1).expand(40, outputs) % 2.0
 
 
-def posterior(model):
-    mean = {name: p.detach().clone() for name, p in model.named_parameters()}
-    return BAYES(mean, {name: torch.full_like(p, 0.01) for name, p in mean.items()})
-
-
 def uses(kind, last=None):
     """What warns, for a model that ends in another module than that of the kind."""
     module, outputs, likelihood = KINDS[kind]
@@ -40,13 +36,13 @@ def uses(kind, last=None):
     data = (X, target(outputs, likelihood))
     options = {"likelihood": likelihood}
     return {
-        "predict": lambda: ba.predict(model, posterior(model), X, **options),
-        "mean": lambda: ba.predict(model, posterior(model), X, method="mean", **options),
-        "linearized": lambda: ba.predict(model, posterior(model), X, method="linearized", **options),
+        "predict": lambda: ba.predict(model, around(model), X, **options),
+        "mean": lambda: ba.predict(model, around(model), X, method="mean", **options),
+        "linearized": lambda: ba.predict(model, around(model), X, method="linearized", **options),
         "laplace": lambda: ba.laplace(model, data, **options),
         "last layer": lambda: ba.laplace(model, data, structure="last_layer", last_layer="2", **options),
         "calibrate": lambda: ba.calibrate(model, data, **options),
-        "tune": lambda: ba.tune_posterior(posterior(model), model, data, **options),
+        "tune": lambda: ba.tune_posterior(around(model), model, data, **options),
     }
 
 
@@ -77,18 +73,18 @@ def test_none_for_logits(kind, use, last):
 
 def test_none_where_it_may_be_chance():
     few = network(nn.Sigmoid(), 1)
-    ba.predict(few, posterior(few), X[:20], likelihood=ba.Bernoulli(), method="mean")
+    ba.predict(few, around(few), X[:20], likelihood=ba.Bernoulli(), method="mean")
     start = network(nn.Identity(), 1)
     nn.init.zeros_(start[2].weight)
     nn.init.zeros_(start[2].bias)
-    ba.predict(start, posterior(start), X, likelihood=ba.Bernoulli(), method="mean")
+    ba.predict(start, around(start), X, likelihood=ba.Bernoulli(), method="mean")
     share = network(nn.Sigmoid(), 2)
-    ba.predict(share, posterior(share), X, likelihood=ba.Gaussian(), method="mean")
+    ba.predict(share, around(share), X, likelihood=ba.Gaussian(), method="mean")
 
 
 @pytest.mark.parametrize(("kind", "output"), [("softmax", torch.log), ("sigmoid", torch.logit)])
 def test_the_advice_works(kind, output):
     module, outputs, likelihood = KINDS[kind]
     model = network(module, outputs)
-    found = ba.predict(model, posterior(model), X, likelihood=likelihood, method="mean", output=output)
+    found = ba.predict(model, around(model), X, likelihood=likelihood, method="mean", output=output)
     torch.testing.assert_close(found.probs, model(X))

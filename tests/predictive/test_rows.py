@@ -10,17 +10,13 @@ from torch.nn.utils.rnn import pack_sequence
 
 import bayesadam as ba
 from bayesadam.predictive.batches import PASS_ROWS, Rows, map_tensors
+from posterior.kinds import around
 
 GAUSSIAN = ba.Gaussian()
 
 
-def posterior(model, variance=0.01):
-    mean = {name: p.detach().clone() for name, p in model.named_parameters()}
-    return ba.DiagonalGaussian(mean, {name: torch.full_like(p, variance) for name, p in mean.items()})
-
-
 def predict(model, inputs, **options):
-    return ba.predict(model, posterior(model), inputs, likelihood=GAUSSIAN, mc_samples=4, **options)
+    return ba.predict(model, around(model), inputs, likelihood=GAUSSIAN, mc_samples=4, **options)
 
 
 class Recurrent(nn.Module):

@@ -8,6 +8,7 @@ import bayesadam as ba
 from bayesadam.likelihoods import Poisson
 from bayesadam.posterior import BernoulliPosterior, PartialGaussian
 from bayesadam.predictive.base import variance_of_strata
+from posterior.kinds import around, weights
 
 from .test_rows import Seen
 
@@ -18,15 +19,6 @@ LIKELIHOODS = [ba.Gaussian(), ba.HeteroscedasticGaussian(), ba.Categorical(), ba
 def network(seed=0, outputs=2):
     torch.manual_seed(seed)
     return Seen(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, outputs)).eval()
-
-
-def weights(model):
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def gaussian(model, variance=0.1):
-    mean = weights(model)
-    return ba.DiagonalGaussian(mean, {name: torch.full_like(p, variance) for name, p in mean.items()})
 
 
 def predict(model, q, likelihood=None, **options):
@@ -42,7 +34,7 @@ def fixed(model):
     zeros = {name: torch.zeros_like(p) for name, p in mean.items()}
     return {
         "point mass": ba.DiagonalGaussian.point_mass(model),
-        "scaled": gaussian(model).scaled(0.0),
+        "scaled": around(model, 0.1).scaled(0.0),
         "low rank": ba.LowRankGaussian(mean, zeros, {name: torch.zeros(2, *p.shape) for name, p in mean.items()}),
         "kronecker": ba.KroneckerGaussian(mean, zeros, {}, {}),
         "partial": PartialGaussian(ba.DiagonalGaussian.point_mass(last), rest, order=list(mean)),
@@ -103,7 +95,7 @@ def test_mixtures_of_unequal_mixtures():
 @pytest.mark.parametrize(("mc_samples", "each"), [(1, 1), (3, 1), (4, 2), (64, 22)])
 def test_random_and_certain_components(mc_samples, each):
     models = [network(seed) for seed in range(3)]
-    q = ba.Mixture([gaussian(models[0]), ba.ensemble([models[1]]), gaussian(models[2])])
+    q = ba.Mixture([around(models[0], 0.1), ba.ensemble([models[1]]), around(models[2], 0.1)])
     found = predict(models[0], q, mc_samples=mc_samples)
     assert len(models[0].seen) == 1 + 2 * each
     assert len(found.means) == 3 * each

@@ -1,6 +1,5 @@
 """Predictions with one model by several threads at a time."""
 
-import sys
 import threading
 
 import pytest
@@ -11,17 +10,10 @@ import bayesadam as ba
 from bayesadam import population
 from bayesadam.predictive.how import METHODS
 from bayesadam.sklearn import BayesianMLPRegressor
+from posterior.kinds import around
 
+pytestmark = pytest.mark.usefixtures("frequent_switches")
 THREADS, CALLS = 4, 5
-
-
-@pytest.fixture(autouse=True)
-def frequent_switches():
-    """Let threads take turns as often as possible."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval)
 
 
 def in_threads(*functions):
@@ -49,11 +41,6 @@ def network(*layers):
     return nn.Sequential(nn.Linear(4, 8), *layers, nn.Tanh(), nn.Linear(8, 1))
 
 
-def posterior(model, variance=0.1):
-    mean = {name: p.detach().clone() for name, p in model.named_parameters()}
-    return ba.DiagonalGaussian(mean, {name: torch.full_like(p, variance) for name, p in mean.items()})
-
-
 def check(model, *functions):
     """Check that all threads find what one finds, and that the model is afterwards as before."""
     model.train()
@@ -79,12 +66,12 @@ def predicted(model, q, **options):
 @pytest.mark.parametrize("method", METHODS)
 def test_methods(method):
     model = network()
-    check(model, predicted(model, posterior(model), method=method))
+    check(model, predicted(model, around(model), method=method))
 
 
 def test_samples_are_applied():
     model = network()
-    q = posterior(model)
+    q = around(model)
 
     def mean():
         total = torch.zeros(20, 1)
@@ -98,29 +85,18 @@ def test_samples_are_applied():
 
 def test_batch_norm_statistics():
     model = network(nn.BatchNorm1d(8))
-    check(model, predicted(model, posterior(model), batch_norm=X))
+    check(model, predicted(model, around(model), batch_norm=X))
 
 
 def test_dropout():
     model = network(nn.Dropout())
-    check(model, predicted(model, ba.MCDropout(model)), predicted(model, posterior(model)))
-
-
-def test_pruning():
-    model = network()
-    q = posterior(model)
-
-    def curve():
-        found = ba.pruning_curve(model, q, X, X[:, :1], likelihood=GAUSSIAN, fractions=[0, 0.5])
-        return torch.tensor(found.scores["nll"])
-
-    check(model, curve)
+    check(model, predicted(model, ba.MCDropout(model)), predicted(model, around(model)))
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "kron", "full", "last_layer"])
 def test_laplace_beside_predictions(structure):
     model = network()
-    q = posterior(model)
+    q = around(model)
 
     def variance():
         found = ba.laplace(model, (X, X[:, :1]), likelihood=GAUSSIAN, structure=structure)
@@ -132,12 +108,12 @@ def test_laplace_beside_predictions(structure):
 def test_networks_with_a_common_part():
     trunk = nn.Linear(4, 8)
     models = [nn.Sequential(trunk, nn.Tanh(), nn.Linear(8, 1)) for _ in range(2)]
-    check(nn.ModuleList(models), *(predicted(model, posterior(model)) for model in models))
+    check(nn.ModuleList(models), *(predicted(model, around(model)) for model in models))
 
 
 def test_wrappers_of_one_network():
     model = network()
-    q = posterior(model)
+    q = around(model)
 
     class Twice(nn.Module):
         def __init__(self):
@@ -147,15 +123,15 @@ def test_wrappers_of_one_network():
         def forward(self, x):
             return 2 * self.inner(x)
 
-    outside = posterior(Twice())
+    outside = around(Twice())
     check(model, predicted(model, q), lambda: predicted(Twice(), outside)())
 
 
 def test_other_models_are_not_waited_for():
     model, other = network(), network()
-    q = posterior(model)
+    q = around(model)
     with q.applied(model, 0):
-        thread = threading.Thread(target=predicted(other, posterior(other)))
+        thread = threading.Thread(target=predicted(other, around(other)))
         thread.start()
         thread.join(60)
         assert not thread.is_alive()
@@ -185,7 +161,7 @@ def test_estimators(method):
 
 
 def test_samples_of_targets():
-    prediction = ba.predict(network(), posterior(network()), X.abs(), likelihood=ba.likelihoods.Poisson())
+    prediction = ba.predict(network(), around(network()), X.abs(), likelihood=ba.likelihoods.Poisson())
     expected = prediction.sample(50, seed=1)
     (results,) = in_threads(lambda: [prediction.sample(50, seed=1) for _ in range(20)])
     assert all(torch.equal(result, expected) for several in results for result in several)

@@ -13,16 +13,11 @@ from bayesadam import files
 from bayesadam.sklearn import BayesianMLPRegressor, Settings, fit_table, load_estimator
 from bayesadam.sklearn.runs.run_folder import load_run, new_run, rewrite_report
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="folders are not locked")
+pytestmark = [
+    pytest.mark.usefixtures("frequent_switches"),
+    pytest.mark.skipif(sys.platform == "win32", reason="folders are not locked"),
+]
 TINY = {"members": 2, "hidden": (4,), "epochs": 2}
-
-
-@pytest.fixture(autouse=True)
-def frequent_switches():
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(interval)
 
 
 def together(*functions):
