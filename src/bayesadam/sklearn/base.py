@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -44,33 +45,35 @@ precision.
 """
 
 
+@dataclass(eq=False, repr=False)
 class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     """The base class of both estimators, which document the parameters."""
 
     default_steps = 2_000
 
-    method: str
-    hidden: Sequence[int]
-    activation: str
-    members: int | None
-    epochs: int | None
-    batch_size: int | None
-    lr: float
-    prior_precision: float
-    mc_samples: int
-    standardize: bool
-    early_stopping: bool
-    calibrate: bool
-    time_budget: float | None
-    device: str
-    random_state: Any
-    encoder: TableEncoder | None
-    verbose: bool
+    method: str = "auto"
+    _: KW_ONLY
+    hidden: Any = (50,)
+    activation: str = "tanh"
+    members: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    lr: float = 0.01
+    prior_precision: float = 0.1
+    mc_samples: int = 32
+    standardize: bool = True
+    early_stopping: bool = True
+    calibrate: bool = True
+    time_budget: float | None = None
+    device: str = "cpu"
+    random_state: Any = None
+    encoder: Any = None
+    verbose: bool = False
 
-    inputs_: TableEncoder | None
-    method_: str
-    calibration_: dict[str, Any]
-    _likelihoods: list[Likelihood]
+    inputs_: TableEncoder | None = field(init=False)
+    method_: str = field(init=False)
+    calibration_: dict[str, Any] = field(init=False)
+    _likelihoods: list[Likelihood] = field(init=False)
 
     @all_or_nothing
     def fit(

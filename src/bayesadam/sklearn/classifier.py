@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from bayesadam.sklearn.rows import require_single, weighed
 from bayesadam.sklearn.threads import threads_for
 
 
+@dataclass(eq=False, repr=False)
 class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     """Classification with calibrated probabilities: a small ensemble of Bayesian networks, trained as one population.
 
@@ -91,44 +93,10 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     default_steps = 500
 
-    def __init__(
-        self,
-        method: str = "vadam",
-        *,
-        hidden: Any = (50,),
-        activation: str = "tanh",
-        members: int | None = None,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        lr: float = 0.01,
-        prior_precision: float = 1.0,
-        mc_samples: int = 16,
-        standardize: bool = True,
-        early_stopping: bool = True,
-        calibrate: bool = True,
-        time_budget: float | None = None,
-        device: str = "cpu",
-        random_state: Any = None,
-        encoder: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.method = method
-        self.hidden = hidden
-        self.activation = activation
-        self.members = members
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.prior_precision = prior_precision
-        self.mc_samples = mc_samples
-        self.standardize = standardize
-        self.early_stopping = early_stopping
-        self.calibrate = calibrate
-        self.time_budget = time_budget
-        self.device = device
-        self.random_state = random_state
-        self.encoder = encoder
-        self.verbose = verbose
+    method: str = "vadam"
+    _: KW_ONLY
+    prior_precision: float = 1.0
+    mc_samples: int = 16
 
     def predict(self, X: ArrayLike) -> Array:
         """Return the most probable labels, ``(N,)``."""
@@ -191,8 +159,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         with threads_for(len(rows[0])):
             return self._train(*rows, on_epoch, self.posterior_)
 
-    _companions: list[Companion]
-    _networks_only: bool
+    _companions: list[Companion] = field(init=False)
+    _networks_only: bool = field(init=False)
     """Whether there are no companions, as after ``partial_fit``."""
 
     def _validated(

@@ -35,6 +35,7 @@ class RegressionEnsemble(BayesianMLP):
     likelihood_: Any
     _several: bool
     _template: Likelihood
+    _start: Tensor | None = None
     _functions: list[Monotone]
     _y_mean: Array
     _y_std: Array
