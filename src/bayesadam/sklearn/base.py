@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -253,19 +253,16 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         if not self.early_stopping or not held_out or self._method.posterior == "anchored":
             return None
         rows = divided.rows
-        place = np.zeros(len(targets), dtype=np.int64)
-        place[rows] = np.arange(len(rows))
+        places = [torch.from_numpy(np.flatnonzero(mask[rows])).to(targets.device) for mask in divided.left_out]
         known = targets[torch.from_numpy(rows).to(targets.device)]
         count = torch.from_numpy(divided.left_out.sum(0)[rows]).to(targets.device)
         own = None if weight is None else torch.from_numpy(weight[rows]).to(targets.device)
 
         def error(predicted: Sequence[Predictive]) -> float:
-            total: Tensor | None = None
-            for pred, mask in zip(predicted, divided.left_out, strict=True):
-                value = self._center(pred)
-                total = value.new_zeros(len(rows), value.shape[-1]) if total is None else total
-                total[torch.from_numpy(place[np.flatnonzero(mask)]).to(value.device)] += value
-            assert total is not None
+            centers = [self._center(pred) for pred in predicted]
+            total = centers[0].new_zeros(len(rows), centers[0].shape[-1])
+            for center, place in zip(centers, places, strict=True):
+                total[place] += center
             return self._held_out_error(total / count[:, None], known, own)
 
         return error
@@ -280,6 +277,13 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             mc_samples=self.mc_samples,
             seed=member,
         )
+
+    def _unseen(self, divided: Plan, inputs: Tensor) -> Iterator[tuple[int, NDArray[np.int64], Predictive]]:
+        """Yield members with the places of the rows that they left out in ``divided.rows``, and their predictions."""
+        rows = divided.rows
+        for member in np.flatnonzero(divided.left_out.any(1)).tolist():
+            own = np.flatnonzero(divided.left_out[member, rows])
+            yield member, own, self._predictions(inputs[torch.from_numpy(rows[own]).to(inputs.device)], member)
 
     def _all_predictions(self, X: Tensor) -> list[Predictive]:
         """Return the predictive distribution of every member, evaluated together where that is possible."""

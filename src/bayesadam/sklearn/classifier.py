@@ -219,23 +219,15 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         self.left_out_: tuple[NDArray[np.int64], ClassificationPredictive] | None = None
         if not self.calibrate or len(rows) < 2:
             return
-        place = np.zeros(len(inputs), dtype=np.int64)
-        place[rows] = np.arange(len(rows))
-        filled = np.zeros(len(inputs), dtype=np.int64)
-        several = int(divided.left_out.sum(0).max())
-        unscaled: list[Tensor] = []
-        for member in np.flatnonzero(divided.left_out.any(1)).tolist():
-            own = np.flatnonzero(divided.left_out[member])
-            log_probs = self._member_log_probs(inputs[torch.from_numpy(own).to(inputs.device)], member)
-            if not unscaled:
-                shape = (several, len(log_probs), len(rows), log_probs.shape[-1])
-                unscaled.append(torch.full(shape, torch.nan, dtype=torch.float64))
-            for slot in np.unique(filled[own]):
-                here = filled[own] == slot
-                unscaled[0][slot][:, place[own[here]]] = log_probs[:, here]
-            filled[own] += 1
-        whole = (filled[rows] == several).nonzero()[0]  # all rows, unless partitions are uneven
-        log_probs = unscaled[0].flatten(0, 1)[:, whole]
+        slots = divided.left_out[:, rows].cumsum(0) - 1
+        unscaled: Any = None
+        for member, own, pred in self._unseen(divided, inputs):
+            draws = _log_probs(pred).movedim(1, 0)
+            if unscaled is None:
+                unscaled = draws.new_full((int(slots.max()) + 1, len(rows), *draws.shape[1:]), torch.nan)
+            unscaled[slots[member, own], own] = draws
+        whole = np.flatnonzero(slots[-1] == slots.max())  # all rows, unless partitions are uneven
+        log_probs = unscaled[:, whole].movedim(1, 2).flatten(0, 1)
         labels, own_weight = targets.cpu()[rows][whole], torch.from_numpy(weight[rows][whole])
         parts = []
         if before is None and not self._networks_only:
@@ -261,10 +253,6 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         inputs = _numbers(X)
         pairs = zip(self.calibration_["weights"], self._companions, strict=True)
         return torch.from_numpy(sum(weight * log_softmax(part.outputs(inputs), axis=1) for weight, part in pairs))
-
-    def _member_log_probs(self, X: Tensor, member: int) -> Tensor:
-        """Return uncalibrated log probabilities of a member's posterior samples, ``(S, N, C)`` float64."""
-        return _log_probs(self._predictions(X, member))
 
 
 def _log_probs(pred: Predictive) -> Tensor:
