@@ -35,7 +35,7 @@ def test_cross_intervals_are_those_of_the_members_that_left_rows_out(regressor, 
     x, y = curve
     pairs, folds = by_members(len(x))
     standardised = regressor._inputs(x)
-    means = np.stack([regressor._member(standardised, member)[0, :, 0] for member in range(4)])
+    means = np.stack([as_array(regressor._predictions(standardised, member).means)[:, 0] for member in range(4)])
     share, *weights = regressor.calibration_["weights"][:, 0]
     assert sum(weights) > 0.05
     values = (y - regressor._y_mean) / regressor._y_std

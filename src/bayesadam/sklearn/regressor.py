@@ -54,7 +54,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
     Gaussian.
 
     For counts, positive numbers and errors with heavy tails there are other values of ``likelihood``. The prediction is
-    then a mixture over the members' posterior samples, which is not calibrated, so that ``calibrate`` has no effect.
+    then a mixture over the members' posterior samples.
     Targets are standardised only if the network's output is a location parameter. Training starts from the constant
     output that describes the targets best.
 
