@@ -13,7 +13,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Wh
 from bayesadam.sklearn import BayesianMLPRegressor
 from bayesadam.sklearn.calibration import PRIOR, mean_weights
 from bayesadam.sklearn.companions import classifiers, read, record, regressors
-from bayesadam.sklearn.ensemble import as_array
+from bayesadam.sklearn.ensemble import _member_moments
 from bayesadam.sklearn.linear import ridge_parts
 from bayesadam.sklearn.plan import plan
 from bayesadam.sklearn.process import _kernel, process_parts
@@ -212,7 +212,7 @@ class TestWeights:
 class TestRegressor:
     def test_the_mean_is_the_weighted_sum(self, model, additive):
         inputs = model._inputs(additive[0])
-        network = np.mean([as_array(model._predictions(inputs, member).means) for member in range(4)], axis=0)
+        network = np.mean([_member_moments(model._predictions(inputs, member))[0] for member in range(4)], axis=0)
         share, *others = model.calibration_["weights"][:, 0]
         expected = share * network + sum(
             weight * part.outputs(inputs.numpy()) for weight, part in zip(others, model._companions, strict=True)
