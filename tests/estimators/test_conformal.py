@@ -9,7 +9,7 @@ from sklearn.utils import check_random_state
 from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
 from bayesadam.sklearn.companions import regressors
 from bayesadam.sklearn.conformal import LeftOutScores
-from bayesadam.sklearn.ensemble import as_array
+from bayesadam.sklearn.ensemble import _member_moments, as_array
 from bayesadam.sklearn.plan import plan
 
 TINY = {"members": 4, "hidden": (8,), "epochs": 60, "mc_samples": 4, "random_state": 0}
@@ -35,7 +35,7 @@ def test_cross_intervals_are_those_of_the_members_that_left_rows_out(regressor, 
     x, y = curve
     pairs, folds = by_members(len(x))
     standardised = regressor._inputs(x)
-    means = np.stack([regressor._member(standardised, member)[0, :, 0] for member in range(4)])
+    means = np.stack([_member_moments(regressor._predictions(standardised, member))[0, :, 0] for member in range(4)])
     share, *weights = regressor.calibration_["weights"][:, 0]
     assert sum(weights) > 0.05
     values = (y - regressor._y_mean) / regressor._y_std

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -44,33 +45,35 @@ precision.
 """
 
 
+@dataclass(eq=False, repr=False)
 class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     """The base class of both estimators, which document the parameters."""
 
     default_steps = 2_000
 
-    method: str
-    hidden: Sequence[int]
-    activation: str
-    members: int | None
-    epochs: int | None
-    batch_size: int | None
-    lr: float
-    prior_precision: float
-    mc_samples: int
-    standardize: bool
-    early_stopping: bool
-    calibrate: bool
-    time_budget: float | None
-    device: str
-    random_state: Any
-    encoder: TableEncoder | None
-    verbose: bool
+    method: str = "auto"
+    _: KW_ONLY
+    hidden: Any = (50,)
+    activation: str = "tanh"
+    members: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    lr: float = 0.01
+    prior_precision: float = 0.1
+    mc_samples: int = 32
+    standardize: bool = True
+    early_stopping: bool = True
+    calibrate: bool = True
+    time_budget: float | None = None
+    device: str = "cpu"
+    random_state: Any = None
+    encoder: Any = None
+    verbose: bool = False
 
-    inputs_: TableEncoder | None
-    method_: str
-    calibration_: dict[str, Any]
-    _likelihoods: list[Likelihood]
+    inputs_: TableEncoder | None = field(init=False)
+    method_: str = field(init=False)
+    calibration_: dict[str, Any] = field(init=False)
+    _likelihoods: list[Likelihood] = field(init=False)
 
     @all_or_nothing
     def fit(
@@ -250,19 +253,16 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         if not self.early_stopping or not held_out or self._method.posterior == "anchored":
             return None
         rows = divided.rows
-        place = np.zeros(len(targets), dtype=np.int64)
-        place[rows] = np.arange(len(rows))
+        places = [torch.from_numpy(np.flatnonzero(mask[rows])).to(targets.device) for mask in divided.left_out]
         known = targets[torch.from_numpy(rows).to(targets.device)]
         count = torch.from_numpy(divided.left_out.sum(0)[rows]).to(targets.device)
         own = None if weight is None else torch.from_numpy(weight[rows]).to(targets.device)
 
         def error(predicted: Sequence[Predictive]) -> float:
-            total: Tensor | None = None
-            for pred, mask in zip(predicted, divided.left_out, strict=True):
-                value = self._center(pred)
-                total = value.new_zeros(len(rows), value.shape[-1]) if total is None else total
-                total[torch.from_numpy(place[np.flatnonzero(mask)]).to(value.device)] += value
-            assert total is not None
+            centers = [self._center(pred) for pred in predicted]
+            total = centers[0].new_zeros(len(rows), centers[0].shape[-1])
+            for center, place in zip(centers, places, strict=True):
+                total[place] += center
             return self._held_out_error(total / count[:, None], known, own)
 
         return error
@@ -277,6 +277,13 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             mc_samples=self.mc_samples,
             seed=member,
         )
+
+    def _unseen(self, divided: Plan, inputs: Tensor) -> Iterator[tuple[int, NDArray[np.int64], Predictive]]:
+        """Yield members with the places of the rows that they left out in ``divided.rows``, and their predictions."""
+        rows = divided.rows
+        for member in np.flatnonzero(divided.left_out.any(1)).tolist():
+            own = np.flatnonzero(divided.left_out[member, rows])
+            yield member, own, self._predictions(inputs[torch.from_numpy(rows[own]).to(inputs.device)], member)
 
     def _all_predictions(self, X: Tensor) -> list[Predictive]:
         """Return the predictive distribution of every member, evaluated together where that is possible."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from bayesadam.sklearn.rows import require_single, weighed
 from bayesadam.sklearn.threads import threads_for
 
 
+@dataclass(eq=False, repr=False)
 class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     """Classification with calibrated probabilities: a small ensemble of Bayesian networks, trained as one population.
 
@@ -91,44 +93,10 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     default_steps = 500
 
-    def __init__(
-        self,
-        method: str = "vadam",
-        *,
-        hidden: Any = (50,),
-        activation: str = "tanh",
-        members: int | None = None,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        lr: float = 0.01,
-        prior_precision: float = 1.0,
-        mc_samples: int = 16,
-        standardize: bool = True,
-        early_stopping: bool = True,
-        calibrate: bool = True,
-        time_budget: float | None = None,
-        device: str = "cpu",
-        random_state: Any = None,
-        encoder: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.method = method
-        self.hidden = hidden
-        self.activation = activation
-        self.members = members
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.prior_precision = prior_precision
-        self.mc_samples = mc_samples
-        self.standardize = standardize
-        self.early_stopping = early_stopping
-        self.calibrate = calibrate
-        self.time_budget = time_budget
-        self.device = device
-        self.random_state = random_state
-        self.encoder = encoder
-        self.verbose = verbose
+    method: str = "vadam"
+    _: KW_ONLY
+    prior_precision: float = 1.0
+    mc_samples: int = 16
 
     def predict(self, X: ArrayLike) -> Array:
         """Return the most probable labels, ``(N,)``."""
@@ -191,8 +159,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         with threads_for(len(rows[0])):
             return self._train(*rows, on_epoch, self.posterior_)
 
-    _companions: list[Companion]
-    _networks_only: bool
+    _companions: list[Companion] = field(init=False)
+    _networks_only: bool = field(init=False)
     """Whether there are no companions, as after ``partial_fit``."""
 
     def _validated(
@@ -251,23 +219,15 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         self.left_out_: tuple[NDArray[np.int64], ClassificationPredictive] | None = None
         if not self.calibrate or len(rows) < 2:
             return
-        place = np.zeros(len(inputs), dtype=np.int64)
-        place[rows] = np.arange(len(rows))
-        filled = np.zeros(len(inputs), dtype=np.int64)
-        several = int(divided.left_out.sum(0).max())
-        unscaled: list[Tensor] = []
-        for member in np.flatnonzero(divided.left_out.any(1)).tolist():
-            own = np.flatnonzero(divided.left_out[member])
-            log_probs = self._member_log_probs(inputs[torch.from_numpy(own).to(inputs.device)], member)
-            if not unscaled:
-                shape = (several, len(log_probs), len(rows), log_probs.shape[-1])
-                unscaled.append(torch.full(shape, torch.nan, dtype=torch.float64))
-            for slot in np.unique(filled[own]):
-                here = filled[own] == slot
-                unscaled[0][slot][:, place[own[here]]] = log_probs[:, here]
-            filled[own] += 1
-        whole = (filled[rows] == several).nonzero()[0]  # all rows, unless partitions are uneven
-        log_probs = unscaled[0].flatten(0, 1)[:, whole]
+        slots = divided.left_out[:, rows].cumsum(0) - 1
+        unscaled: Any = None
+        for member, own, pred in self._unseen(divided, inputs):
+            draws = _log_probs(pred).movedim(1, 0)
+            if unscaled is None:
+                unscaled = draws.new_full((int(slots.max()) + 1, len(rows), *draws.shape[1:]), torch.nan)
+            unscaled[slots[member, own], own] = draws
+        whole = np.flatnonzero(slots[-1] == slots.max())  # all rows, unless partitions are uneven
+        log_probs = unscaled[:, whole].movedim(1, 2).flatten(0, 1)
         labels, own_weight = targets.cpu()[rows][whole], torch.from_numpy(weight[rows][whole])
         parts = []
         if before is None and not self._networks_only:
@@ -293,10 +253,6 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         inputs = _numbers(X)
         pairs = zip(self.calibration_["weights"], self._companions, strict=True)
         return torch.from_numpy(sum(weight * log_softmax(part.outputs(inputs), axis=1) for weight, part in pairs))
-
-    def _member_log_probs(self, X: Tensor, member: int) -> Tensor:
-        """Return uncalibrated log probabilities of a member's posterior samples, ``(S, N, C)`` float64."""
-        return _log_probs(self._predictions(X, member))
 
 
 def _log_probs(pred: Predictive) -> Tensor:

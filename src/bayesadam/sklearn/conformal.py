@@ -95,7 +95,7 @@ class LeftOutScores:
     Attributes:
         members: Members that left out each fold, ``(F, M)`` bool.
         folds: Number of the fold of each row, ``(n,)``.
-        scores: Scores, ``(n, K)``, rounded to the six digits with which they are saved.
+        scores: Scores, ``(n, K)``.
     """
 
     members: NDArray[np.bool_]
@@ -106,7 +106,7 @@ class LeftOutScores:
     def of(cls, left_out: NDArray[np.bool_], scores: Floats) -> LeftOutScores:
         """Create the scores from the mask of the rows that each member left out, ``(M, n)``."""
         members, folds = np.unique(left_out.T, axis=0, return_inverse=True)
-        return cls(members, folds.reshape(-1).astype(np.int64), _rounded(scores))
+        return cls(members, folds.reshape(-1).astype(np.int64), scores)
 
     def models(self, members: Any) -> torch.Tensor:
         """Return the predictions of the folds' models, ``(F, N, ...)``, from those of the members, ``(M, N, ...)``."""
@@ -126,7 +126,3 @@ class LeftOutScores:
         for row, own in zip(mask, record["members"], strict=True):
             row[own] = True
         return cls(mask, np.array(record["folds"]), np.array(record["scores"]).T)
-
-
-def _rounded(values: Floats) -> Floats:
-    return np.array([float(f"{value:.6g}") for value in values.ravel()]).reshape(values.shape)

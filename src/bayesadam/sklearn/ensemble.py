@@ -35,6 +35,7 @@ class RegressionEnsemble(BayesianMLP):
     likelihood_: Any
     _several: bool
     _template: Likelihood
+    _start: Tensor | None = None
     _functions: list[Monotone]
     _y_mean: Array
     _y_std: Array
@@ -99,13 +100,14 @@ class RegressionEnsemble(BayesianMLP):
         rows = divided.rows
         self._left_out = self.left_out_ = None
         if self._calibrates and self._gaussian and len(rows) >= 2:
-            found = np.zeros((3, len(divided.left_out), len(inputs), width))
-            for member in np.flatnonzero(divided.left_out.any(1)).tolist():
-                own = np.flatnonzero(divided.left_out[member])
-                found[:, member, own] = self._member(inputs[torch.from_numpy(own).to(inputs.device)], member)
-            mean, epistemic, aleatoric = self._moments(found[:, :, rows], divided.left_out[:, rows, None])
+            there = divided.left_out[:, rows, None]
+            found = np.zeros((3, *there.shape[:2], width))
+            for member, own, pred in self._unseen(divided, inputs):
+                found[:, member, own] = _member_moments(pred)
+            mean, epistemic, aleatoric, between = _moments(found, there)
             if self._learned_noise:
-                excess = _excess(found[0][:, rows], divided.left_out[:, rows, None], weight[rows])
+                # A row is left out by few members, whose mean varies more than that of all members.
+                excess = np.average(between * (1.0 / there.sum(0) - 1.0 / len(there)), axis=0, weights=weight[rows])
                 shares, unseen = self._weigh_companions(divided, inputs, targets, weight, mean, excess, earlier)
                 mean, disagreement = _combined(mean, unseen, shares)
                 epistemic = epistemic + disagreement
@@ -183,13 +185,11 @@ class RegressionEnsemble(BayesianMLP):
         self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: float | None
     ) -> Scales:
         """Return the factor of the variance of each member's outputs, from the rows that the member left out."""
-        rows = divided.rows
-        outputs, places = [], []
-        for member in np.flatnonzero(divided.left_out.any(1)).tolist():
-            own = np.flatnonzero(divided.left_out[member])
-            found: Any = self._predictions(inputs[torch.from_numpy(own).to(inputs.device)], member)
-            outputs.append(found.outputs.double().cpu())
-            places.append(torch.from_numpy(np.searchsorted(rows, own)))
+        rows, outputs, places = divided.rows, [], []
+        for _, own, pred in self._unseen(divided, inputs):
+            assert isinstance(pred, MixturePredictive)
+            outputs.append(pred.outputs.double().cpu())
+            places.append(torch.from_numpy(own))
         if len(outputs[0]) == 1:  # members without posteriors
             return Scales(1.0, 1.0, 0.0, 0.0)
         likelihood = likelihoods.average(self._likelihoods).double().cpu()
@@ -217,7 +217,7 @@ class RegressionEnsemble(BayesianMLP):
     def _standardised(self, X: Tensor) -> tuple[Array, Array, Array]:
         """Return mean, epistemic and aleatoric variance of the calibrated ensemble, each ``(N, K)``."""
         found = np.stack([_member_moments(pred) for pred in self._all_predictions(X)], axis=1)
-        mean, epistemic, aleatoric = self._moments(found, np.ones((found.shape[1], 1, 1), dtype=bool))
+        mean, epistemic, aleatoric, _ = _moments(found, np.ones((found.shape[1], 1, 1), dtype=bool))
         inputs = as_array(X)
         mean, disagreement = _combined(mean, self._complemented(inputs), self.calibration_["weights"])
         epistemic = epistemic + disagreement
@@ -254,21 +254,6 @@ class RegressionEnsemble(BayesianMLP):
         found = np.concatenate(parts)
         return found if self._several else found[:, 0]
 
-    def _member(self, X: Tensor, member: int) -> Array:
-        """Return mean, epistemic and aleatoric variance of a member, ``(3, N, K)``."""
-        return _member_moments(self._predictions(X, member))
-
-    def _moments(self, parts: Array, there: Array) -> tuple[Array, Array, Array]:
-        """Return the ensemble's moments, ``(N, K)`` each, from those of its members, ``(3, members, N, K)``.
-
-        The mask ``there`` selects the members that count for each row.
-        """
-        count = there.sum(0)
-        mean = parts[0]
-        center, spread, noise = ((values * there).sum(0) / count for values in parts)
-        spread = spread + _between(mean, center, there)
-        return center, spread, noise
-
     def _center(self, pred: Predictive) -> Tensor:
         return pred.outputs[0] if isinstance(pred, MixturePredictive) else pred.mean  # type: ignore[union-attr]
 
@@ -284,18 +269,17 @@ class RegressionEnsemble(BayesianMLP):
         return float(weighted_mean((center - targets).double().square(), weight).log().sum())
 
 
-def _excess(means: Array, there: Array, weight: Array) -> Array:
-    """Return by how much the mean of the members that left out a row varies more than that of all members, ``(K,)``.
+def _moments(parts: Array, there: Array) -> tuple[Array, Array, Array, Array]:
+    """Return the ensemble's moments and the variance between its members, ``(N, K)`` each; 0 for a single member.
 
     Args:
-        means: Predictive means of the members, ``(M, N, K)``.
-        there: Mask of the members that left out each row, ``(M, N, 1)``.
-        weight: Weights of the rows, ``(N,)``.
+        parts: Moments of the members, ``(3, M, N, K)``.
+        there: Mask of the members that count for each row, ``(M, N, 1)``.
     """
     count = there.sum(0)
-    center = (means * there).sum(0) / count
-    variance = _between(means, center, there)
-    return np.average(variance * (1.0 / count - 1.0 / len(there)), axis=0, weights=weight)
+    center, spread, noise = (parts * there).sum(1) / count
+    between = ((parts[0] - center) ** 2 * there).sum(0) / np.maximum(count - 1, 1)
+    return center, spread + between, noise, between
 
 
 def _pooled(mean: Array, complements: Array, shares: Array) -> Array:
@@ -312,11 +296,6 @@ def _combined(mean: Array, complements: Array, shares: Array) -> tuple[Array, Ar
     pooled = _pooled(mean, complements, shares)
     squares = (shares[:, None] * (np.stack([mean, *complements]) - pooled) ** 2).sum(0)
     return pooled, np.asarray(squares / np.maximum(shares.sum(0), 1e-12))
-
-
-def _between(means: Array, center: Array, there: Array) -> Array:
-    """Return the variance between the members that count for each row, ``(N, K)``; 0 for a single member."""
-    return np.asarray(((means - center) ** 2 * there).sum(0) / np.maximum(there.sum(0) - 1, 1))
 
 
 def _member_moments(pred: Predictive) -> Array:

@@ -18,17 +18,15 @@ START_ROWS = 10_000
 """Maximum number of rows that are used to find the best constant output."""
 
 
-def check(value: object, among: Sequence[str] = ("auto", *NAMES)) -> None:
-    """Raise ``ValueError`` if ``value`` is neither one of the names in ``among`` nor a likelihood for regression."""
+def check(value: object) -> None:
+    """Raise ``ValueError`` if ``value`` is neither the name of a likelihood nor a likelihood for regression."""
     if isinstance(value, Likelihood):
         if value.defines("log_probs"):
             raise ValueError(f"likelihood must be one of numbers, not classes, for a regressor, got {value!r}")
         if value.outputs_per_target > 1 and not value.defines("mean_and_log_variance"):
             raise ValueError(f"likelihood must have one output per target, or be Gaussian, got {value!r}")
-    elif not isinstance(value, str) or value not in among:
-        raise ValueError(
-            f"likelihood must be one of {tuple(among)} or a bayesadam.likelihoods.Likelihood, got {value!r}"
-        )
+    elif not isinstance(value, str) or value not in (among := ("auto", *NAMES)):
+        raise ValueError(f"likelihood must be one of {among} or a bayesadam.likelihoods.Likelihood, got {value!r}")
 
 
 def made(value: Any, outputs: int) -> Likelihood:

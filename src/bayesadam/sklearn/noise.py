@@ -98,13 +98,14 @@ class NoisePattern:
         return np.asarray(self.strength * np.clip(found - self.center, self.low, self.high))
 
     def record(self) -> dict[str, Any]:
-        """Return a dictionary that can be written as JSON, with as many digits as single precision needs."""
-        return {name: _digits(value) if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
+        """Return a dictionary that can be written as JSON."""
+        return {name: np.asarray(value).tolist() for name, value in vars(self).items()}
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> NoisePattern:
         """Create the pattern from the dictionary of :meth:`record`."""
-        return cls(**{name: _number_or_array(value) for name, value in record.items()})
+        values: dict[str, Any] = {n: np.array(v, np.float32) if isinstance(v, list) else v for n, v in record.items()}
+        return cls(**values)
 
 
 def calibrated(
@@ -142,14 +143,6 @@ def calibrated(
         return constant, None, constant.aleatoric * left_out.aleatoric
     noise_variance = scales.aleatoric * np.exp(scales.strength * values) * left_out.aleatoric
     return scales, replace(pattern, strength=scales.strength), noise_variance
-
-
-def _digits(values: Floats) -> Any:
-    return [_digits(row) for row in values] if values.ndim > 1 else [float(str(value)) for value in values]
-
-
-def _number_or_array(value: Any) -> Any:
-    return np.array(value, dtype=np.float32) if isinstance(value, list) else float(value)
 
 
 def _loss(left_out: LeftOut, scales: Scales, values: Floats) -> Floats:

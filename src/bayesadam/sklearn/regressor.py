@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from bayesadam.functional.monotone import Monotone
 from bayesadam.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesadam.predictive import GaussianPredictive, MixturePredictive
 from bayesadam.predictive.transformed import TransformedPredictive
@@ -33,6 +33,7 @@ from bayesadam.sklearn.tables.table_target import numbers_of_text
 from bayesadam.sklearn.threads import threads_for
 
 
+@dataclass(eq=False, repr=False)
 class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[misc]
     """Regression with calibrated uncertainty: a small ensemble of Bayesian networks, trained as one population.
 
@@ -53,7 +54,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
     Gaussian.
 
     For counts, positive numbers and errors with heavy tails there are other values of ``likelihood``. The prediction is
-    then a mixture over the members' posterior samples, which is not calibrated, so that ``calibrate`` has no effect.
+    then a mixture over the members' posterior samples.
     Targets are standardised only if the network's output is a location parameter. Training starts from the constant
     output that describes the targets best.
 
@@ -137,50 +138,10 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         feature_names_in_: Names of the columns; missing if they had none.
     """
 
-    def __init__(
-        self,
-        method: str = "auto",
-        *,
-        hidden: Any = (50,),
-        activation: str = "tanh",
-        members: int | None = None,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        lr: float = 0.01,
-        prior_precision: float = 0.1,
-        noise: str | float = "auto",
-        likelihood: Any = "gaussian",
-        target_transform: str | None = "auto",
-        mc_samples: int = 32,
-        standardize: bool = True,
-        early_stopping: bool = True,
-        calibrate: bool = True,
-        time_budget: float | None = None,
-        device: str = "cpu",
-        random_state: Any = None,
-        encoder: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.method = method
-        self.hidden = hidden
-        self.activation = activation
-        self.members = members
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.prior_precision = prior_precision
-        self.mc_samples = mc_samples
-        self.standardize = standardize
-        self.early_stopping = early_stopping
-        self.calibrate = calibrate
-        self.time_budget = time_budget
-        self.device = device
-        self.random_state = random_state
-        self.encoder = encoder
-        self.verbose = verbose
-        self.noise = noise
-        self.likelihood = likelihood
-        self.target_transform = target_transform
+    _: KW_ONLY
+    noise: str | float = "auto"
+    likelihood: Any = "gaussian"
+    target_transform: str | None = "auto"
 
     def predict(self, X: ArrayLike, return_std: bool = False, quantiles: Sequence[float] | None = None) -> Any:
         """Return predictive means, ``(N,)`` or ``(N, K)``, in the units of the targets.
@@ -315,9 +276,6 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             )
         if self.noise == "input" and not self.calibrate:
             raise ValueError("calibrate must be True with noise='input', got False")
-
-    _start: Tensor | None = None
-    _functions: list[Monotone]
 
     @property
     def _method_name(self) -> str:

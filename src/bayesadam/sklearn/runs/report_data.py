@@ -8,7 +8,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -91,7 +91,7 @@ def report_data(
         "reproduce": {
             "config": _plain(vars(replace(settings, data=prepared.file.name))),
             "seconds": dict(seconds),
-            "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+            "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         },
     }
 
@@ -167,10 +167,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

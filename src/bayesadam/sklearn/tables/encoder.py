@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -66,10 +66,8 @@ class Encoded:
     matrix: NDArray[np.float64]
     encoder: TableEncoder | None = None
 
-    def __len__(self) -> int:
-        return len(self.matrix)
 
-
+@dataclass(eq=False, repr=False, kw_only=True)
 class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """The conversion of a data frame's columns to a matrix of numbers, which is learned from training rows.
 
@@ -92,27 +90,16 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         left_out_: Reasons why the other columns are not inputs, by name.
     """
 
-    def __init__(
-        self,
-        *,
-        drop: Sequence[str] = (),
-        keep: Sequence[str] | None = None,
-        category: Sequence[str] = (),
-        date: Sequence[str] = (),
-        missing: Sequence[str] = (),
-        decimal: str | None = None,
-        day_first: bool = False,
-    ) -> None:
-        self.drop = drop
-        self.keep = keep
-        self.category = category
-        self.date = date
-        self.missing = missing
-        self.decimal = decimal
-        self.day_first = day_first
+    drop: Sequence[str] = ()
+    keep: Sequence[str] | None = None
+    category: Sequence[str] = ()
+    date: Sequence[str] = ()
+    missing: Sequence[str] = ()
+    decimal: str | None = None
+    day_first: bool = False
 
-    columns_: tuple[Column, ...]
-    left_out_: dict[str, str]
+    columns_: tuple[Column, ...] = field(init=False)
+    left_out_: dict[str, str] = field(init=False)
 
     def fit(self, X: Any, y: Any = None) -> TableEncoder:
         """Learn the types of the columns from training rows.

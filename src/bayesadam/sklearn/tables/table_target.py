@@ -136,7 +136,7 @@ def _classification(name: str, column: pa.ChunkedArray, why: str, place: Place) 
         raise TableError(
             f"the target {name!r} must be text, truth values or whole numbers for a classification, got {odd[0]:g}"
         )
-    text = _label_text(name, column)
+    text = as_text(column.cast(pa.int64()) if is_number(column.type) else column)  # 3.0 becomes "3"
     counts = level_counts(text)
     single = [level for level, count in counts.items() if count == 1]
     labels: list[Any] = sorted(_label(level, column.type) for level, count in counts.items() if count > 1)
@@ -183,17 +183,3 @@ def _label(level: str, kind: pa.DataType) -> Label:
     if pa.types.is_boolean(kind):
         return level == "true"
     return int(level) if is_number(kind) else level
-
-
-def _label_text(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return labels as text. In a column of whole numbers with missing values, 3.0 becomes "3"."""
-    if not is_number(column.type):
-        return as_text(column)
-    try:
-        return as_text(column.cast(pa.int64()))
-    except pa.ArrowInvalid:
-        largest = float(np.nanmax(np.abs(column.cast(pa.float64(), safe=False).to_numpy())))
-        raise TableError(
-            f"the target {name!r} must be below 2**63 where its numbers are classes, got {largest:g}: a regression "
-            "takes them as numbers, and in quotation marks they are text"
-        ) from None
