@@ -13,6 +13,7 @@ from bayesadam import likelihoods
 from bayesadam.likelihoods import Likelihood
 
 NAMES = ("gaussian", "student_t", "poisson", "negative_binomial", "log_normal", "gamma")
+CHOICES = ("auto", *NAMES)
 
 START_ROWS = 10_000
 """Maximum number of rows that are used to find the best constant output."""
@@ -25,8 +26,8 @@ def check(value: object) -> None:
             raise ValueError(f"likelihood must be one of numbers, not classes, for a regressor, got {value!r}")
         if value.outputs_per_target > 1 and not value.defines("mean_and_log_variance"):
             raise ValueError(f"likelihood must have one output per target, or be Gaussian, got {value!r}")
-    elif not isinstance(value, str) or value not in (among := ("auto", *NAMES)):
-        raise ValueError(f"likelihood must be one of {among} or a bayesadam.likelihoods.Likelihood, got {value!r}")
+    elif not isinstance(value, str) or value not in CHOICES:
+        raise ValueError(f"likelihood must be one of {CHOICES} or a bayesadam.likelihoods.Likelihood, got {value!r}")
 
 
 def made(value: Any, outputs: int) -> Likelihood:
