@@ -111,7 +111,7 @@ def interpreted(names: Sequence[str]) -> dict[str, Any]:
             tried = launch.trial(each, program, real, CPU, kernels.call, sizes=(TILE, 5, 300), skip=skip)
             errors = [relative(*values) for values in tried.values()]
             worst = max([worst, *errors])
-        limit = 2 * torch.finfo(weights).eps if weights != real else 5e-6
+        limit = 2 * torch.finfo(weights).eps if weights != real else 2e-5
         results[title(work)] = {"difference": worst, "within_rounding": worst <= limit}
     return {"passes": results, "count": len(results), "equal": all(r["within_rounding"] for r in results.values())}
 
@@ -121,7 +121,9 @@ def relative(before: Tensor, found: Tensor, expected: Tensor) -> float:
 
     A result is the value before it plus a change. Where the two cancel, as a mean of .8 and a deviation of -.798, the
     sum has the rounding errors of its terms: 5e-7 for a sample of Bayes by Backprop, whose width takes five roundings
-    (softplus, square, reciprocal, root, product), which is 2e-5 of a sum of .0017.
+    (softplus, square, reciprocal, root, product), which is 2e-5 of a sum of .0017. Without a stored mean, a sample is
+    the one before, less its noise, plus the next noise: of 4,401 weights, some have terms that are ten times as large
+    as either sample, and their rounding errors with them (8.6e-6 for NGVI, whose widths are near 1 here).
     """
     size = torch.maximum(expected.abs(), before.abs())
     return float(((found - expected).abs() / (1e-3 + size)).max())
