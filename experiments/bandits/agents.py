@@ -23,8 +23,7 @@ EPSILON = 0.05
 """Probability of a random action of the policy ``"epsilon-greedy"``."""
 TRAIN_EVERY, STEPS, BATCH_SIZE, CLIP = 20, 50, 512, 1.0
 """Rounds between two trainings, minibatches per training, their size, and the largest norm of a gradient."""
-LEARNING_RATES = {"ivon": 0.1, "vogn": 0.05}
-"""Learning rates by method; 0.001 for all others."""
+LEARNING_RATE = 0.001
 PUBLISHED = {"lr": 0.1, "decay": 0.5, "start": 0.3, "clip": 5.0}
 """Kessler et al. 2018, appendix D.3: learning rate ``lr / (1 + decay * step)``, which never restarts in the library of
 the authors; bound of the uniform initial weights; and largest norm of a gradient.
@@ -34,12 +33,11 @@ SHAPE, RATE = 6.0, 6.0
 CHOICES, WEIGHTS = 1, 2
 """Streams of the random numbers for choices and for weights of linear regressions."""
 OPTIMIZERS: Mapping[str, Any] = {
-    "vadam": ba.BayesAdam,
-    "ivon": ba.IVON,
-    "vogn": ba.VOGN,
+    "vadam": ba.Vadam,
+    "bayesadam": ba.BayesAdam,
     "bbb": ba.population.BayesByBackprop,
 }
-"""Optimisers whose own posterior is sampled, by method. Vadam's is that of BayesAdam at temperature 1."""
+"""Optimisers whose own posterior is sampled, by method."""
 
 
 def play(config: Mapping[str, Any], seed: int, progress: Callable[[int], None]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -149,7 +147,7 @@ class Network:
             if method == "dropout":
                 layers.append(nn.Dropout(0.2))
         self.model = nn.Sequential(*layers, nn.Linear(100, num_actions))
-        self.lr, self.decay, self.clip, self.steps = LEARNING_RATES.get(method, 0.001), 0.0, CLIP, 0
+        self.lr, self.decay, self.clip, self.steps = LEARNING_RATE, 0.0, CLIP, 0
         if published:
             self.lr, self.decay, self.clip = PUBLISHED["lr"], PUBLISHED["decay"], PUBLISHED["clip"]
             for parameter in self.model.parameters():
@@ -164,17 +162,17 @@ class Network:
         if self.method not in OPTIMIZERS:
             return torch.optim.Adam(self.model.parameters(), lr=self.lr)
         own: dict[str, dict[str, Any]] = {
-            "vadam": {"batch_size": BATCH_SIZE, "temperature": 1.0},
-            "vogn": {"curvature": ba.PerExampleSquares(self.model)},
+            "vadam": {"initial_precision": self.prior_precision},  # a curvature of 0, as in the code of its authors
+            "bayesadam": {"batch_size": BATCH_SIZE, "temperature": 1.0},
+            "bbb": {"initial_precision": self.prior_precision + self.data_weight},
         }
         return OPTIMIZERS[self.method](
             self.model.named_parameters(),
             lr=self.lr,
             num_data=self.data_weight,
             prior_precision=self.prior_precision,
-            initial_precision=self.prior_precision + self.data_weight,
             seed=self.seed,
-            **own.get(self.method, {}),
+            **own[self.method],
         )
 
     def scores(self, context: Tensor, sample: int | None) -> Tensor:
@@ -228,8 +226,6 @@ class Network:
         (group,) = self.optimizer.param_groups
         if self.method in OPTIMIZERS:
             group["num_data"] = num_data
-            if self.method != "bbb":  # whose widths keep their start; the others have a curvature of 1 at the start
-                group["initial_precision"] = self.prior_precision + num_data
         elif self.method != "badam-mle":
             group["weight_decay"] = self.prior_precision / num_data
 

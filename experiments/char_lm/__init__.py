@@ -73,11 +73,12 @@ CHOSEN: Mapping[str, Mapping[str, Sequence[Setting]]] = {
     "lstm": {
         "ivon": _chosen("ivon", 0.1, 0.3, 1.0),
         "adamw": _chosen("adamw", 0.002, 0.005, 0.01),
-        "vadam": _chosen("vadam", 0.002, 0.005, 0.01),
+        "bayesadam": _chosen("bayesadam", 0.002, 0.005, 0.01),
     },
     "transformer": {
         "ivon": _chosen("ivon", 0.3, 1.0, 0.1),
         "adamw": _chosen("adamw", 0.001, 0.003, 0.01),
+        "bayesadam": _chosen("bayesadam", 0.001, 0.003, 0.01),
     },
 }
 """Candidates by network and method. All other hyper-parameters have the defaults of the library."""
@@ -88,7 +89,7 @@ LABELS = {
     "adam": ("Adam", "0.35"),
     "ivon": ("IVON", "#D55E00"),
     "adamw": ("AdamW", "0.35"),
-    "vadam": ("Vadam", "#CC79A7"),
+    "bayesadam": ("BayesAdam", "#CC79A7"),
     "lstm": ("LSTM", ""),
     "transformer": ("transformer", ""),
 }
@@ -141,7 +142,7 @@ def _units(start: str) -> list[Unit]:
         for name, candidates in methods.items():
             for number, candidate in enumerate(candidates):
                 add(f"search-{network}-{name}-{number}", network, 0, {**candidate, "part": "search"})
-            samples = list(SAMPLES) if name in ("ivon", "vadam") else []
+            samples = list(SAMPLES) if name in ("ivon", "bayesadam") else []
             for seed in range(seeds["chosen-lstm" if network == "lstm" else network]):
                 add(f"{network}-{name}-{seed}", network, seed, {"method": name, "samples": samples})
     return found
@@ -301,8 +302,8 @@ def _curves(results: Results, paper: Mapping[str, float]) -> Figure:
     shown = {
         "LSTM, decay scaled to the epochs run": ("lstm", ("vadagrad", "sgd", "adagrad", "adam")),
         "LSTM, no decay": ("constant", ("vadagrad", "sgd", "adagrad", "adam")),
-        "LSTM, rates chosen on validation": ("lstm", ("ivon", "adamw", "vadam")),
-        "transformer, rates chosen on validation": ("transformer", ("ivon", "adamw")),
+        "LSTM, rates chosen on validation": ("lstm", ("ivon", "adamw", "bayesadam")),
+        "transformer, rates chosen on validation": ("transformer", ("ivon", "adamw", "bayesadam")),
     }
     figure, axes = panels(1, len(shown), 3.6 * len(shown) + 0.6, 4.0, sharey=True)
     for axis, (title, (prefix, methods)) in zip(axes[0], shown.items(), strict=True):

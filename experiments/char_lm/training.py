@@ -204,7 +204,7 @@ def annealing(config: Mapping[str, Any], done: float) -> float | None:
     if config["decay"] == "steps":
         every: float = config["decay_every"] / config["published_epochs"]
         return math.pow(0.1, math.floor(done / every + 1e-9))
-    if config["method"] == "vadam":
+    if config["method"] == "bayesadam":
         return None
     return 0.01 + 0.99 * 0.5 * (1.0 + math.cos(math.pi * done))  # as in BayesAdam
 

@@ -35,15 +35,16 @@ LONG, LONG_EPOCHS, LONG_SEEDS = "100-epochs-", 100, 3
 SETTING = ("method", "options", "dropout", "predict")
 BINS = 40
 METHODS = {
-    "adam": ("Adam", "SGD", 2),
-    "dropout": ("MC dropout", "SGD dropout", 2),
-    "vadam": ("Vadam", "", 2),
-    "vadam-tempered": ("Vadam, temperature 0.01", "", 2),
-    "ivon": ("IVON", "", 2),
-    "bbb-gaussian": ("BBB, Gaussian prior", "BBB Gaussian prior", 1),
-    "bbb-mixture": ("BBB, scale mixture", "BBB scale mixture prior", 1),
+    "adam": ("Adam", "SGD"),
+    "dropout": ("MC dropout", "SGD dropout"),
+    "vadam": ("Vadam", ""),
+    "vadam-tempered": ("Vadam, temperature 0.01", ""),
+    "ivon": ("IVON", ""),
+    "bbb-gaussian": ("BBB, Gaussian prior", "BBB Gaussian prior"),
+    "bbb-mixture": ("BBB, scale mixture", "BBB scale mixture prior"),
 }
-"""Label, name in the paper, and number of seeds of the final runs."""
+"""Label, and name in the paper."""
+SEEDS = 2
 METRICS = {"error": ("test error (%)", 2), "nll": ("NLL (nats)", 4), "ece": ("ECE", 4), "auroc": ("OOD AUROC", 3)}
 BLUE, GREY = "#0072B2", "0.45"
 
@@ -68,8 +69,8 @@ def _ivon(lr: float, prior_precision: float) -> Candidate:
     return {"method": "ivon", "predict": "monte_carlo", "options": options}
 
 
-def _bbb(lr: float, initial_std: float, *prior: Any) -> Candidate:
-    options = {"lr": lr, "initial_std": initial_std, "prior": list(prior)}
+def _bbb(lr: float, *prior: Any) -> Candidate:
+    options = {"lr": lr, "initial_std": 0.02, "prior": list(prior)}
     return {"method": "bbb", "predict": "monte_carlo", "options": options}
 
 
@@ -79,10 +80,23 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = {
     "vadam": [_vadam(0.001, 1.0, 1.0), _vadam(0.003, 1.0, 1.0), _vadam(0.003, 10.0, 1.0)],
     "vadam-tempered": [_vadam(0.001, 1.0, 0.01), _vadam(0.003, 1.0, 0.01), _vadam(0.003, 10.0, 0.01)],
     "ivon": [_ivon(0.5, 3.0), _ivon(1.0, 3.0), _ivon(1.0, 10.0)],
-    "bbb-gaussian": [_bbb(0.001, 0.02, "Gaussian", 100.0)],
-    "bbb-mixture": [_bbb(0.003, 0.02, "ScaleMixture", 0.5, 0.37, 0.0025)],
+    "bbb-gaussian": [
+        _bbb(lr, "Gaussian", precision) for precision in (100.0, 400.0, 25.0, 7.4, 1.0) for lr in (0.001, 0.003)
+    ],
+    "bbb-mixture": [
+        _bbb(lr, "ScaleMixture", pi, sigma1, sigma2)
+        for pi, sigma1, sigma2 in (
+            (0.5, 0.37, 0.0025),
+            (0.25, 0.37, 0.0025),
+            (0.5, 0.14, 0.0025),
+            (0.5, 0.37, 0.0009),
+            (0.5, 1.0, 0.0025),
+            (0.75, 0.37, 0.0025),
+        )
+        for lr in (0.001, 0.003)
+    ],
 }
-"""Candidate settings by method. A method with a single candidate needs no search."""
+"""Candidate settings by method."""
 REWEIGHTED = {
     "gaussian": ("bbb-gaussian", "uniform", "BBB, Gaussian prior"),
     "mixture": ("bbb-mixture", "uniform", "BBB, scale mixture"),
@@ -95,16 +109,15 @@ def units() -> list[Unit]:
     """Return every candidate on one validation split, and then each method's best candidate with several seeds."""
     found = []
     for name, candidates in CANDIDATES.items():
-        searched = candidates if len(candidates) > 1 else ()
-        for number, candidate in enumerate(searched):
+        for number, candidate in enumerate(candidates):
             config = {**PROTOCOL, "seed": 0, "part": "search", **candidate}
             found.append(Unit(f"search-{name}-{number}", config))
-        own = {} if searched else candidates[0]
-        for seed in range(METHODS[name][2]):
-            found.append(Unit(f"final-{name}-{seed}", {**PROTOCOL, "seed": seed, "part": "final", **own}, phase=1))
-    for name, (setting, schedule, _) in REWEIGHTED.items():
-        config = {**PROTOCOL, "epochs": LONG_EPOCHS, "part": "final", **CANDIDATES[setting][0], "kl": schedule}
-        found += [Unit(f"{LONG}{name}-{seed}", {**config, "seed": seed}, optional=True) for seed in range(LONG_SEEDS)]
+        for seed in range(SEEDS):
+            found.append(Unit(f"final-{name}-{seed}", {**PROTOCOL, "seed": seed, "part": "final"}, phase=1))
+    for name, (_, schedule, _) in REWEIGHTED.items():
+        config = {**PROTOCOL, "epochs": LONG_EPOCHS, "part": "final", "kl": schedule}
+        for seed in range(LONG_SEEDS):
+            found.append(Unit(f"{LONG}{name}-{seed}", {**config, "seed": seed}, optional=True, phase=1))
     return found
 
 
@@ -124,11 +137,9 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
         options = {"method": config["predict"], "mc_samples": config["validation_samples"]}
         own = predictive(trained, digits.x_train[outer], **options)
         return {"setting": _setting(config), "validation": scores(own, digits.y_train[outer])}
-    name = unit.key.removeprefix("final-").rpartition("-")[0]
-    best = None
-    if "method" not in config:
-        best = best_candidate(context.results, name)
-        config |= context.results[best]["setting"]
+    name = unit.key.removeprefix("final-").removeprefix(LONG).rpartition("-")[0]
+    best = best_candidate(context.results, REWEIGHTED[name][0] if unit.optional else name)
+    config |= context.results[best]["setting"]
     trained = train(config, x, y, context)
     result: dict[str, Any] = {"chosen": best, "setting": _setting(config)}
     for method in dict.fromkeys((config["predict"], "mean")):
@@ -154,9 +165,7 @@ def _setting(config: Mapping[str, Any]) -> dict[str, Any]:
 def report(results: Mapping[str, Any]) -> Report:
     """Return tables and a figure with the errors of the paper beside ours."""
     numbers = published(Path(__file__).with_name("paper.csv"))
-    paper = {
-        name: numbers.get(("mnist units=400", theirs, "test_error_pct")) for name, (_, theirs, _) in METHODS.items()
-    }
+    paper = {name: numbers.get(("mnist units=400", theirs, "test_error_pct")) for name, (_, theirs) in METHODS.items()}
     finals: dict[str, list[Mapping[str, Any]]] = {name: [] for name in METHODS}
     for key, result in results.items():
         if key.startswith("final-"):
@@ -174,7 +183,7 @@ def report(results: Mapping[str, Any]) -> Report:
             own = [_number([run["mean"][m] for run in runs], digits) for m, (_, digits) in METRICS.items()]
             both = [run["monte_carlo"]["auroc_mutual_information"] for run in runs]
             alone.append([label, *own, _number(both, 3)])
-        for number in range(len(CANDIDATES[name]) if f"search-{name}-0" in results else 0):
+        for number in range(len(CANDIDATES[name])):
             found = results[key := f"search-{name}-{number}"]
             settings = found["setting"]["options"] | {k: v for k, v in found["setting"].items() if k == "dropout"}
             shown = ", ".join(f"{k}={v}" for k, v in settings.items())

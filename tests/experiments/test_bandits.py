@@ -117,7 +117,7 @@ def test_trainings_see_all_rewards_so_far(monkeypatch, told, rows):
         assert rewards.tolist() == earned.tolist()
 
 
-@pytest.mark.parametrize("name", ["vadam", "vogn", "bbb", "badam", "dropout", "last-layer", "neural-linear"])
+@pytest.mark.parametrize("name", ["vadam", "bayesadam", "bbb", "badam", "dropout", "last-layer", "neural-linear"])
 def test_networks_learn_and_depend_on_their_seed_only(name, monkeypatch):
     monkeypatch.setattr(bandits.agents, "BATCH_SIZE", 16)
     x, actions = torch.randn(60, 3, generator=torch.Generator().manual_seed(1)), torch.arange(60) % 2
