@@ -217,7 +217,7 @@ def _target(results: Results) -> pd.DataFrame:
             method, theirs = best({method: value for (where, method), value in paper.items() if where == problem})
             reached = (ours.mean or 0.0) + 2.0 * (ours.error or 0.0) >= (theirs.mean or 0.0)
             rows.append([problem.capitalize(), LABELS[name], ours, method, theirs, "yes" if reached else "no"])
-    header = ["problem", "best of the three of the earlier recipe", "ours", "best published", "published", "within two errors"]
+    header = ["problem", "best of the earlier recipe", "ours", "best published", "published", "within two errors"]
     return frame(header, rows)
 
 
