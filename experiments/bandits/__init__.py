@@ -70,7 +70,7 @@ PUBLISHED = {
     "uniform": "Uniform",
 }
 """Names of the algorithms in the paper."""
-LONG = ("badam", "vadam", "bayesadam", "linear", "neural-linear", "uniform")
+LONG = ("badam", "vadam", "linear", "neural-linear", "uniform")
 """Algorithms that play the published number of rounds. The other algorithms stop after ``SHORT`` rounds."""
 RUNS, SHORT = 10, 10_000
 WHEEL = ("vadam", "bayesadam", "neural-linear", "linear", "greedy", "uniform")
