@@ -118,7 +118,7 @@ def normal(
         ValueError: A coordinate is out of range, or the slice does not lie in ``full_shape``.
     """
     shape = tuple(shape)
-    seed, step, sample, index, stream = _checked(seed, step, sample, index, stream)
+    seed, step, sample, index, stream = checked(seed, step, sample, index, stream)
     if (offset is None) != (full_shape is None):
         raise ValueError(f"offset and full_shape must be given both or neither, got {offset!r} and {full_shape!r}")
     full = shape if full_shape is None else tuple(full_shape)
@@ -169,7 +169,7 @@ def fill_many(
     """
     if not outs:
         return
-    seed, step, sample, _, stream = _checked(seed, step, sample, max(outs), stream)
+    seed, step, sample, _, stream = checked(seed, step, sample, max(outs), stream)
     rows: dict[Fill, list[list[int]]] = {}
     copies: list[tuple[Tensor, Tensor]] = []
     for index, out in outs.items():
@@ -183,76 +183,13 @@ def fill_many(
         if not direct:
             copies.append((out, target))
         size = out.numel()
-        row = _row(target.data_ptr(), (index, 0, size, size), seed, step, sample | stream << 28)
+        row = table_row(target.data_ptr(), (index, 0, size, size), seed, step, sample | stream << 28)
         rows.setdefault(native_fill, []).append(row)
     for native_fill, table in rows.items():
         native_fill(np.array(table, dtype=np.int64), sum(row[1] for row in table))
     if copies:
         with torch.no_grad():
             torch._foreach_copy_([out for out, _ in copies], [target for _, target in copies])
-
-
-class Around:
-    """Fills several tensors with samples of independent Gaussians, ``mean + deviation * normal``, in one launch on a
-    GPU.
-
-    Args:
-        means: Means by the index of the parameter, with any values at the time of a call.
-        deviations: Standard deviations by the same indices.
-        seed: Seed, as for :func:`normal`.
-    """
-
-    def __init__(self, means: Mapping[int, Tensor], deviations: Mapping[int, Tensor], seed: int) -> None:
-        self.means, self.deviations, self.seed = means, deviations, seed
-        self._places: list[Any] = []
-        self._table: NDArray[np.int64] | None = None
-
-    def __call__(self, outs: Mapping[int, Tensor], sample: int) -> bool:
-        """Fill the tensors with this index with sample ``sample``.
-
-        Returns:
-            Whether it was done. It is not done where there is no kernel, and for tensors that are not float32, on
-            several devices, or of different memory formats.
-        """
-        device = next(iter(outs.values())).device
-        if not kernels.is_available(device) or not _fills_around(device):
-            return False
-        self.prepare(outs)
-        if self._table is None:
-            return False
-        _checked(self.seed, 0, sample, max(outs), POSTERIOR)
-        self.launch(sample, device)
-        torch.autograd.graph.increment_version(list(outs.values()))
-        return True
-
-    def launch(self, sample: int, device: torch.device) -> None:
-        """Fill the tensors that were prepared, without checks."""
-        assert self._table is not None
-        self._table[:, 6] = sample | POSTERIOR << 28
-        kernels.fill(self._table, device)
-
-    def prepare(self, outs: Mapping[int, Tensor]) -> None:
-        """Prepare the table for these tensors, if it is not that of the last ones."""
-        places = [(out.data_ptr(), out.stride()) for out in outs.values()]
-        if places != self._places:
-            self._places, self._table = places, self._made(outs)
-
-    def _made(self, outs: Mapping[int, Tensor]) -> NDArray[np.int64] | None:
-        """The table of :func:`bayesadam.native.device.fill`."""
-        tensors = [*outs.values(), *self.means.values(), *self.deviations.values()]
-        devices = {tensor.device for tensor in tensors}
-        plain = {type(tensor) for tensor in tensors} <= {Tensor, nn.Parameter}
-        if not plain or len(devices) != 1 or {tensor.dtype for tensor in tensors} != {torch.float32}:
-            return None
-        rows = []
-        for index, out in outs.items():
-            mean, deviation = self.means[index], self.deviations[index]
-            order = kernels.order_of(out, mean, deviation)
-            if order is None:
-                return None
-            row = _row(out.data_ptr(), (index, 0, out.numel(), out.numel()), self.seed, 0, 0)
-            rows.append([*row, mean.data_ptr(), deviation.data_ptr(), *order])
-        return np.array(rows, dtype=np.int64)
 
 
 def normal_many(
@@ -282,7 +219,7 @@ def normal_many(
         ``(P, S, sum of sizes)`` in float32, the parameters one after another; bit-identical to :func:`normal`.
     """
     for extreme in (min, max):
-        _checked(extreme(seeds), extreme(steps), max(samples), max(sizes), stream)
+        checked(extreme(seeds), extreme(steps), max(samples), max(sizes), stream)
     many, rows, total = len(seeds), len(samples), sum(sizes.values())
     memory = scratch.get("many", many * rows * total, torch.float32, device) if out is None else out
     result = memory.view(many, rows, total)
@@ -317,7 +254,7 @@ def fill_runs(
         stream: Stream, as for :func:`normal`.
         scratch: Buffers to reuse.
     """
-    _checked(seed, step, sample, max(run[0] for run in runs), stream)
+    checked(seed, step, sample, max(run[0] for run in runs), stream)
     _fill_runs(out, runs, seed, step, sample | stream << 28, scratch)
     return out
 
@@ -332,7 +269,7 @@ def _fill_runs(out: Tensor, runs: Sequence[Run], seed: int, step: int, number: i
         return
     place, rows = out.data_ptr(), []
     for run in runs:
-        rows.append(_row(place, run, seed, step, number))
+        rows.append(table_row(place, run, seed, step, number))
         place += 4 * run[2]
     native_fill(np.array(rows, dtype=np.int64), out.numel())
 
@@ -418,7 +355,7 @@ def _set(word: Tensor, values: Sequence[int], shape: tuple[int, ...]) -> None:
         word.copy_(kernels.upload(np.array(values, dtype=np.int64), word.device).view(shape))
 
 
-def _checked(*coordinates: Any) -> tuple[int, ...]:
+def checked(*coordinates: Any) -> tuple[int, ...]:
     """Check the ranges of seed, step, sample, index and stream; return them as Python's integers."""
     for (name, bits), value in zip(_LIMITS.items(), coordinates, strict=True):
         if not (type(value) is int or isinstance(value, Integral)) or not 0 <= int(value) < 1 << bits:
@@ -431,7 +368,7 @@ def lanes_of(numel: int) -> int:
     return LANES if numel >= TILE else -(-numel // 4)
 
 
-def _row(place: int, run: Run, seed: int, step: int, number: int) -> list[int]:
+def table_row(place: int, run: Run, seed: int, step: int, number: int) -> list[int]:
     """A row of the table of ``native/normal.cpp``, for a run whose noise is written to a place in memory."""
     index, first, size, whole = run
     return [first, size, lanes_of(whole), seed & _MASK, seed >> 32, step, number, index, 1, place]
@@ -490,28 +427,11 @@ def has_kernel(device: torch.device) -> bool:
     return kernels.is_available(device) and _kernel(device) is not None
 
 
-@cache
-def _fills_around(device: torch.device) -> bool:
-    """Whether a GPU has a kernel for :class:`Around` that gives the numbers of PyTorch's operations."""
-    if _kernel(device) is None:
-        return False
-    mean = torch.linspace(-1.0, 1.0, 6000, device=device).view(10, 6, 10, 10)
-    expected = mean + mean.square() * normal(9, 0, 2, 3, mean.shape, stream=POSTERIOR, device=device)
-    for order in (torch.contiguous_format, torch.channels_last):
-        placed = mean.contiguous(memory_format=order)
-        out, around = torch.empty_like(placed), Around({3: placed}, {3: placed.square()}, 9)
-        around.prepare({3: out})
-        around.launch(2, device)
-        if not torch.allclose(out, expected, rtol=1e-4, atol=1e-5):
-            return False
-    return True
-
-
 def _tried(fill: Fill, device: torch.device) -> Fill | None:
     """The function, if it gives the numbers of PyTorch's operations."""
     out, expected = (torch.empty(3 * TILE, dtype=torch.float32, device=device) for _ in range(2))
     run, seed, step, number = (7, TILE + 5, 3 * TILE, TILE), 987654321 << 32 | 123456789, 5, 3 | POSTERIOR << 28
-    fill(np.array(_row(out.data_ptr(), run, seed, step, number), dtype=np.int64), out.numel())
+    fill(np.array(table_row(out.data_ptr(), run, seed, step, number), dtype=np.int64), out.numel())
     _fill_many(expected.view(1, 1, -1), [run], [seed], [step], [number], Scratch())
     if not torch.allclose(out, expected, rtol=1e-4, atol=1e-5):
         warnings.warn(

@@ -12,6 +12,7 @@ from bayesadam import noise
 from bayesadam.checks import require
 from bayesadam.functional import gaussian
 from bayesadam.posterior.ahead import Ahead, fits
+from bayesadam.posterior.around import Around
 from bayesadam.posterior.gaussian import GaussianPosterior, mean_rule
 
 
@@ -95,7 +96,7 @@ class DiagonalGaussian(GaussianPosterior):
         scratch = noise.Scratch()
         random = {index: name for index, name in enumerate(self.mean) if name in std}
         means, deviations = ({i: of[name] for i, name in random.items()} for of in (self.mean, std))
-        around = noise.Around(means, deviations, seed)
+        around = Around(means, deviations, seed)
 
         @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
