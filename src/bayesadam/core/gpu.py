@@ -228,15 +228,14 @@ def source(program: Program, draws: Sequence[str], real: torch.dtype) -> str:
         loads.append(
             "low, high, index, signs = tl.load(words), tl.load(words + 1), tl.load(row + 3), tl.load(words + 6)"
         )
-    drawn = []
     for name in draws:
         first, bit = (2, 1) if name == "eps" else (4, 2)
-        drawn.append(f"sign = tl.where((signs & {bit}) != 0, -1.0, 1.0)")
+        loads.append(f"sign = tl.where((signs & {bit}) != 0, -1.0, 1.0)")
         outputs = ", ".join(f"x_{name}_{k}" for k in range(4))
         words = f"tl.load(words + {first}), tl.load(words + {first + 1})"
-        drawn.append(f"{outputs} = normals(tile, lane, index, low, high, {words}, sign)")
-    aligned = drawn + [f"p_{name} = tl.multiple_of({pointer}, 16)" for name, pointer in pointers.items()]
-    anywhere = drawn + [f"p_{name} = {pointer}" for name, pointer in pointers.items()]
+        loads.append(f"{outputs} = normals(tile, lane, index, low, high, {words}, sign)")
+    aligned = [f"p_{name} = tl.multiple_of({pointer}, 16)" for name, pointer in pointers.items()]
+    anywhere = [f"p_{name} = {pointer}" for name, pointer in pointers.items()]
     for k in range(4):
         own = ", ".join(f"{name}_{k}" if name in noise else name for name in arguments[3:])
         aligned += [f"at = {k} * LANES + lane", f"body(at, at, mask, {own})"]
