@@ -287,11 +287,10 @@ class TestSlices:
     def test_many_draws_at_once_are_the_single_ones(self, samples, path):
         indices = [2**32 - 1, 3, 0, 7, 8, 9, 2**31, 5]
         sizes = dict(zip(indices, [1, 5, LANES - 1, LANES, LANES + 1, TILE, TILE + 1, 3 * TILE - 5], strict=True))
-        where = {"device": torch.device("cpu"), "scratch": noise.Scratch()}
         draws = [([2**64 - 2], [2**32 - 1], noise.TRAINING), ([1, 2**64 - 2, 3], [5, 5, 5], noise.POSTERIOR)]
         for seeds, steps, stream in draws:
             with path():
-                many = noise.normal_many(seeds, steps, samples, sizes, stream=stream, **where)
+                many = noise.normal_many(seeds, steps, samples, sizes, stream=stream)
                 for index, found in zip(indices, many.split_with_sizes(list(sizes.values()), dim=2), strict=True):
                     for p, s in itertools.product(range(len(seeds)), range(len(samples))):
                         single = normal(seeds[p], steps[p], samples[s], index, (sizes[index],), stream=stream)
@@ -406,19 +405,6 @@ class TestResult:
         assert normal(**BASE, shape=shape, out=out) is out
         assert normal(**BASE, shape=shape).shape == shape
 
-    def test_scratch_changes_nothing(self):
-        scratch = noise.Scratch()
-        for shape in [(5,), (BLOCK + 5,), (3, 4), (70, 80), (1,)]:
-            assert torch.equal(normal(**BASE, shape=shape, scratch=scratch), normal(**BASE, shape=shape))
-        whole = normal(**BASE, shape=(70, 80))
-        found = normal(**BASE, shape=(30, 40), offset=(3, 4), full_shape=(70, 80), scratch=scratch)
-        assert torch.equal(found, whole[3:33, 4:44])
-
-    def test_results_do_not_live_in_the_scratch(self):
-        scratch = noise.Scratch()
-        found = [normal(**{**BASE, "step": step}, shape=(TILE,), scratch=scratch) for step in (0, 1)]
-        assert torch.equal(found[0], normal(**{**BASE, "step": 0}, shape=(TILE,)))
-
     def test_global_generators_are_neither_read_nor_moved(self):
         found = []
         for seed in (0, 1):
@@ -470,7 +456,7 @@ class TestErrors:
     )
     def test_coordinates_of_many_draws_out_of_range(self, arguments, name):
         with pytest.raises(ValueError, match=rf"^{name} must be an integer in .*, got (-1|4294967296)$"):
-            noise.normal_many(*arguments, device=torch.device("cpu"), scratch=noise.Scratch())
+            noise.normal_many(*arguments)
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

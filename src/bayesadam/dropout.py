@@ -115,7 +115,6 @@ class _Masks:
         self.number: int | None = None
         self.calls: dict[int, int] = {}
         self.masks: dict[tuple[Any, ...], Tensor] = {}
-        self.scratch = noise.Scratch()
 
     def put(self, number: int | None) -> None:
         if number != self.number:
@@ -169,7 +168,6 @@ class _Masks:
             offset=(0,),
             full_shape=(max(count, noise.TILE),),
             device=device,
-            scratch=self.scratch,
         )
 
 

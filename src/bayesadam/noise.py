@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bayesadam import native
-from bayesadam.functional.philox import Words, constants, normals
+from bayesadam.functional.philox import constants, normals
 from bayesadam.native import device as kernels
 
 Fill: TypeAlias = Callable[[NDArray[np.int64], int], None]
@@ -59,26 +59,6 @@ _MASK = 0xFFFFFFFF
 _LIMITS = {"seed": 64, "step": 32, "sample": 28, "index": 32, "stream": 4}
 
 
-class Scratch:
-    """Buffers that are reused from call to call, one per (name, dtype, device).
-
-    Allocating memory costs more than computing the noise, so a caller that draws often should keep one of these.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
-
-    def get(self, name: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return a 1-D tensor of ``numel`` elements, with the values that the last user of ``name`` left in it."""
-        key = (name, dtype, device)
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.numel() < numel:
-            with torch.inference_mode(False):  # whose tensors could not be written to outside of it
-                buffer = torch.empty(numel, dtype=dtype, device=device)
-            self._buffers[key] = buffer
-        return buffer[:numel]
-
-
 def normal(
     seed: int,
     step: int,
@@ -92,7 +72,6 @@ def normal(
     out: Tensor | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
-    scratch: Scratch | None = None,
 ) -> Tensor:
     """Draw standard normals of the given shape, a pure function of their coordinates.
 
@@ -109,7 +88,6 @@ def normal(
         dtype: Dtype of the result without ``out``; default float32. The draw itself is float32 and then converted, so
             that the noise does not depend on the dtype.
         device: Device of the result without ``out``.
-        scratch: Buffers to reuse; by default new ones.
 
     Returns:
         ``out``, or a new tensor.
@@ -137,25 +115,16 @@ def normal(
         raise ValueError(f"out must be of shape {shape}, got {tuple(out.shape)}")
     if out.numel() == 0:
         return out
-    scratch = scratch or Scratch()
     direct = out.dtype == torch.float32 and out.is_contiguous()
-    flat = out.view(-1) if direct else scratch.get("normals", out.numel(), torch.float32, out.device)
-    _fill_runs(flat, runs_of(index, shape, start, full), seed, step, sample | stream << 28, scratch)
+    flat = out.view(-1) if direct else torch.empty(out.numel(), dtype=torch.float32, device=out.device)
+    _fill_runs(flat, runs_of(index, shape, start, full), seed, step, sample | stream << 28)
     if not direct:
         with torch.no_grad():
             out.copy_(flat.view(shape))
     return out
 
 
-def fill_many(
-    outs: Mapping[int, Tensor],
-    seed: int,
-    step: int,
-    sample: int,
-    *,
-    stream: int = TRAINING,
-    scratch: Scratch | None = None,
-) -> None:
+def fill_many(outs: Mapping[int, Tensor], seed: int, step: int, sample: int, *, stream: int = TRAINING) -> None:
     """Fill several tensors with whole draws of one sample, as :func:`normal` does for each; one call where it is
     compiled.
 
@@ -165,7 +134,6 @@ def fill_many(
         step: Number of the step, as for :func:`normal`.
         sample: Number of the sample, as for :func:`normal`.
         stream: Stream, as for :func:`normal`.
-        scratch: Buffers to reuse; by default new ones.
     """
     if not outs:
         return
@@ -175,8 +143,7 @@ def fill_many(
     for index, out in outs.items():
         native_fill = _native(out)
         if native_fill is None:
-            scratch = scratch or Scratch()
-            normal(seed, step, sample, index, out.shape, stream=stream, out=out, scratch=scratch)
+            normal(seed, step, sample, index, out.shape, stream=stream, out=out)
             continue
         direct = out.dtype == torch.float32 and out.is_contiguous()
         target = out if direct else torch.empty(out.shape, dtype=torch.float32, device=out.device)
@@ -199,9 +166,7 @@ def normal_many(
     sizes: Mapping[int, int],
     *,
     stream: int = TRAINING,
-    device: torch.device,
-    scratch: Scratch,
-    out: Tensor | None = None,
+    device: torch.device | str | None = None,
 ) -> Tensor:
     """Draw whole tensors of several parameters, samples and seeds with a single sequence of operations.
 
@@ -212,37 +177,25 @@ def normal_many(
         sizes: Number of elements, at least 1, of every parameter by its index.
         stream: Stream, as for :func:`normal`.
         device: Device of the result.
-        scratch: Buffers to reuse. Without ``out`` the result is one of them, which the next call overwrites.
-        out: Contiguous memory of the result, as many float32 numbers as it has.
 
     Returns:
         ``(P, S, sum of sizes)`` in float32, the parameters one after another; bit-identical to :func:`normal`.
     """
     for extreme in (min, max):
         checked(extreme(seeds), extreme(steps), max(samples), max(sizes), stream)
-    many, rows, total = len(seeds), len(samples), sum(sizes.values())
-    memory = scratch.get("many", many * rows * total, torch.float32, device) if out is None else out
-    result = memory.view(many, rows, total)
+    shape = len(seeds), len(samples), sum(sizes.values())
+    result = torch.empty(shape, dtype=torch.float32, device=device)
     native_fill, numbers = _native(result), [sample | stream << 28 for sample in samples]
     if native_fill is not None:
         native_fill(_table(result, seeds, steps, numbers, sizes), result.numel())
         return result
     with torch.no_grad():
         runs = [(index, 0, size, size) for index, size in sizes.items()]
-        _fill_many(result, runs, seeds, steps, numbers, scratch)
+        _fill_many(result, runs, seeds, steps, numbers)
     return result
 
 
-def fill_runs(
-    out: Tensor,
-    runs: Sequence[Run],
-    *,
-    seed: int,
-    step: int,
-    sample: int,
-    stream: int = TRAINING,
-    scratch: Scratch,
-) -> Tensor:
+def fill_runs(out: Tensor, runs: Sequence[Run], *, seed: int, step: int, sample: int, stream: int = TRAINING) -> Tensor:
     """Draw runs of elements of several parameters' noise, one after another, in one call.
 
     Args:
@@ -252,20 +205,19 @@ def fill_runs(
         step: Number of the step, as for :func:`normal`.
         sample: Number of the sample, as for :func:`normal`.
         stream: Stream, as for :func:`normal`.
-        scratch: Buffers to reuse.
     """
     checked(seed, step, sample, max(run[0] for run in runs), stream)
-    _fill_runs(out, runs, seed, step, sample | stream << 28, scratch)
+    _fill_runs(out, runs, seed, step, sample | stream << 28)
     return out
 
 
-def _fill_runs(out: Tensor, runs: Sequence[Run], seed: int, step: int, number: int, scratch: Scratch) -> None:
+def _fill_runs(out: Tensor, runs: Sequence[Run], seed: int, step: int, number: int) -> None:
     """:func:`fill_runs` without checks; ``number`` is that of the sample, with the stream in its highest bits."""
     native_fill = _native(out)
     if native_fill is None:
         with torch.no_grad():
             for part, own in _pieces(out, runs, BLOCK if out.device.type == "cpu" else PIECE):
-                _fill_many(part.view(1, 1, -1), own, [seed], [step], [number], scratch)
+                _fill_many(part.view(1, 1, -1), own, [seed], [step], [number])
         return
     place, rows = out.data_ptr(), []
     for run in runs:
@@ -297,7 +249,6 @@ def _fill_many(
     seeds: Sequence[int],
     steps: Sequence[int],
     samples: Sequence[int],
-    scratch: Scratch,
 ) -> None:
     """Fill a tensor with runs of elements, by a single sequence of PyTorch's operations.
 
@@ -307,7 +258,6 @@ def _fill_many(
         seeds: ``P`` seeds.
         steps: Number of the step for each.
         samples: Words of ``S`` samples, with the stream in their highest bits.
-        scratch: Buffers to reuse.
     """
     (many, rows, total), device = out.shape, out.device
     index, first, size, whole = np.array(runs, dtype=np.int64).T
@@ -317,16 +267,16 @@ def _fill_many(
     begins, starts, each = np.cumsum(counts) - counts, np.cumsum(size) - size - skipped, int(counts.sum())
     columns = np.stack([counts, size, index, tile * LANES - begins, begins, starts, lanes])
     counts_, size_, index_, shift, begin, start, lanes_ = kernels.upload(columns, device).unbind(0)
-    words = _words((many, rows, each), device, scratch)
+    words = torch.empty(3, 2, many, rows, each, dtype=torch.int64, device=device)
     run = torch.repeat_interleave(counts_, output_size=each)
-    words[0][0].copy_(torch.arange(each, device=device).add_(shift[run]))
-    words[1][0].copy_(index_[run])
-    _set(words[0][1], steps, (-1, 1, 1))
-    _set(words[1][1], samples, (-1, 1))
+    words[0, 0].copy_(torch.arange(each, device=device).add_(shift[run]))
+    words[1, 0].copy_(index_[run])
+    _set(words[0, 1], steps, (-1, 1, 1))
+    _set(words[1, 1], samples, (-1, 1))
     own = seeds[:1] if len(set(seeds)) == 1 else seeds
     rounds = constants([seed & _MASK for seed in own], [seed >> 32 for seed in own])
-    outputs = scratch.get("outputs", many * rows * each * 4, torch.float32, device).view(many, rows, 4, each)
-    for output, *factors in normals(words, kernels.upload(rounds[..., None], device)):
+    outputs = torch.empty(many, rows, 4, each, dtype=torch.float32, device=device)
+    for output, *factors in normals((words[0], words[1], words[2]), kernels.upload(rounds[..., None], device)):
         torch.mul(*factors, out=outputs[:, :, output])
     # Element j behind the first tile is output q % 4, where q = j // lanes, of counter q // 4 * lanes + j % lanes.
     run = torch.repeat_interleave(size_, output_size=total)
@@ -432,7 +382,7 @@ def _tried(fill: Fill, device: torch.device) -> Fill | None:
     out, expected = (torch.empty(3 * TILE, dtype=torch.float32, device=device) for _ in range(2))
     run, seed, step, number = (7, TILE + 5, 3 * TILE, TILE), 987654321 << 32 | 123456789, 5, 3 | POSTERIOR << 28
     fill(np.array(table_row(out.data_ptr(), run, seed, step, number), dtype=np.int64), out.numel())
-    _fill_many(expected.view(1, 1, -1), [run], [seed], [step], [number], Scratch())
+    _fill_many(expected.view(1, 1, -1), [run], [seed], [step], [number])
     if not torch.allclose(out, expected, rtol=1e-4, atol=1e-5):
         warnings.warn(
             "noise is drawn without its compiled function, which gives other numbers on this machine",
@@ -441,13 +391,6 @@ def _tried(fill: Fill, device: torch.device) -> Fill | None:
         )
         return None
     return fill
-
-
-def _words(shape: tuple[int, ...], device: torch.device, scratch: Scratch) -> Words:
-    """Memory for :func:`bayesadam.functional.philox.normals`."""
-    size = 2 * math.prod(shape)
-    first, second, third = (scratch.get(f"word{i}", size, torch.int64, device).view(2, *shape) for i in range(3))
-    return first, second, third
 
 
 def runs_of(index: int, shape: Sequence[int], offset: Sequence[int], full: Sequence[int]) -> list[Run]:

@@ -119,7 +119,7 @@ def case_noise_has_the_numbers_of_operations():
     with Launches() as launches:
         noise.fill_many(outs, 5, 4, 3, stream=noise.POSTERIOR)
         part = noise.normal(5, 4, 3, 2, (900,), offset=(4090,), full_shape=(5000,), stream=noise.POSTERIOR)
-        many = noise.normal_many([5, 6], [4, 4], [3, 9], {2: 5000, 0: 7}, stream=noise.POSTERIOR, **scratch())
+        many = noise.normal_many([5, 6], [4, 4], [3, 9], {2: 5000, 0: 7}, stream=noise.POSTERIOR)
     assert launches == ["fill"] * 3
     with patch.object(noise, "_native", lambda out: None):
         for index, out in outs.items():
@@ -156,10 +156,6 @@ def case_posterior_samples_take_one_launch_in_any_memory_format():
     eps = noise.normal(3, 0, 5, 1, (70,), stream=noise.POSTERIOR)
     expected = mean["0.bias"] + q.variance["0.bias"].sqrt() * eps
     torch.testing.assert_close(odd["0.bias"].float(), expected, rtol=1e-5, atol=1e-6)
-
-
-def scratch():
-    return {"device": CPU, "scratch": noise.Scratch()}
 
 
 def case_a_step_with_nan_changes_nothing_and_is_counted():

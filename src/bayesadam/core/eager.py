@@ -23,7 +23,6 @@ from bayesadam.native import device as devices
 Lists: TypeAlias = Mapping[str, Sequence[Tensor]]
 """Tensors of single members that are not in a flat, by name: ``weights``, ``grad`` and ``kept``."""
 Draws: TypeAlias = Mapping[str, Draw]
-SCRATCH = noise.Scratch()
 
 
 def run(
@@ -58,7 +57,7 @@ def run(
                 into[name] = values[name]
             elif name in lists:
                 dtype = program.tensors[name]
-                values[name] = SCRATCH.get(f"run {name}", part.stop - part.start, dtype, flat.kind.device)
+                values[name] = torch.empty(part.stop - part.start, dtype=dtype, device=flat.kind.device)
                 views[name] = _split(values[name], pieces, flat)
                 if name in program.read:
                     sources = [_cut(lists[name][position[piece.number]], piece, flat) for piece in pieces]
@@ -106,7 +105,7 @@ def _cut(tensor: Tensor, piece: Piece, flat: Flat) -> Tensor:
 def _normals(flat: Flat, pieces: Sequence[Piece], part: slice, draws: Draws) -> dict[str, Tensor]:
     """The noise of a block by name, flat and in the dtype of the state.
 
-    It is in buffers that the next call overwrites. Where PyTorch's operations work on whole flats, the latest noise is
+    Where PyTorch's operations work on whole flats, the latest noise is
     kept until there is another, since the passes of a step have it in common and drawing it takes most operations.
     """
     found: dict[str, Tensor] = {}
@@ -114,11 +113,7 @@ def _normals(flat: Flat, pieces: Sequence[Piece], part: slice, draws: Draws) -> 
         if draw in flat.noise:
             found[name] = flat.noise[draw][part]
             continue
-        numel = part.stop - part.start
-        if flat.is_whole:
-            eps = torch.empty(numel, dtype=torch.float32, device=flat.kind.device)
-        else:
-            eps = SCRATCH.get(name, numel, torch.float32, flat.kind.device)
+        eps = torch.empty(part.stop - part.start, dtype=torch.float32, device=flat.kind.device)
         _fill(eps, flat, pieces, draw)
         found[name] = (eps.neg_() if draw.negative else eps).to(flat.kind.dtype)
     if flat.is_whole and flat.kind.is_run and found and part == slice(0, flat.numel):
@@ -133,4 +128,4 @@ def _fill(eps: Tensor, flat: Flat, pieces: Sequence[Piece], draw: Draw) -> None:
         for number, start, stop in pieces
         for index, first, size, whole in flat.noise_runs[number]
     ]
-    noise.fill_runs(eps, runs, seed=draw.seed, step=draw.step, sample=draw.pair, scratch=SCRATCH)
+    noise.fill_runs(eps, runs, seed=draw.seed, step=draw.step, sample=draw.pair)
