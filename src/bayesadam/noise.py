@@ -67,10 +67,6 @@ def normal(
     shape: Sequence[int],
     *,
     stream: int = TRAINING,
-    offset: Sequence[int] | None = None,
-    full_shape: Sequence[int] | None = None,
-    out: Tensor | None = None,
-    dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
     """Draw standard normals of the given shape, a pure function of their coordinates.
@@ -82,54 +78,25 @@ def normal(
         index: Number of the parameter, in ``[0, 2**32)``.
         shape: Shape of the result.
         stream: ``TRAINING`` or ``POSTERIOR``, which separates training noise from posterior samples; in ``[0, 16)``.
-        offset: Start of the result in a tensor of ``full_shape``, one entry per dimension. It requires ``full_shape``.
-        full_shape: Shape of the whole tensor that the result is a slice of; default ``shape``.
-        out: Tensor to write to and return, of any floating dtype and strides.
-        dtype: Dtype of the result without ``out``; default float32. The draw itself is float32 and then converted, so
-            that the noise does not depend on the dtype.
-        device: Device of the result without ``out``.
+        device: Device of the result.
 
     Returns:
-        ``out``, or a new tensor.
+        A new tensor in float32.
 
     Raises:
-        ValueError: A coordinate is out of range, or the slice does not lie in ``full_shape``.
+        ValueError: A coordinate is out of range.
     """
-    shape = tuple(shape)
-    seed, step, sample, index, stream = checked(seed, step, sample, index, stream)
-    if (offset is None) != (full_shape is None):
-        raise ValueError(f"offset and full_shape must be given both or neither, got {offset!r} and {full_shape!r}")
-    full = shape if full_shape is None else tuple(full_shape)
-    start = (0,) * len(shape) if offset is None else tuple(offset)
-    if (
-        len(start) != len(shape)
-        or len(full) != len(shape)
-        or any(o < 0 or o + n > f for o, n, f in zip(start, shape, full, strict=True))
-    ):
-        raise ValueError(f"offset and shape must lie in full_shape {full}, got {start} and {shape}")
-    if math.prod(full) >= 2**34:
-        raise ValueError(f"full_shape must have fewer than 2**34 elements, got {full!r}")
-    if out is None:
-        out = torch.empty(shape, dtype=dtype or torch.float32, device=device)
-    elif out.shape != shape:
-        raise ValueError(f"out must be of shape {shape}, got {tuple(out.shape)}")
-    if out.numel() == 0:
-        return out
-    direct = out.dtype == torch.float32 and out.is_contiguous()
-    flat = out.view(-1) if direct else torch.empty(out.numel(), dtype=torch.float32, device=out.device)
-    _fill_runs(flat, runs_of(index, shape, start, full), seed, step, sample | stream << 28)
-    if not direct:
-        with torch.no_grad():
-            out.copy_(flat.view(shape))
+    out = torch.empty(tuple(shape), dtype=torch.float32, device=device)
+    fill_many({index: out}, seed, step, sample, stream=stream)
     return out
 
 
 def fill_many(outs: Mapping[int, Tensor], seed: int, step: int, sample: int, *, stream: int = TRAINING) -> None:
-    """Fill several tensors with whole draws of one sample, as :func:`normal` does for each; one call where it is
-    compiled.
+    """Fill several tensors with draws of one sample, as :func:`normal` does for each; one call where it is compiled.
 
     Args:
-        outs: Tensors to fill, by the index of their parameter; of any floating dtypes and strides.
+        outs: Tensors to fill, by the index of their parameter; of any floating dtypes and strides. The draws are
+            float32 and then converted, so that the noise does not depend on the dtype.
         seed: Seed, as for :func:`normal`.
         step: Number of the step, as for :func:`normal`.
         sample: Number of the sample, as for :func:`normal`.
@@ -138,25 +105,8 @@ def fill_many(outs: Mapping[int, Tensor], seed: int, step: int, sample: int, *, 
     if not outs:
         return
     seed, step, sample, _, stream = checked(seed, step, sample, max(outs), stream)
-    rows: dict[Fill, list[list[int]]] = {}
-    copies: list[tuple[Tensor, Tensor]] = []
-    for index, out in outs.items():
-        native_fill = _native(out)
-        if native_fill is None:
-            normal(seed, step, sample, index, out.shape, stream=stream, out=out)
-            continue
-        direct = out.dtype == torch.float32 and out.is_contiguous()
-        target = out if direct else torch.empty(out.shape, dtype=torch.float32, device=out.device)
-        if not direct:
-            copies.append((out, target))
-        size = out.numel()
-        row = table_row(target.data_ptr(), (index, 0, size, size), seed, step, sample | stream << 28)
-        rows.setdefault(native_fill, []).append(row)
-    for native_fill, table in rows.items():
-        native_fill(np.array(table, dtype=np.int64), sum(row[1] for row in table))
-    if copies:
-        with torch.no_grad():
-            torch._foreach_copy_([out for out, _ in copies], [target for _, target in copies])
+    whole = [(out, [(index, 0, out.numel(), out.numel())]) for index, out in outs.items()]
+    _fill(whole, seed, step, sample | stream << 28)
 
 
 def normal_many(
@@ -207,23 +157,41 @@ def fill_runs(out: Tensor, runs: Sequence[Run], *, seed: int, step: int, sample:
         stream: Stream, as for :func:`normal`.
     """
     checked(seed, step, sample, max(run[0] for run in runs), stream)
-    _fill_runs(out, runs, seed, step, sample | stream << 28)
+    _fill([(out, runs)], seed, step, sample | stream << 28)
     return out
 
 
-def _fill_runs(out: Tensor, runs: Sequence[Run], seed: int, step: int, number: int) -> None:
-    """:func:`fill_runs` without checks; ``number`` is that of the sample, with the stream in its highest bits."""
-    native_fill = _native(out)
-    if native_fill is None:
+def _fill(outs: Sequence[tuple[Tensor, Sequence[Run]]], seed: int, step: int, number: int) -> None:
+    """Fill tensors of any floating dtypes and strides with runs, in one call for all that are filled by one function.
+
+    Args:
+        outs: The tensors, each with its runs.
+        seed: Seed.
+        step: Number of the step.
+        number: Number of the sample, with the stream in its highest bits.
+    """
+    rows: dict[Fill, list[list[int]]] = {}
+    copies: list[tuple[Tensor, Tensor]] = []
+    for out, runs in outs:
+        flat = out
+        if out.dtype != torch.float32 or not out.is_contiguous():
+            flat = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+            copies.append((out, flat))
+        native_fill = _native(flat)
+        if native_fill is None:
+            with torch.no_grad():
+                for part, own in _pieces(flat.view(-1), runs, BLOCK if out.device.type == "cpu" else PIECE):
+                    _fill_many(part.view(1, 1, -1), own, [seed], [step], [number])
+            continue
+        place = flat.data_ptr()
+        for run in runs:
+            rows.setdefault(native_fill, []).append(table_row(place, run, seed, step, number))
+            place += 4 * run[2]
+    for native_fill, table in rows.items():
+        native_fill(np.array(table, dtype=np.int64), sum(row[1] for row in table))
+    if copies:
         with torch.no_grad():
-            for part, own in _pieces(out, runs, BLOCK if out.device.type == "cpu" else PIECE):
-                _fill_many(part.view(1, 1, -1), own, [seed], [step], [number])
-        return
-    place, rows = out.data_ptr(), []
-    for run in runs:
-        rows.append(table_row(place, run, seed, step, number))
-        place += 4 * run[2]
-    native_fill(np.array(rows, dtype=np.int64), out.numel())
+            torch._foreach_copy_([out for out, _ in copies], [flat for _, flat in copies])
 
 
 def _pieces(out: Tensor, runs: Sequence[Run], limit: int) -> Iterator[tuple[Tensor, list[Run]]]:

@@ -57,7 +57,7 @@ def test_local_outputs_have_the_exact_mean_and_variance(layer):
     x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     mean, variance = moments(net, x)
     for number in range(2):
-        eps = noise.normal(5, number, 1, 0, mean.shape, dtype=torch.float64)
+        eps = noise.normal(5, number, 1, 0, mean.shape).double()
         torch.testing.assert_close(net(x), mean + variance.sqrt() * eps, rtol=1e-12, atol=1e-12)
 
 

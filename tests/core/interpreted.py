@@ -118,7 +118,8 @@ def case_noise_has_the_numbers_of_operations():
     outs[3] = torch.empty(6, 5, dtype=torch.bfloat16).T
     with Launches() as launches:
         noise.fill_many(outs, 5, 4, 3, stream=noise.POSTERIOR)
-        part = noise.normal(5, 4, 3, 2, (900,), offset=(4090,), full_shape=(5000,), stream=noise.POSTERIOR)
+        part = torch.empty(900)
+        noise.fill_runs(part, [(2, 4090, 900, 5000)], seed=5, step=4, sample=3, stream=noise.POSTERIOR)
         many = noise.normal_many([5, 6], [4, 4], [3, 9], {2: 5000, 0: 7}, stream=noise.POSTERIOR)
     assert launches == ["fill"] * 3
     with patch.object(noise, "_native", lambda out: None):
