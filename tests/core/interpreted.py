@@ -254,6 +254,7 @@ class Everything(Rule):
         wave = (
             torch.where(torch.logical_and(mean > 0, torch.logical_not(grad > 1)), wave, wave * 0.5)
             + s.pow(1.5)
+            + mean.pow(3)
             + (s + 1).log()
             + s.exp()
         )

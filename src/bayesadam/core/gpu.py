@@ -42,7 +42,8 @@ _TEXT = """
 import triton
 import triton.language as tl
 
-from bayesadam.native.tiles import BLOCK, LANES, anything, channels_last, expm1, inside, log1p, normals, place, tanh
+from bayesadam.native.tiles import BLOCK, LANES, anything, channels_last, inside, normals, place
+from bayesadam.native.tiles import expm1, log1p, power, tanh
 
 
 @triton.jit
@@ -306,7 +307,7 @@ def _root(real: torch.dtype, a: str) -> str:
 def _power(real: torch.dtype, a: str, b: str) -> str:
     if b in ("2", "2.0"):
         return f"{a} * {a}"
-    return f"tl.exp({b} * tl.log({a}))" if b not in ("0.5",) else _root(real, a)
+    return _root(real, a) if b == "0.5" else f"power({a}, {b})"
 
 
 _EXPRESSIONS: dict[str, Expression] = {

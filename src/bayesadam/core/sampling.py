@@ -83,8 +83,10 @@ class Weights:
         flats, draw = self.perturbed(), self.draw(sample)
         if self.layout.dense is not None:
             self.layout.dense.prepare(draw)  # drawing may raise an error
+        self.flats, self.drawn = [], draw
         for flat in flats:
             self.write(flat, np.arange(len(flat.members)), draw, mean="weights")
+            self.flats.append(flat)  # so that an error at the next one puts the mean back
         self.layout.set_all("weights", then)
         self.settle(flats, draw)
 
@@ -144,7 +146,7 @@ class Weights:
         for flat in self.flats:
             chosen = np.arange(len(flat.members))
             self._recover(flat, chosen, launch.weights_of(flat, chosen))
-        self.flats, self._versions, self._members = [], [], []
+        self.flats, self._versions, self._members, self._widths = [], [], [], {}
         self.layout.set_all("weights", MEAN)
         torch.clear_autocast_cache()
 

@@ -196,6 +196,15 @@ def tanh(x):
 
 
 @triton.jit
+def power(x, y):
+    """``x ** y``, also for negative ``x`` if ``y`` is whole."""
+    y = tl.zeros_like(x) + y
+    size = tl.exp(y * tl.log(tl.abs(x)))
+    signed = tl.where(tl.floor(y) != y, float("nan"), tl.where(2.0 * tl.floor(0.5 * y) == y, size, -size))
+    return tl.where(x < 0, signed, size)
+
+
+@triton.jit
 def is_bad(address, at, mask, dtype: tl.constexpr, wide: tl.constexpr):
     """Whether an element is not finite, or its square is not."""
     x = tl.load(address.to(tl.pointer_type(dtype)) + at, mask=mask, other=0.0).to(wide)
