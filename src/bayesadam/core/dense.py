@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from bayesadam import noise
-from bayesadam.core.draws import Draw
-from bayesadam.core.flat import Flat, Member, numbers_of
+from bayesadam.core.flat import Draw, Flat, Member, numbers_of
 from bayesadam.core.passes import followed
 from bayesadam.core.rule import Rule
 

@@ -5,6 +5,7 @@ cache, and on whole flats elsewhere, where every operation is a launch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,14 +15,13 @@ from torch import Tensor
 
 from bayesadam import noise
 from bayesadam.core import interpret
-from bayesadam.core.draws import Draw
-from bayesadam.core.flat import Flat, Piece
+from bayesadam.core.flat import Draw, Flat, Piece
 from bayesadam.core.passes import Pass
 from bayesadam.core.record import Program
 from bayesadam.native import device as devices
 
 Lists: TypeAlias = Mapping[str, Sequence[Tensor]]
-"""Tensors of single members that are not in a flat, by name: ``weights``, ``grad`` and ``kept``."""
+"""Tensors of single members that are not in a flat, by name: ``weights``, ``grad`` and ``collected``."""
 Draws: TypeAlias = Mapping[str, Draw]
 
 
@@ -65,23 +65,18 @@ def run(
         drawn = {name: draws[name] for name in work.draws if name in program.read}
         values.update(_normals(flat, pieces, part, drawn))
         into = {name: target for name, target in into.items() if name in program.results}
-        results = interpret.run(program, values, scalars, operand=_Spread(flat, pieces), into=into)
+        results = interpret.run(program, values, scalars, operand=partial(_spread, flat, pieces), into=into)
         for name, result in results.items():
             if name in views:
                 targets = [_cut(lists[name][position[piece.number]], piece, flat) for piece in pieces]
                 torch._foreach_copy_(targets, _split(result, pieces, flat))
 
 
-class _Spread:
-    """Makes a tensor with one value per element of an array with one value per member."""
-
-    def __init__(self, flat: Flat, pieces: Sequence[Piece]) -> None:
-        self.flat, self.pieces = flat, pieces
-
-    def __call__(self, values: NDArray[np.float64]) -> Tensor:
-        each = np.repeat(values[[piece.number for piece in self.pieces]], [p.stop - p.start for p in self.pieces])
-        dtype = np.float64 if self.flat.kind.dtype == torch.float64 else np.float32
-        return devices.upload(each.astype(dtype), self.flat.kind.device)
+def _spread(flat: Flat, pieces: Sequence[Piece], values: NDArray[np.float64]) -> Tensor:
+    """A tensor with one value per element, from an array with one value per member."""
+    each = np.repeat(values[[piece.number for piece in pieces]], [piece.stop - piece.start for piece in pieces])
+    dtype = np.float64 if flat.kind.dtype == torch.float64 else np.float32
+    return devices.upload(each.astype(dtype), flat.kind.device)
 
 
 def _split(vector: Tensor, pieces: Sequence[Piece], flat: Flat) -> list[Tensor]:

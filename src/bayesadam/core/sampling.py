@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.core import launch
-from bayesadam.core.draws import Draw
-from bayesadam.core.flat import Flat, numbers_of
+from bayesadam.core.flat import Draw, Flat, numbers_of
 from bayesadam.core.layout import Layout
 from bayesadam.sharding import local, rank_and_size
 
