@@ -104,23 +104,18 @@ def _normals(flat: Flat, pieces: Sequence[Piece], part: slice, draws: Draws) -> 
     kept until there is another, since the passes of a step have it in common and drawing it takes most operations.
     """
     found: dict[str, Tensor] = {}
-    for name, draw in draws.items():
-        if draw in flat.noise:
-            found[name] = flat.noise[draw][part]
-            continue
-        eps = torch.empty(part.stop - part.start, dtype=torch.float32, device=flat.kind.device)
-        _fill(eps, flat, pieces, draw)
-        found[name] = (eps.neg_() if draw.negative else eps).to(flat.kind.dtype)
-    if flat.is_whole and flat.kind.is_run and found and part == slice(0, flat.numel):
-        flat.noise = {draw: found[name] for name, draw in list(draws.items())[-1:]}
-    return found
-
-
-def _fill(eps: Tensor, flat: Flat, pieces: Sequence[Piece], draw: Draw) -> None:
-    """Draw the noise of a block, without its sign."""
     runs = [
         (index, first + start, min(size, stop - start), whole)  # a part of one run, or all runs of a whole member
         for number, start, stop in pieces
         for index, first, size, whole in flat.noise_runs[number]
     ]
-    noise.fill_runs(eps, runs, seed=draw.seed, step=draw.step, sample=draw.pair)
+    for name, draw in draws.items():
+        if draw in flat.noise:
+            found[name] = flat.noise[draw][part]
+            continue
+        eps = torch.empty(part.stop - part.start, dtype=torch.float32, device=flat.kind.device)
+        noise.fill_runs(eps, runs, seed=draw.seed, step=draw.step, sample=draw.pair)
+        found[name] = (eps.neg_() if draw.negative else eps).to(flat.kind.dtype)
+    if flat.is_whole and flat.kind.is_run and found and part == slice(0, flat.numel):
+        flat.noise = {draw: found[name] for name, draw in list(draws.items())[-1:]}
+    return found

@@ -255,39 +255,32 @@ class Flat:
         precision = rule.posterior_precision(state, hp)
         return precision.reciprocal() if self.kind.perturb else torch.zeros_like(precision)
 
-    def runs(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-        """Start and end (exclusive) of every run of consecutive numbers in an increasing sequence of members."""
-        if len(numbers) == len(self.members):
-            yield 0, len(self.members)
-            return
-        for run in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1):
-            if len(run):
-                yield int(run[0]), int(run[-1]) + 1
-
     def blocks(self, numbers: NDArray[np.int64]) -> Iterator[list[Piece]]:
-        """Divide some members into consecutive pieces of at most ``BLOCK`` elements together; on a GPU into one for
-        every run.
+        """Divide some members into lists of consecutive pieces of at most ``BLOCK`` elements together; on a GPU, into
+        one for every run of consecutive numbers.
         """
         limit = max(self.numel, 1) if self.is_whole else BLOCK
-        for first, last in self.runs(numbers):
-            pieces: list[Piece] = []
-            room = limit
-            for number in range(first, last):
-                start, size = 0, int(self.sizes[number])
-                whole = size > limit and not local(self.parameters[number]).is_contiguous()
-                while start < size:
-                    stop = size if whole else min(size, start + room)
-                    if stop < size:  # a tile of noise is not divided
-                        stop -= (stop - start) % noise.TILE
-                    if stop > start:
-                        pieces.append(Piece(number, start, stop))
-                        room -= stop - start
-                        start = stop
-                    if start < size or room <= 0:
-                        yield pieces
-                        pieces, room = [], limit
-            if pieces:
+        pieces: list[Piece] = []
+        room, previous = limit, -1
+        for number in numbers.tolist():
+            if pieces and number != previous + 1:
                 yield pieces
+                pieces, room = [], limit
+            start, size, previous = 0, int(self.sizes[number]), number
+            whole = size > limit and not local(self.parameters[number]).is_contiguous()
+            while start < size:
+                stop = size if whole else min(size, start + room)
+                if stop < size:  # a tile of noise is not divided
+                    stop -= (stop - start) % noise.TILE
+                if stop > start:
+                    pieces.append(Piece(number, start, stop))
+                    room -= stop - start
+                    start = stop
+                if start < size or room <= 0:
+                    yield pieces
+                    pieces, room = [], limit
+        if pieces:
+            yield pieces
 
     @cached_property
     def has_priors(self) -> bool:
