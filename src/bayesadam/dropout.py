@@ -159,7 +159,7 @@ class _Masks:
         """
         index, call = place
         return noise.fill_runs(
-            torch.empty(count, device=device),
+            torch.empty(count, dtype=torch.float32, device=device),
             [(index, 0, count, max(count, noise.TILE))],
             seed=self.seed,
             step=_FIRST_STEP + call,
