@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from experiments.data import load
 from experiments.framework import Context, Report, Unit
@@ -230,7 +231,12 @@ def _figure(finals: Mapping[str, Sequence[Mapping[str, Any]]], paper: Mapping[st
             axis.plot([sum(values) / len(values)] * 2, [place - 0.25, place + 0.25], color=BLUE, lw=2)
             if metric == "error" and (theirs := paper[name]):
                 axis.plot(theirs.mean, place, "D", color=GREY, mfc="white", markersize=6)
-        axis.set(xlabel=label, xscale="log" if metric in ("nll", "ece") else "linear")
+        axis.set_xlabel(label)
+        if metric in ("nll", "ece"):
+            axis.set_xscale("log")
+            axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 4.0)))
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.xaxis.set_minor_formatter(NullFormatter())
         axis.margins(x=0.12)
     axes[0, 0].set_yticks(range(len(finals)), [METHODS[name][0] for name in finals])
     axes[0, 0].invert_yaxis()
