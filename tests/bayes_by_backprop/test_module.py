@@ -366,7 +366,7 @@ REFUSED = {
     "nothing": (lambda: made(select=lambda _: False), "model must have a trainable parameter that is selected, got"),
     "std": (lambda: made(initial_std=0.0), r"initial_std of '0.weight' must be positive and finite, got 0\.0"),
     "std by name": (lambda: made(initial_std={"0.weight": 0.1}), "must have the random parameter '0.bias', got none"),
-    "model": (lambda: variational(torch.relu), "model must be a torch.nn.Module, got <built-in"),
+    "model": (lambda: variational(torch.relu), "model must be a torch.nn.Module, got builtin_function_or_method"),
     "complex": (lambda: variational(complex_model()), "parameter 'phase' must be real to be random, got dtype"),
 }
 

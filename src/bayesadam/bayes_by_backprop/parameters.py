@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from bayesadam.checks import check_model
 from bayesadam.posterior import DiagonalGaussian
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -22,8 +23,7 @@ def random_parameters(model: nn.Module, select: Callable[[str], bool] | None) ->
     Raises:
         ValueError: The model is not a network, no such parameter exists, or one is not real.
     """
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model must be a torch.nn.Module, got {model!r}")
+    check_model(model)
     indices = {}
     for index, (name, parameter) in enumerate(model.named_parameters()):
         if parameter.requires_grad and (select is None or select(name)):
