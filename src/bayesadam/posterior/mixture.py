@@ -118,6 +118,11 @@ class Mixture(Posterior):
 
         return write
 
+    def _center(self, number: int) -> Mapping[str, Tensor]:
+        """Means of the component that the sample is from, as in the base class."""
+        count = len(self.components)
+        return self.components[number % count]._center(number // count)
+
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> Mixture:
         """The scaled mixture, as in the base class; the variance between the components does not change."""
         return Mixture([q.scaled(factor) for q in self.components], hyperparameters=hyperparameters)
