@@ -88,7 +88,7 @@ def check_maker(make_model: Any) -> None:
 
 
 def check_new(models: Sequence[nn.Module]) -> None:
-    """Raise ``ValueError`` if networks that should be trained one by one have trainable parameters in common."""
+    """Raise ``ValueError`` unless networks of one ``make_model`` have trainable parameters of their own."""
     trained = [id(p) for model in models for p in model.parameters() if p.requires_grad]
     if len(set(trained)) < len(trained):
         raise ValueError("make_model must return new parameters at each call, got those of another network")

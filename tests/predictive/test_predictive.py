@@ -711,12 +711,10 @@ class TestClassification:
     ("call", "message"),
     [
         (lambda: regression(3, 5).log_prob(torch.zeros(5, 1)), r"^target must be of shape \(5,\), got \(5, 1\)$"),
-        (lambda: regression(3, 5).joint_log_likelihood(torch.zeros(())), r"^target must be of shape \(5,\), got \(\)$"),
         (lambda: regression(3, 5).quantile(1.0), r"^probabilities must be in \(0, 1\), got 1.0$"),
         (lambda: regression(3, 5).quantile([0.5, math.nan]), r"^probabilities must be in \(0, 1\), got .*nan"),
         (lambda: classification(4, 5, 3).log_prob(torch.zeros(5, 1)), r"^target must be of shape \(5,\), got \(5,"),
         (lambda: classification(4, 2, 3).log_prob(torch.tensor([0, 3])), r"^target must be in \[0, 3\), got 0 to 3$"),
-        (lambda: classification(4, 2, 3).joint_log_likelihood(torch.tensor([-1, 2])), r"^target must be in \[0, 3\),"),
         (lambda: classification(4, 2, 3).log_prob(torch.tensor([0.0, 1.7])), "^target must be integer class numbers,"),
         (
             lambda: from_outputs(draw(3, 2), ba.Bernoulli()).log_prob(torch.tensor([0.0, 1.5])),
@@ -732,16 +730,12 @@ def test_refusals(call, message):
 SWAPPED = {
     "predict": lambda q, net, x, options: ba.predict(q, net, x, **options),
     "elbo": lambda q, net, x, options: ba.elbo(q, net, x, x, prior=1.0, **options),
-    "compare": lambda q, net, x, options: ba.compare(q, net, (x, x), **options),
-    "calibrate": lambda q, net, x, options: ba.calibrate(q, (x, x), **options),
     "tune_posterior": lambda q, net, x, options: ba.tune_posterior(net, q, (x, x), **options),
     "laplace": lambda q, net, x, options: ba.laplace(q, (x, x), **options),
-    "param_groups": lambda q, net, x, options: ba.param_groups(q),
     "attach": lambda q, net, x, options: ba.Vadam(net.named_parameters(), num_data=1).attach(q),
     "applied": lambda q, net, x, options: q.applied(q).__enter__(),
     "match": lambda q, net, x, options: q.match(q),
     "squares": lambda q, net, x, options: ba.PerExampleSquares(q),
-    "ensemble": lambda q, net, x, options: ba.ensemble([q]),
     "dropout": lambda q, net, x, options: ba.MCDropout(q),
     "swag": lambda q, net, x, options: ba.SWAG(q),
 }

@@ -202,6 +202,7 @@ class Posterior(NetworkDistribution):
             write = writing_parts(apart.writer(seed), tensors)
             padding = {name: rows[id(tensor)] for name, tensor in tensors.items() if id(tensor) in rows}
 
+            @torch.no_grad()
             def put(number: int | None) -> None:
                 write(tensors, number)
                 for name, row in padding.items() if number is not None else ():
