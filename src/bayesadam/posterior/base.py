@@ -205,8 +205,10 @@ class Posterior(NetworkDistribution):
             @torch.no_grad()
             def put(number: int | None) -> None:
                 write(tensors, number)
-                for name, row in padding.items() if number is not None else ():
-                    tensors[name].detach()[row].copy_(apart._center(number)[name][row])
+                if number is not None and padding:
+                    center = apart._center(number)
+                    for name, row in padding.items():
+                        tensors[name][row].copy_(center[name][row])
 
             before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
             try:
