@@ -84,6 +84,9 @@ def test_a_decimal_comma(write):
         ("a|b|c,d\n1|2|3\n", "t.csv", "|"),
         ("a;b, in m;c\n1;2,5;3\n", "t.csv", ";"),
         ('a;"b;\nc"\n1;x,y\n', "t.csv", ";"),
+        ("b;c;a\n0,5;2,5;1\n1,5;3,5;1\n", "t.csv", ";"),
+        ("a\tb\n1\t2,5\n1\t3,5\n", "t.csv", "\t"),
+        ("a;b\u2028c\n1;2\n", "t.csv", ";"),
         ("sep=;\na;b,c\n1;2\n", "t.csv", ";"),
         ('\ufeff"sep=|"\r\na|b;c;d\r\n1|2\r\n', "t.csv", "|"),
     ],
@@ -91,7 +94,7 @@ def test_a_decimal_comma(write):
 def test_the_delimiter_is_found(write, content, name, found):
     file = read_table(write(content, name))
     assert file.notes == [f"columns are separated by {found!r}"]
-    assert file.table["a"].to_pylist() == [1]
+    assert set(file.table["a"].to_pylist()) == {1}
 
 
 @pytest.mark.parametrize("content", ["a,b;c\n1,2\n", "a,b\n1;2,3;4\n", "a\n1;2\n", "sep=,\na,b;c;d\n1,2;3;4\n"])

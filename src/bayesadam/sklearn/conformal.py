@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ AT_ONCE = 2**22
 
 
 def check_coverage(coverage: float) -> None:
-    """Raise ``ValueError`` for a probability that is not in (0, 1)."""
-    if not 0 < coverage < 1:
+    """Raise ``ValueError`` for what is not a probability in (0, 1)."""
+    if not isinstance(coverage, Real) or not 0 < coverage < 1:
         raise ValueError(f"coverage must be in (0, 1), got {coverage!r}")
 
 

@@ -157,6 +157,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         """
         if quantiles is not None and return_std:
             raise ValueError(f"return_std must be False with quantiles={quantiles!r}, got {return_std!r}")
+        if quantiles is not None and np.ndim(quantiles) != 1:
+            raise ValueError(f"quantiles must be a list of probabilities, got {quantiles!r}")
         pred = self.predictive(X)
         if quantiles is not None:
             return as_array(pred.quantile(list(quantiles)).movedim(0, -1))

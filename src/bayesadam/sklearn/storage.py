@@ -18,7 +18,7 @@ from bayesadam.likelihoods import Categorical
 from bayesadam.posterior import Mixture
 from bayesadam.posterior.base import read_posterior
 from bayesadam.sklearn import companions, target_transform
-from bayesadam.sklearn.base import BayesianMLP
+from bayesadam.sklearn.base import BayesianMLP, require_device
 from bayesadam.sklearn.classifier import BayesianMLPClassifier
 from bayesadam.sklearn.conformal import LeftOutScores
 from bayesadam.sklearn.noise import NoisePattern
@@ -89,12 +89,19 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> No
         (path / NEXT).replace(path / MODEL)
 
 
-def load_estimator(folder: str | os.PathLike[str]) -> BayesianMLPRegressor | BayesianMLPClassifier:
+def load_estimator(
+    folder: str | os.PathLike[str], *, device: str | None = None
+) -> BayesianMLPRegressor | BayesianMLPClassifier:
     """Read an estimator from the folder that its method ``save`` wrote, or ``fit_table``.
 
-    Its tensors are on the device that it names. If it was fitted to a table, it takes the columns of that table.
+    If it was fitted to a table, it takes the columns of that table.
+
+    Args:
+        folder: The folder.
+        device: Device of PyTorch for its tensors, which replaces its parameter ``device``; ``None`` keeps that.
 
     Raises:
+        ValueError: PyTorch cannot use the device.
         FileNotFoundError: A file is missing.
         bayesadam.files.DamagedFile: A file is damaged, has another format, belongs to another estimator, or was written
             by another version of the library. This error is a ``ValueError``.
@@ -108,6 +115,10 @@ def load_estimator(folder: str | os.PathLike[str]) -> BayesianMLPRegressor | Bay
                 told, posterior = _pair(path, NEXT)
             except (OSError, files.DamagedFile):  # or save() may just have completed
                 told, posterior = _pair(path, MODEL)
+    with files.reading(_RULE, path / MODEL):
+        params = told["params"]
+        params["device"] = device or params["device"]
+    require_device(params["device"])
     with files.reading(_RULE, path / MODEL):
         return _restored(told, posterior)
 

@@ -69,7 +69,7 @@ def predict_table(
     extra = [name for name in names if name not in (*encoder.feature_names_in_, *copy)]
     notes = [*file.notes, *([f"columns that are no inputs are ignored: {quoted(extra)}"] if extra else [])]
     findings = Findings(file.place)
-    matrix = encoder.transform(file.table, findings=findings)
+    matrix = encoder.encode(file.table, findings)
     parts = []
     for first in range(0, len(matrix), ROWS):
         rows = Encoded(matrix[first : first + ROWS])
