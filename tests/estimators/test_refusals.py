@@ -5,13 +5,7 @@ import pandas as pd
 import pytest
 from sklearn.linear_model import LinearRegression
 
-from bayesadam.sklearn import (
-    BayesianMLPClassifier,
-    BayesianMLPRegressor,
-    interval_score,
-    neg_crps,
-    neg_nll,
-)
+from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, interval_score, neg_crps, neg_nll
 from bayesadam.sklearn.tables.frames import as_table
 
 TINY = {"members": 2, "hidden": (4,), "epochs": 2, "random_state": 0}
@@ -76,12 +70,7 @@ def test_options(options, message):
         (X, changed(Y, 3, -2e38), {}, f"^y {NO_FINITE}, got .* at \\(3,\\)$"),
         (TEXT, changed(Y, 3, np.nan), {}, "y contains NaN"),
         (TEXT, Y[:-1], {}, "inconsistent numbers of samples"),
-        (
-            changed(changed(X, (1, 0), np.nan), (4, 1), np.inf),
-            Y,
-            {},
-            "^column 'x1' must hold finite .*'inf' in row 4$",
-        ),
+        (changed(changed(X, (1, 0), np.nan), (4, 1), np.inf), Y, {}, "^column 'x1' must hold finite .*'inf' in row 4$"),
         (TEXT.assign(city="Rome", size=1), Y, {}, "there must be a column to predict from, got none"),
         (TEXT, Y, {"sample_weight": 0.0 * Y}, "at least one"),
         (X, Y, {"groups": [1, 2]}, r"groups must be of shape \(60,\), got \(2,\)"),
@@ -139,16 +128,8 @@ class TestPredictions:
             ("numbers", lambda m: m.predict([[1e200, np.nan]]), f"^X {NO_FINITE}"),
             ("table", lambda m: m.predict(TEXT.rename(columns={"size": "area"})), "it lacks 'size'"),
             ("table", lambda m: m.predict(TEXT[["size"]]), "it lacks 'city'"),
-            (
-                "table",
-                lambda m: m.predict(TEXT.assign(size="many")),
-                "column 'size' must hold .*'many'",
-            ),
-            (
-                "table",
-                lambda m: m.predict(TEXT.assign(size=1e200)),
-                "column 'size' must hold .*'1e.200'",
-            ),
+            ("table", lambda m: m.predict(TEXT.assign(size="many")), "column 'size' must hold .*'many'"),
+            ("table", lambda m: m.predict(TEXT.assign(size=1e200)), "column 'size' must hold .*'1e.200'"),
             ("numbers", lambda m: neg_nll(m, X, Y[:-1]), "must be of"),
             ("classes", lambda m: neg_crps(m, X, Y), "^estimator must have .*, got BayesianMLPClassifier"),
             ("classes", lambda m: interval_score(m, X, Y), "^estimator must have"),

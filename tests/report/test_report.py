@@ -20,10 +20,7 @@ from chromium import contrast, load, screen, start, theme, until
 
 NASTY = "<script>alert(1)</script>"
 TAGS = (NASTY, "<img src=x onerror=alert(1)>", "</script><b>", "$$x^2$$", "a&b\"'\u2028", r"\[x\]", "Größe")
-CHARTS = {
-    "regression": {"predictions", "coverage"},
-    "classification": {"reliability"},
-}
+CHARTS = {"regression": {"predictions", "coverage"}, "classification": {"reliability"}}
 SHARED = {"error-by-uncertainty"}
 SHARED |= {f"dependence-{i}" for i in range(3)}
 

@@ -34,10 +34,7 @@ class TestIntervals:
         text = verdict(numbers(error, 1.0))
         assert text == f"which says little: of all rows anything from {low:.0%} to {high:.0%} may be inside"
 
-    @pytest.mark.parametrize(
-        ("scale", "text"),
-        [(1.0, "as they should"), (0.7, "too narrow"), (1.5, "too wide")],
-    )
+    @pytest.mark.parametrize(("scale", "text"), [(1.0, "as they should"), (0.7, "too narrow"), (1.5, "too wide")])
     def test_intervals_of_another_width(self, scale, text):
         assert text in verdict(numbers(np.random.default_rng(300).normal(size=300), scale))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -114,16 +113,3 @@ class LeftOutScores:
         share = torch.from_numpy(self.members / self.members.sum(1, keepdims=True))
         found: torch.Tensor = torch.tensordot(share, torch.as_tensor(members, dtype=torch.float64).cpu(), 1)
         return found
-
-    def record(self) -> dict[str, Any]:
-        """Return a dictionary that can be written as JSON."""
-        members = [np.flatnonzero(row).tolist() for row in self.members]
-        return {"members": members, "folds": self.folds.tolist(), "scores": self.scores.T.tolist()}
-
-    @classmethod
-    def read(cls, record: Mapping[str, Any], members: int) -> LeftOutScores:
-        """Create the scores from the dictionary of :meth:`record`, for a number of members."""
-        mask = np.zeros((len(record["members"]), members), dtype=bool)
-        for row, own in zip(mask, record["members"], strict=True):
-            row[own] = True
-        return cls(mask, np.array(record["folds"]), np.array(record["scores"]).T)

@@ -298,7 +298,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             raise ValueError(f"y must have as many targets as before, got shape {target.shape}")
         require_single("X", inputs)
         require_single("y", target)
-        if len(inputs) < 2:
+        if reset and len(inputs) < 2:
             raise ValueError(f"X must have at least 2 rows, got n_samples={len(inputs)}")
         self._several = target.ndim > 1
         return inputs, target.reshape(len(target), -1)

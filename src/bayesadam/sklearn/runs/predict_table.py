@@ -73,7 +73,10 @@ def predict_table(
     parts = []
     for first in range(0, len(matrix), ROWS):
         rows = Encoded(matrix[first : first + ROWS])
-        pred = estimator.predictive(rows)
+        try:
+            pred = estimator.predictive(rows)
+        except TableError as error:
+            raise TableError(f"{error}; row 0 is {file.place(first)}") from None
         part = _regression(pred, coverage, quantiles) if regression else _classification(pred, estimator.classes_)
         if interval is not None:
             part["lower"], part["upper"] = _interval(estimator, rows, coverage, interval).T
