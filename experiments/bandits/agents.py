@@ -39,7 +39,10 @@ OPTIMIZERS: Mapping[str, Any] = {
     "vogn": ba.VOGN,
     "bbb": ba.population.BayesByBackprop,
 }
-"""Optimisers whose own posterior is sampled, by method. Vadam's is that of BayesAdam at temperature 1."""
+"""Optimisers whose own posterior is sampled, by method. ``"vadam"`` is BayesAdam at temperature 1.
+
+The committed results of ``"vadam"``, ``"ivon"`` and ``"vogn"`` are those of an earlier version's recipe.
+"""
 
 
 def play(config: Mapping[str, Any], seed: int, progress: Callable[[int], None]) -> tuple[NDArray[Any], NDArray[Any]]:

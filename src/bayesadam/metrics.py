@@ -39,8 +39,8 @@ def log_likelihood(prediction: Predictive | TransformedPredictive, target: Tenso
 
 
 def joint_log_likelihood(prediction: Predictive, target: Tensor) -> float:
-    """Joint test log-likelihood ``1/N log mean_s prod_n p(y_n | x_n, theta_s)`` in nats, as Khan et al. 2018 report
-    it.
+    """Joint test log-likelihood ``1/N log mean_s prod_n p(y_n | x_n, theta_s)`` in nats, as the code of Khan et
+    al. 2018 computes it.
     """
     return (prediction.joint_log_likelihood(target).double() / prediction.log_prob(target).numel()).item()
 

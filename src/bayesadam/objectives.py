@@ -78,9 +78,9 @@ def kl_weights(num_batches: int, *, schedule: str = "uniform") -> Tensor:
     """Shares of the KL divergence for the minibatches of an epoch: ``(num_batches,)`` float64, summing to 1.
 
     With ``pi = kl_weights(B, ...)`` and ``net.loss(..., kl_weight=B * pi[i])`` in minibatch ``i``, ``M`` times the loss
-    is ``F_i`` of Blundell et al. 2015 (eq. 8) for ``B`` minibatches of ``M = num_data / B`` data points; over an epoch
-    these add up to the objective of the whole data set. If the last minibatch is smaller, use ``kl_weight = pi[i] *
-    num_data / len(target)``.
+    is ``F_i`` of Blundell et al. 2015 (section 3.4) for ``B`` minibatches of ``M = num_data / B`` data points; over an
+    epoch these add up to the objective of the whole data set. If the last minibatch is smaller, use ``kl_weight = pi[i]
+    * num_data / len(target)``.
 
     Args:
         num_batches: Number of minibatches ``B``, at least 1.

@@ -100,9 +100,10 @@ class GaussianPrior(Prior):
 
 
 class ScaleMixturePrior(Prior):
-    """Scale mixture ``pi N(0, sigma1^2) + (1 - pi) N(0, sigma2^2)`` for every weight (Blundell et al. 2015, eq. 7).
+    """Scale mixture ``pi N(0, sigma1^2) + (1 - pi) N(0, sigma2^2)`` for every weight.
 
-    The narrow Gaussian pulls most weights to zero; the wide one lets the others be large.
+    See Blundell et al. 2015, section 3.3. The narrow Gaussian pulls most weights to zero; the wide one lets the others
+    be large.
 
     Args:
         pi: Weight of the first Gaussian, in (0, 1).

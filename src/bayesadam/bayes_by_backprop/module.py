@@ -207,7 +207,7 @@ class VariationalModule(nn.Module):
         """Negative ELBO per data point, estimated from a minibatch: the training loss, 0-d.
 
         It is the mean over samples of ``mean nll + kl_weight * temperature * KL / num_data``, with both terms at the
-        same sample of the weights (Blundell et al. 2015, eq. 2). The weights are sampled in evaluation mode, too, where
+        same sample of the weights (Blundell et al. 2015). The weights are sampled in evaluation mode, too, where
         dropout is off.
 
         Args:

@@ -55,7 +55,8 @@ def bernoulli(logit: Tensor, prior_logit: float | Tensor) -> Tensor:
 def scale_mixture_log_prob(value: Tensor, weight: float, wide: float, narrow: float) -> Tensor:
     """``log(weight N(value | 0, wide^2) + (1 - weight) N(value | 0, narrow^2))``, summed; 0-d float64.
 
-    This is Blundell et al. 2015, eq. 7, computed by ``logaddexp``, so it is finite if the square of every value is.
+    This is the scale mixture of Blundell et al. 2015, section 3.3, computed by ``logaddexp``, so it is finite if the
+    square of every value is.
     """
     with torch.no_grad():
         first, second = mixture_terms(value, weight, wide, narrow)

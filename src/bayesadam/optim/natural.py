@@ -1,4 +1,4 @@
-"""Natural momentum: the heavy-ball method with a KL divergence as distance (Khan et al. 2018, app. E, eqs. 82-87)."""
+"""Natural momentum: the heavy-ball method with a KL divergence as distance (Khan et al. 2018, eqs. 18-19, 86-87)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bayesadam.optim.von import VONRule
 
 
 class NaturalVONRule(VONRule):
-    """VON with natural momentum (Khan et al. 2018, eqs. 82-83), ``c = b1``, ``s'`` the new ``s``::
+    """VON with natural momentum (Khan et al. 2018, eqs. 18-19), ``c = b1``, ``s'`` the new ``s``::
 
         s' = (1 - tau (1 - b2)) s + (1 - b2) h
         mu <- mu - lr (g + tau lt (mu - mu0)) / (s' + lt) + c (s + lt) / (s' + lt) (mu - mu_prev)

@@ -22,7 +22,7 @@ class VOGNRule(HessianRule):
         mu <- mu - lr m_hat / (s + lt)
         1 / sigma^2 = N (s + lt)
 
-    With ``b1 = 0`` there is no momentum, as in Khan et al. 2018. ``s`` is not bias-corrected (all sources agree).
+    With ``b1 = 0`` there is no momentum, as in Khan et al. 2018. ``s`` is not bias-corrected.
     """
 
     state = ("exp_avg", "hessian")

@@ -1,4 +1,4 @@
-"""VON: the variational online Newton method (Khan et al. 2018, section 3.1 and eq. 8)."""
+"""VON: the variational online Newton method (Khan et al. 2018, section 3.1, eqs. 7-8)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COVARIANCE = Option(
 
 
 class VONRule(HessianRule):
-    """Newton's method at sampled weights (Khan et al. 2018, eq. 8; with ``tau`` eqs. 23-24)::
+    """Newton's method at sampled weights (Khan et al. 2018, eqs. 7-8; with ``tau`` eqs. 23-24)::
 
         s  <- (1 - tau (1 - b2)) s + (1 - b2) h
         mu <- mu - lr clip((g + tau lt (mu - mu0)) / (s + lt), +-clip_radius)

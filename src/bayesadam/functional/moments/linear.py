@@ -152,7 +152,7 @@ def gaussian_log_prob(residual: Tensor, covariance: Tensor) -> Tensor:
 
     Bayer et al. 2015, section 3.1.1, update inverse and determinant by the formula of Sherman and Morrison instead, for
     one hidden unit after another. That is O(H K^2) for H units, as much as :func:`output_covariance` takes anyhow, but
-    in H operations over ``(N, K, K)``, one after another: it is slower, for more outputs than units, too.
+    in H operations over ``(N, K, K)``, one after another.
 
     Args:
         residual: Residuals, ``(..., K)``.

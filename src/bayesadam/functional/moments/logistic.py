@@ -52,11 +52,11 @@ def sigmoid(mean: Tensor, variance: Tensor, *, approximation: str = "accurate") 
     relative error of the variance is below 1e-6 (3e-8); elsewhere only the absolute bounds hold. A variance of 0 gives
     the sigmoid bit for bit, and a variance of 0; gradients there are the limits.
 
-    ``"closed_form"`` is as published (Wang and Manning 2013, section 3; Bayer et al. 2015, section 2.1.2), with mean
-    ``sig(mean / sqrt(1 + pi variance / 8))`` and second moment ``sig(c (mean - k) / sqrt(1 + pi c^2 variance / 8))``
-    with ``c = 4 - 2 sqrt(2)`` and ``k = -log(sqrt(2) - 1)``. The error of the mean is up to 0.018 and that of the
-    second moment up to 0.027 at any variance, so that small variances are useless. The variance is set to 0 where that
-    of the input is 0, which is not its limit.
+    ``"closed_form"`` is as published (Wang and Manning 2013, to which Bayer et al. 2015, section 2.1.2, refer), with
+    mean ``sig(mean / sqrt(1 + pi variance / 8))`` and second moment
+    ``sig(c (mean - k) / sqrt(1 + pi c^2 variance / 8))`` with ``c = 4 - 2 sqrt(2)`` and ``k = -log(sqrt(2) - 1)``. The
+    error of the mean is up to 0.018 and that of the second moment up to 0.027 at any variance, so that small variances
+    are useless. The variance is set to 0 where that of the input is 0, which is not its limit.
 
     Args:
         mean: Any shape.
