@@ -225,7 +225,7 @@ class TestPredict:
     def test_files_that_nobody_may_read(self, predict, run, numbers, monkeypatch):
         """The run is to blame, not the place of the predictions."""
 
-        def refuse(path):
+        def refuse(path, **options):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
         monkeypatch.setattr("bayesadam.sklearn.runs.run_folder.load_estimator", refuse)

@@ -127,7 +127,7 @@ def _objects(values: Any) -> pa.Array:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Convert a column to a type with all functions, in which NaN and text without letters or digits are missing.
+    """Convert a column to a type with all functions, in which NaN and text of nothing but white space are missing.
 
     Categories become text, so that numbers among them are no numbers.
     """
