@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,9 @@ AT_ONCE = 2**22
 """Maximum size of an intermediate result, which limits the number of rows that are evaluated together."""
 
 
-def check_coverage(coverage: float) -> None:
+def check_coverage(coverage: object) -> None:
     """Raise ``ValueError`` for what is not a probability in (0, 1)."""
-    if not isinstance(coverage, Real) or not 0 < coverage < 1:
+    if not isinstance(coverage, int | float | np.number) or not 0 < coverage < 1:
         raise ValueError(f"coverage must be in (0, 1), got {coverage!r}")
 
 

@@ -36,7 +36,9 @@ NEXT = ".model.json.next"
 """Temporary name of the new ``model.json`` until the posterior to which it belongs is in place."""
 _RULE = f"{MODEL} must be what save() wrote"
 _KINDS = {kind.__name__: kind for kind in (BayesianMLPRegressor, BayesianMLPClassifier)}
-_PARTS = {kind.__name__: kind for kind in (LinearPart, ProcessPart, TreesPart, NoisePattern, Reach, LeftOutScores)}
+_PARTS: dict[str, Any] = {
+    kind.__name__: kind for kind in (LinearPart, ProcessPart, TreesPart, NoisePattern, Reach, LeftOutScores)
+}
 
 
 def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> None:
@@ -207,7 +209,9 @@ def part_of(record: dict[str, Any] | None) -> Any:
     """Create the part from what :func:`record` returned."""
     if record is None:
         return None
-    values = {name: np.array(value) if isinstance(value, list) else value for name, value in record.items()}
+    values: dict[str, Any] = {
+        name: np.array(value) if isinstance(value, list) else value for name, value in record.items()
+    }
     return _PARTS[values.pop("kind")](**values)
 
 
