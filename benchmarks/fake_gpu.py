@@ -73,6 +73,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from bayesadam import noise
 from bayesadam.core import finite, launch
 from bayesadam.native import device as devices
+from bayesadam.posterior import around
 from contenders import give, ours
 
 CUDA = torch.device("cuda:0")
@@ -231,7 +232,7 @@ def fake(*, triton: bool) -> Iterator[Watch]:
         (devices, "upload", upload),
         (devices, "launch", launched),
         (noise, "_kernel", lambda device: fill),
-        (noise, "_fills_around", lambda device: triton),
+        (around, "_is_right", lambda device: triton),
         (noise, "_native", lambda out: fill if triton and out.device.type == "cuda" else None),
         (launch, "_differs", lambda *args: None),
         (launch, "program_of", recorded),

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from bayesadam.core import gpu, launch
 from bayesadam.core.flat import Flat
 from bayesadam.core.passes import Pass
 from bayesadam.curvature import PerExampleSquares
+from bayesadam.native.device import FILL_COLUMNS
 from bayesadam.noise import TILE
 from bayesadam.optim import OPTIMIZERS
 
@@ -152,8 +153,9 @@ def compiled(names: Sequence[str]) -> dict[str, Any]:
             "header": cubins(functions["header"], HEADER | values),
             "bytes_per_weight": bytes_per_weight(text),
         }
-    results["normals"] = {"run": cubins(tiles.fill, {"parts": "*i32", "table": "*i64"})}
-    results["samples"] = {"run": cubins(tiles.fill_around, {"parts": "*i32", "table": "*i64"})}
+    for name, columns in (("normals", FILL_COLUMNS), ("samples", FILL_COLUMNS + 4)):
+        signature = {"parts": "*i32", "table": "*i64", "columns": "constexpr"}
+        results[name] = {"run": cubins(tiles.fill, signature, {"columns": columns})}
     # The check reads every gradient once more than the update: 4 bytes per weight. It cannot be a part of the update,
     # which has written other weights when it meets a bad gradient, while nothing may change: it could be undone only
     # with the old values, which take more memory and traffic. PyTorch's own check writes the gradients, too. Behind the
@@ -169,7 +171,9 @@ def compiled(names: Sequence[str]) -> dict[str, Any]:
     return {"kernels": results, "count": len(spills), "spilled_bytes": sum(spills)}
 
 
-def cubins(function: Any, signature: dict[str, str]) -> dict[str, dict[str, int]]:
+def cubins(
+    function: Any, signature: dict[str, str], constants: Mapping[str, int] | None = None
+) -> dict[str, dict[str, int]]:
     """Registers, and bytes that are spilled, by architecture."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -178,7 +182,7 @@ def cubins(function: Any, signature: dict[str, str]) -> dict[str, dict[str, int]
 
     found = {}
     for arch in (80, 90):
-        source = ASTSource(fn=function, signature=signature)
+        source = ASTSource(fn=function, signature=signature, constexprs=constants)
         options = {"num_warps": 4, "enable_fp_fusion": False}
         text = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options).asm["ptx"]
         with tempfile.TemporaryDirectory() as folder:

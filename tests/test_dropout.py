@@ -25,8 +25,9 @@ def draw(*shape, seed=0, dtype=torch.float64):
 
 def mask(units, rate, *, number, seed=0, index=0, call=0):
     """By the definition: the beginning of a long draw, below the quantile of the rate."""
-    eps = noise.normal(seed, 2 + call, number, index, (5000,), stream=noise.POSTERIOR, full_shape=(2**33,), offset=(0,))
-    kept = eps[: math.prod(units)].double() >= torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(rate))
+    count, place = math.prod(units), {"seed": seed, "step": 2 + call, "sample": number, "stream": noise.POSTERIOR}
+    eps = noise.fill_runs(torch.empty(count), [(index, 0, count, 2**33)], **place)
+    kept = eps.double() >= torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(rate))
     return kept.double().view(units) / (1 - rate)
 
 
@@ -136,9 +137,8 @@ class TestUnits:
     @pytest.mark.parametrize("units", [1, 4097, 16385])
     def test_masks_of_any_size_are_the_beginning_of_one_draw(self, units):
         model = nn.Dropout(0.5)
-        eps = noise.normal(0, 2, 1, 0, (units,), stream=noise.POSTERIOR, full_shape=(2**33,), offset=(0,))
         with MCDropout(model).applied(model, 1):
-            assert torch.equal(model(torch.ones(1, units))[0], 2.0 * (eps >= 0))
+            assert torch.equal(model(torch.ones(1, units)).double(), mask((1, units), 0.5, number=1))
 
     @pytest.mark.parametrize(
         ("module", "shape", "units"),

@@ -54,9 +54,16 @@ def element(number, seed, step, sample, index, stream=0, numel=2**34 - 1):
     return math.sqrt(-2 * math.log(uniform)) * (math.sin(angle) if second else math.cos(angle))
 
 
+def part(shape, offset, full, coordinates):
+    """A slice of a draw."""
+    runs = noise.runs_of(coordinates["index"], shape, offset, full)
+    others = {name: value for name, value in coordinates.items() if name != "index"}
+    return noise.fill_runs(torch.empty(math.prod(shape)), runs, **others).view(shape)
+
+
 def at(number, coordinates):
     """The same element from ``normal``, whatever its number: a slice of one element of a tensor of nearly 2**34."""
-    return normal(**coordinates, shape=(1,), offset=(number,), full_shape=(2**34 - 1,)).item()
+    return part([1], [number], [2**34 - 1], coordinates).item()
 
 
 class TestBits:
@@ -217,10 +224,10 @@ class TestIndependence:
 
 @st.composite
 def slices(draw):
-    """A shape and a slice of it: ``(full_shape, offset, shape)``; many tiles or few elements, empty ones included."""
+    """A shape and a slice of it: ``(full_shape, offset, shape)``; many tiles or few elements."""
     full = draw(st.lists(st.sampled_from([1, 2, 3, 24]), max_size=4))
-    offset = [draw(st.integers(0, n)) for n in full]
-    return full, offset, [draw(st.integers(0, n - o)) for n, o in zip(full, offset, strict=True)]
+    offset = [draw(st.integers(0, n - 1)) for n in full]
+    return full, offset, [draw(st.integers(1, n - o)) for n, o in zip(full, offset, strict=True)]
 
 
 def cut(tensor, offset, shape):
@@ -249,7 +256,7 @@ def assert_by_operations(message):
 def assert_slice(full, offset, shape):
     for path in PATHS:
         with path():
-            found = normal(**BASE, shape=shape, offset=offset, full_shape=full)
+            found = part(shape, offset, full, BASE)
             assert torch.equal(found, cut(normal(**BASE, shape=full), offset, shape))
 
 
@@ -287,11 +294,10 @@ class TestSlices:
     def test_many_draws_at_once_are_the_single_ones(self, samples, path):
         indices = [2**32 - 1, 3, 0, 7, 8, 9, 2**31, 5]
         sizes = dict(zip(indices, [1, 5, LANES - 1, LANES, LANES + 1, TILE, TILE + 1, 3 * TILE - 5], strict=True))
-        where = {"device": torch.device("cpu"), "scratch": noise.Scratch()}
         draws = [([2**64 - 2], [2**32 - 1], noise.TRAINING), ([1, 2**64 - 2, 3], [5, 5, 5], noise.POSTERIOR)]
         for seeds, steps, stream in draws:
             with path():
-                many = noise.normal_many(seeds, steps, samples, sizes, stream=stream, **where)
+                many = noise.normal_many(seeds, steps, samples, sizes, stream=stream)
                 for index, found in zip(indices, many.split_with_sizes(list(sizes.values()), dim=2), strict=True):
                     for p, s in itertools.product(range(len(seeds)), range(len(samples))):
                         single = normal(seeds[p], steps[p], samples[s], index, (sizes[index],), stream=stream)
@@ -312,8 +318,8 @@ class TestSlices:
         with path():
             noise.fill_many(outs, 2**64 - 2, 9, 2**28 - 1, stream=noise.POSTERIOR)
             for index, out in outs.items():
-                single = normal(2**64 - 2, 9, 2**28 - 1, index, out.shape, stream=noise.POSTERIOR, dtype=out.dtype)
-                assert torch.equal(out, single)
+                single = normal(2**64 - 2, 9, 2**28 - 1, index, out.shape, stream=noise.POSTERIOR)
+                assert torch.equal(out, single.to(out.dtype))
 
 
 needs_compiler = pytest.mark.skipif(not native.has_compiler(), reason="needs a C++ compiler")
@@ -371,18 +377,9 @@ class TestNative:
 
 
 class TestResult:
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-    def test_other_dtypes_are_the_converted_float32(self, dtype):
-        expected = normal(**BASE, shape=(60, 100)).to(dtype)
-        out = torch.empty(60, 100, dtype=dtype)
-        assert normal(**BASE, shape=(60, 100), out=out) is out
-        assert torch.equal(out, expected)
-        assert torch.equal(normal(**BASE, shape=(60, 100), dtype=dtype), expected)
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    @pytest.mark.parametrize("place", [{}, {"offset": (1, 3, 5), "full_shape": (7, 20, 90)}], ids=["whole", "slice"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("layout", ["transposed", "every second column", "permuted", "part of rows"])
-    def test_out_of_any_strides(self, layout, place, dtype):
+    def test_out_of_any_strides(self, layout, dtype):
         storage = torch.full((100, 100, 10), -7.0, dtype=dtype)
         out = {
             "transposed": storage[:80, :10, :4].permute(2, 1, 0),
@@ -390,34 +387,19 @@ class TestResult:
             "permuted": storage[:10, :80, :4].permute(2, 0, 1),
             "part of rows": storage.view(10, 10, 1000)[:4, :, 100:180],
         }[layout]
-        normal(**BASE, shape=(4, 10, 80), out=out, **place)
-        assert torch.equal(out, normal(**BASE, shape=(4, 10, 80), dtype=dtype, **place))
+        noise.fill_many({3: out}, 5, 10, 2)
+        assert torch.equal(out, normal(5, 10, 2, 3, (4, 10, 80)).to(dtype))
         assert (storage == -7.0).sum() >= storage.numel() - out.numel()
 
     def test_out_may_require_gradients(self):
         out = torch.empty(5, 6, requires_grad=True)
-        normal(**BASE, shape=(5, 6), out=out)
-        assert torch.equal(out, normal(**BASE, shape=(5, 6)))
+        noise.fill_many({3: out}, 5, 10, 2)
+        assert torch.equal(out, normal(5, 10, 2, 3, (5, 6)))
         assert (out.requires_grad, out.grad_fn) == (True, None)
 
     @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5)])
     def test_empty(self, shape):
-        out = torch.empty(shape)
-        assert normal(**BASE, shape=shape, out=out) is out
         assert normal(**BASE, shape=shape).shape == shape
-
-    def test_scratch_changes_nothing(self):
-        scratch = noise.Scratch()
-        for shape in [(5,), (BLOCK + 5,), (3, 4), (70, 80), (1,)]:
-            assert torch.equal(normal(**BASE, shape=shape, scratch=scratch), normal(**BASE, shape=shape))
-        whole = normal(**BASE, shape=(70, 80))
-        found = normal(**BASE, shape=(30, 40), offset=(3, 4), full_shape=(70, 80), scratch=scratch)
-        assert torch.equal(found, whole[3:33, 4:44])
-
-    def test_results_do_not_live_in_the_scratch(self):
-        scratch = noise.Scratch()
-        found = [normal(**{**BASE, "step": step}, shape=(TILE,), scratch=scratch) for step in (0, 1)]
-        assert torch.equal(found[0], normal(**{**BASE, "step": 0}, shape=(TILE,)))
 
     def test_global_generators_are_neither_read_nor_moved(self):
         found = []
@@ -470,19 +452,4 @@ class TestErrors:
     )
     def test_coordinates_of_many_draws_out_of_range(self, arguments, name):
         with pytest.raises(ValueError, match=rf"^{name} must be an integer in .*, got (-1|4294967296)$"):
-            noise.normal_many(*arguments, device=torch.device("cpu"), scratch=noise.Scratch())
-
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ({"offset": (0,)}, r"^offset and full_shape must be given both or neither, got \(0,\) and None$"),
-            ({"offset": (6,), "full_shape": (9,)}, r"^offset and shape must lie in full_shape \(9,\), got \(6,\) and"),
-            ({"offset": (-1,), "full_shape": (9,)}, r"^offset and shape must lie in full_shape \(9,\), got \(-1,\)"),
-            ({"offset": (0, 0), "full_shape": (9,)}, r"^offset and shape must lie in full_shape \(9,\), got \(0, 0\)"),
-            ({"offset": (0,), "full_shape": (2**34,)}, r"^full_shape must have fewer than 2\*\*34 elements"),
-            ({"out": torch.empty(3)}, r"^out must be of shape \(4,\), got \(3,\)$"),
-        ],
-    )
-    def test_places_that_do_not_fit(self, arguments, message):
-        with pytest.raises(ValueError, match=message):
-            normal(**BASE, shape=(4,), **arguments)
+            noise.normal_many(*arguments)

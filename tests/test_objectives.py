@@ -31,7 +31,7 @@ def sampled(net, number, sign=1.0):
     """Weights of a draw, by the definition."""
     theta = {}
     for index, (name, mean) in enumerate(net.model.named_parameters()):
-        eps = noise.normal(net.seed, number, 0, index, mean.shape, dtype=torch.float64)
+        eps = noise.normal(net.seed, number, 0, index, mean.shape).double()
         theta[name] = mean + sign * nn.functional.softplus(net.rho.get_parameter(name.replace(".", "/"))) * eps
     return theta
 

@@ -115,7 +115,6 @@ class _Masks:
         self.number: int | None = None
         self.calls: dict[int, int] = {}
         self.masks: dict[tuple[Any, ...], Tensor] = {}
-        self.scratch = noise.Scratch()
 
     def put(self, number: int | None) -> None:
         if number != self.number:
@@ -159,17 +158,13 @@ class _Masks:
         Whole tiles are drawn, so that a shorter mask is the beginning of a longer one.
         """
         index, call = place
-        return noise.normal(
-            self.seed,
-            _FIRST_STEP + call,
-            number,
-            index,
-            (count,),
+        return noise.fill_runs(
+            torch.empty(count, dtype=torch.float32, device=device),
+            [(index, 0, count, max(count, noise.TILE))],
+            seed=self.seed,
+            step=_FIRST_STEP + call,
+            sample=number,
             stream=noise.POSTERIOR,
-            offset=(0,),
-            full_shape=(max(count, noise.TILE),),
-            device=device,
-            scratch=self.scratch,
         )
 
 

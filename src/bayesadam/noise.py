@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bayesadam import native
-from bayesadam.functional.philox import Words, constants, normals
+from bayesadam.functional.philox import constants, normals
 from bayesadam.native import device as kernels
 
 Fill: TypeAlias = Callable[[NDArray[np.int64], int], None]
@@ -59,26 +59,6 @@ _MASK = 0xFFFFFFFF
 _LIMITS = {"seed": 64, "step": 32, "sample": 28, "index": 32, "stream": 4}
 
 
-class Scratch:
-    """Buffers that are reused from call to call, one per (name, dtype, device).
-
-    Allocating memory costs more than computing the noise, so a caller that draws often should keep one of these.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
-
-    def get(self, name: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return a 1-D tensor of ``numel`` elements, with the values that the last user of ``name`` left in it."""
-        key = (name, dtype, device)
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.numel() < numel:
-            with torch.inference_mode(False):  # whose tensors could not be written to outside of it
-                buffer = torch.empty(numel, dtype=dtype, device=device)
-            self._buffers[key] = buffer
-        return buffer[:numel]
-
-
 def normal(
     seed: int,
     step: int,
@@ -87,12 +67,7 @@ def normal(
     shape: Sequence[int],
     *,
     stream: int = TRAINING,
-    offset: Sequence[int] | None = None,
-    full_shape: Sequence[int] | None = None,
-    out: Tensor | None = None,
-    dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
-    scratch: Scratch | None = None,
 ) -> Tensor:
     """Draw standard normals of the given shape, a pure function of their coordinates.
 
@@ -103,156 +78,35 @@ def normal(
         index: Number of the parameter, in ``[0, 2**32)``.
         shape: Shape of the result.
         stream: ``TRAINING`` or ``POSTERIOR``, which separates training noise from posterior samples; in ``[0, 16)``.
-        offset: Start of the result in a tensor of ``full_shape``, one entry per dimension. It requires ``full_shape``.
-        full_shape: Shape of the whole tensor that the result is a slice of; default ``shape``.
-        out: Tensor to write to and return, of any floating dtype and strides.
-        dtype: Dtype of the result without ``out``; default float32. The draw itself is float32 and then converted, so
-            that the noise does not depend on the dtype.
-        device: Device of the result without ``out``.
-        scratch: Buffers to reuse; by default new ones.
+        device: Device of the result.
 
     Returns:
-        ``out``, or a new tensor.
+        A new tensor in float32.
 
     Raises:
-        ValueError: A coordinate is out of range, or the slice does not lie in ``full_shape``.
+        ValueError: A coordinate is out of range.
     """
-    shape = tuple(shape)
-    seed, step, sample, index, stream = _checked(seed, step, sample, index, stream)
-    if (offset is None) != (full_shape is None):
-        raise ValueError(f"offset and full_shape must be given both or neither, got {offset!r} and {full_shape!r}")
-    full = shape if full_shape is None else tuple(full_shape)
-    start = (0,) * len(shape) if offset is None else tuple(offset)
-    if (
-        len(start) != len(shape)
-        or len(full) != len(shape)
-        or any(o < 0 or o + n > f for o, n, f in zip(start, shape, full, strict=True))
-    ):
-        raise ValueError(f"offset and shape must lie in full_shape {full}, got {start} and {shape}")
-    if math.prod(full) >= 2**34:
-        raise ValueError(f"full_shape must have fewer than 2**34 elements, got {full!r}")
-    if out is None:
-        out = torch.empty(shape, dtype=dtype or torch.float32, device=device)
-    elif out.shape != shape:
-        raise ValueError(f"out must be of shape {shape}, got {tuple(out.shape)}")
-    if out.numel() == 0:
-        return out
-    scratch = scratch or Scratch()
-    direct = out.dtype == torch.float32 and out.is_contiguous()
-    flat = out.view(-1) if direct else scratch.get("normals", out.numel(), torch.float32, out.device)
-    _fill_runs(flat, runs_of(index, shape, start, full), seed, step, sample | stream << 28, scratch)
-    if not direct:
-        with torch.no_grad():
-            out.copy_(flat.view(shape))
+    out = torch.empty(tuple(shape), dtype=torch.float32, device=device)
+    fill_many({index: out}, seed, step, sample, stream=stream)
     return out
 
 
-def fill_many(
-    outs: Mapping[int, Tensor],
-    seed: int,
-    step: int,
-    sample: int,
-    *,
-    stream: int = TRAINING,
-    scratch: Scratch | None = None,
-) -> None:
-    """Fill several tensors with whole draws of one sample, as :func:`normal` does for each; one call where it is
-    compiled.
+def fill_many(outs: Mapping[int, Tensor], seed: int, step: int, sample: int, *, stream: int = TRAINING) -> None:
+    """Fill several tensors with draws of one sample, as :func:`normal` does for each; one call where it is compiled.
 
     Args:
-        outs: Tensors to fill, by the index of their parameter; of any floating dtypes and strides.
+        outs: Tensors to fill, by the index of their parameter; of any floating dtypes and strides. The draws are
+            float32 and then converted, so that the noise does not depend on the dtype.
         seed: Seed, as for :func:`normal`.
         step: Number of the step, as for :func:`normal`.
         sample: Number of the sample, as for :func:`normal`.
         stream: Stream, as for :func:`normal`.
-        scratch: Buffers to reuse; by default new ones.
     """
     if not outs:
         return
-    seed, step, sample, _, stream = _checked(seed, step, sample, max(outs), stream)
-    rows: dict[Fill, list[list[int]]] = {}
-    copies: list[tuple[Tensor, Tensor]] = []
-    for index, out in outs.items():
-        native_fill = _native(out)
-        if native_fill is None:
-            scratch = scratch or Scratch()
-            normal(seed, step, sample, index, out.shape, stream=stream, out=out, scratch=scratch)
-            continue
-        direct = out.dtype == torch.float32 and out.is_contiguous()
-        target = out if direct else torch.empty(out.shape, dtype=torch.float32, device=out.device)
-        if not direct:
-            copies.append((out, target))
-        size = out.numel()
-        row = _row(target.data_ptr(), (index, 0, size, size), seed, step, sample | stream << 28)
-        rows.setdefault(native_fill, []).append(row)
-    for native_fill, table in rows.items():
-        native_fill(np.array(table, dtype=np.int64), sum(row[1] for row in table))
-    if copies:
-        with torch.no_grad():
-            torch._foreach_copy_([out for out, _ in copies], [target for _, target in copies])
-
-
-class Around:
-    """Fills several tensors with samples of independent Gaussians, ``mean + deviation * normal``, in one launch on a
-    GPU.
-
-    Args:
-        means: Means by the index of the parameter, with any values at the time of a call.
-        deviations: Standard deviations by the same indices.
-        seed: Seed, as for :func:`normal`.
-    """
-
-    def __init__(self, means: Mapping[int, Tensor], deviations: Mapping[int, Tensor], seed: int) -> None:
-        self.means, self.deviations, self.seed = means, deviations, seed
-        self._places: list[Any] = []
-        self._table: NDArray[np.int64] | None = None
-
-    def __call__(self, outs: Mapping[int, Tensor], sample: int) -> bool:
-        """Fill the tensors with this index with sample ``sample``.
-
-        Returns:
-            Whether it was done. It is not done where there is no kernel, and for tensors that are not float32, on
-            several devices, or of different memory formats.
-        """
-        device = next(iter(outs.values())).device
-        if not kernels.is_available(device) or not _fills_around(device):
-            return False
-        self.prepare(outs)
-        if self._table is None:
-            return False
-        _checked(self.seed, 0, sample, max(outs), POSTERIOR)
-        self.launch(sample, device)
-        torch.autograd.graph.increment_version(list(outs.values()))
-        return True
-
-    def launch(self, sample: int, device: torch.device) -> None:
-        """Fill the tensors that were prepared, without checks."""
-        assert self._table is not None
-        self._table[:, 6] = sample | POSTERIOR << 28
-        kernels.fill(self._table, device)
-
-    def prepare(self, outs: Mapping[int, Tensor]) -> None:
-        """Prepare the table for these tensors, if it is not that of the last ones."""
-        places = [(out.data_ptr(), out.stride()) for out in outs.values()]
-        if places != self._places:
-            self._places, self._table = places, self._made(outs)
-
-    def _made(self, outs: Mapping[int, Tensor]) -> NDArray[np.int64] | None:
-        """The table of :func:`bayesadam.native.device.fill`."""
-        tensors = [*outs.values(), *self.means.values(), *self.deviations.values()]
-        devices = {tensor.device for tensor in tensors}
-        plain = {type(tensor) for tensor in tensors} <= {Tensor, nn.Parameter}
-        if not plain or len(devices) != 1 or {tensor.dtype for tensor in tensors} != {torch.float32}:
-            return None
-        rows = []
-        for index, out in outs.items():
-            mean, deviation = self.means[index], self.deviations[index]
-            order = kernels.order_of(out, mean, deviation)
-            if order is None:
-                return None
-            row = _row(out.data_ptr(), (index, 0, out.numel(), out.numel()), self.seed, 0, 0)
-            rows.append([*row, mean.data_ptr(), deviation.data_ptr(), *order])
-        return np.array(rows, dtype=np.int64)
+    seed, step, sample, _, stream = checked(seed, step, sample, max(outs), stream)
+    whole = [(out, [(index, 0, out.numel(), out.numel())]) for index, out in outs.items()]
+    _fill(whole, seed, step, sample | stream << 28)
 
 
 def normal_many(
@@ -262,9 +116,7 @@ def normal_many(
     sizes: Mapping[int, int],
     *,
     stream: int = TRAINING,
-    device: torch.device,
-    scratch: Scratch,
-    out: Tensor | None = None,
+    device: torch.device | str | None = None,
 ) -> Tensor:
     """Draw whole tensors of several parameters, samples and seeds with a single sequence of operations.
 
@@ -275,37 +127,25 @@ def normal_many(
         sizes: Number of elements, at least 1, of every parameter by its index.
         stream: Stream, as for :func:`normal`.
         device: Device of the result.
-        scratch: Buffers to reuse. Without ``out`` the result is one of them, which the next call overwrites.
-        out: Contiguous memory of the result, as many float32 numbers as it has.
 
     Returns:
         ``(P, S, sum of sizes)`` in float32, the parameters one after another; bit-identical to :func:`normal`.
     """
     for extreme in (min, max):
-        _checked(extreme(seeds), extreme(steps), max(samples), max(sizes), stream)
-    many, rows, total = len(seeds), len(samples), sum(sizes.values())
-    memory = scratch.get("many", many * rows * total, torch.float32, device) if out is None else out
-    result = memory.view(many, rows, total)
+        checked(extreme(seeds), extreme(steps), max(samples), max(sizes), stream)
+    shape = len(seeds), len(samples), sum(sizes.values())
+    result = torch.empty(shape, dtype=torch.float32, device=device)
     native_fill, numbers = _native(result), [sample | stream << 28 for sample in samples]
     if native_fill is not None:
         native_fill(_table(result, seeds, steps, numbers, sizes), result.numel())
         return result
     with torch.no_grad():
         runs = [(index, 0, size, size) for index, size in sizes.items()]
-        _fill_many(result, runs, seeds, steps, numbers, scratch)
+        _fill_many(result, runs, seeds, steps, numbers)
     return result
 
 
-def fill_runs(
-    out: Tensor,
-    runs: Sequence[Run],
-    *,
-    seed: int,
-    step: int,
-    sample: int,
-    stream: int = TRAINING,
-    scratch: Scratch,
-) -> Tensor:
+def fill_runs(out: Tensor, runs: Sequence[Run], *, seed: int, step: int, sample: int, stream: int = TRAINING) -> Tensor:
     """Draw runs of elements of several parameters' noise, one after another, in one call.
 
     Args:
@@ -315,26 +155,43 @@ def fill_runs(
         step: Number of the step, as for :func:`normal`.
         sample: Number of the sample, as for :func:`normal`.
         stream: Stream, as for :func:`normal`.
-        scratch: Buffers to reuse.
     """
-    _checked(seed, step, sample, max(run[0] for run in runs), stream)
-    _fill_runs(out, runs, seed, step, sample | stream << 28, scratch)
+    checked(seed, step, sample, max(run[0] for run in runs), stream)
+    _fill([(out, runs)], seed, step, sample | stream << 28)
     return out
 
 
-def _fill_runs(out: Tensor, runs: Sequence[Run], seed: int, step: int, number: int, scratch: Scratch) -> None:
-    """:func:`fill_runs` without checks; ``number`` is that of the sample, with the stream in its highest bits."""
-    native_fill = _native(out)
-    if native_fill is None:
+def _fill(outs: Sequence[tuple[Tensor, Sequence[Run]]], seed: int, step: int, number: int) -> None:
+    """Fill tensors of any floating dtypes and strides with runs, in one call for all that are filled by one function.
+
+    Args:
+        outs: The tensors, each with its runs.
+        seed: Seed.
+        step: Number of the step.
+        number: Number of the sample, with the stream in its highest bits.
+    """
+    rows: dict[Fill, list[list[int]]] = {}
+    copies: list[tuple[Tensor, Tensor]] = []
+    for out, runs in outs:
+        flat = out
+        if out.dtype != torch.float32 or not out.is_contiguous():
+            flat = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+            copies.append((out, flat))
+        native_fill = _native(flat)
+        if native_fill is None:
+            with torch.no_grad():
+                for part, own in _pieces(flat.view(-1), runs, BLOCK if out.device.type == "cpu" else PIECE):
+                    _fill_many(part.view(1, 1, -1), own, [seed], [step], [number])
+            continue
+        place = flat.data_ptr()
+        for run in runs:
+            rows.setdefault(native_fill, []).append(table_row(place, run, seed, step, number))
+            place += 4 * run[2]
+    for native_fill, table in rows.items():
+        native_fill(np.array(table, dtype=np.int64), sum(row[1] for row in table))
+    if copies:
         with torch.no_grad():
-            for part, own in _pieces(out, runs, BLOCK if out.device.type == "cpu" else PIECE):
-                _fill_many(part.view(1, 1, -1), own, [seed], [step], [number], scratch)
-        return
-    place, rows = out.data_ptr(), []
-    for run in runs:
-        rows.append(_row(place, run, seed, step, number))
-        place += 4 * run[2]
-    native_fill(np.array(rows, dtype=np.int64), out.numel())
+            torch._foreach_copy_([out for out, _ in copies], [flat for _, flat in copies])
 
 
 def _pieces(out: Tensor, runs: Sequence[Run], limit: int) -> Iterator[tuple[Tensor, list[Run]]]:
@@ -360,7 +217,6 @@ def _fill_many(
     seeds: Sequence[int],
     steps: Sequence[int],
     samples: Sequence[int],
-    scratch: Scratch,
 ) -> None:
     """Fill a tensor with runs of elements, by a single sequence of PyTorch's operations.
 
@@ -370,7 +226,6 @@ def _fill_many(
         seeds: ``P`` seeds.
         steps: Number of the step for each.
         samples: Words of ``S`` samples, with the stream in their highest bits.
-        scratch: Buffers to reuse.
     """
     (many, rows, total), device = out.shape, out.device
     index, first, size, whole = np.array(runs, dtype=np.int64).T
@@ -380,16 +235,16 @@ def _fill_many(
     begins, starts, each = np.cumsum(counts) - counts, np.cumsum(size) - size - skipped, int(counts.sum())
     columns = np.stack([counts, size, index, tile * LANES - begins, begins, starts, lanes])
     counts_, size_, index_, shift, begin, start, lanes_ = kernels.upload(columns, device).unbind(0)
-    words = _words((many, rows, each), device, scratch)
+    words = torch.empty(3, 2, many, rows, each, dtype=torch.int64, device=device)
     run = torch.repeat_interleave(counts_, output_size=each)
-    words[0][0].copy_(torch.arange(each, device=device).add_(shift[run]))
-    words[1][0].copy_(index_[run])
-    _set(words[0][1], steps, (-1, 1, 1))
-    _set(words[1][1], samples, (-1, 1))
+    words[0, 0].copy_(torch.arange(each, device=device).add_(shift[run]))
+    words[1, 0].copy_(index_[run])
+    _set(words[0, 1], steps, (-1, 1, 1))
+    _set(words[1, 1], samples, (-1, 1))
     own = seeds[:1] if len(set(seeds)) == 1 else seeds
     rounds = constants([seed & _MASK for seed in own], [seed >> 32 for seed in own])
-    outputs = scratch.get("outputs", many * rows * each * 4, torch.float32, device).view(many, rows, 4, each)
-    for output, *factors in normals(words, kernels.upload(rounds[..., None], device)):
+    outputs = torch.empty(many, rows, 4, each, dtype=torch.float32, device=device)
+    for output, *factors in normals((words[0], words[1], words[2]), kernels.upload(rounds[..., None], device)):
         torch.mul(*factors, out=outputs[:, :, output])
     # Element j behind the first tile is output q % 4, where q = j // lanes, of counter q // 4 * lanes + j % lanes.
     run = torch.repeat_interleave(size_, output_size=total)
@@ -418,7 +273,7 @@ def _set(word: Tensor, values: Sequence[int], shape: tuple[int, ...]) -> None:
         word.copy_(kernels.upload(np.array(values, dtype=np.int64), word.device).view(shape))
 
 
-def _checked(*coordinates: Any) -> tuple[int, ...]:
+def checked(*coordinates: Any) -> tuple[int, ...]:
     """Check the ranges of seed, step, sample, index and stream; return them as Python's integers."""
     for (name, bits), value in zip(_LIMITS.items(), coordinates, strict=True):
         if not (type(value) is int or isinstance(value, Integral)) or not 0 <= int(value) < 1 << bits:
@@ -431,7 +286,7 @@ def lanes_of(numel: int) -> int:
     return LANES if numel >= TILE else -(-numel // 4)
 
 
-def _row(place: int, run: Run, seed: int, step: int, number: int) -> list[int]:
+def table_row(place: int, run: Run, seed: int, step: int, number: int) -> list[int]:
     """A row of the table of ``native/normal.cpp``, for a run whose noise is written to a place in memory."""
     index, first, size, whole = run
     return [first, size, lanes_of(whole), seed & _MASK, seed >> 32, step, number, index, 1, place]
@@ -490,29 +345,12 @@ def has_kernel(device: torch.device) -> bool:
     return kernels.is_available(device) and _kernel(device) is not None
 
 
-@cache
-def _fills_around(device: torch.device) -> bool:
-    """Whether a GPU has a kernel for :class:`Around` that gives the numbers of PyTorch's operations."""
-    if _kernel(device) is None:
-        return False
-    mean = torch.linspace(-1.0, 1.0, 6000, device=device).view(10, 6, 10, 10)
-    expected = mean + mean.square() * normal(9, 0, 2, 3, mean.shape, stream=POSTERIOR, device=device)
-    for order in (torch.contiguous_format, torch.channels_last):
-        placed = mean.contiguous(memory_format=order)
-        out, around = torch.empty_like(placed), Around({3: placed}, {3: placed.square()}, 9)
-        around.prepare({3: out})
-        around.launch(2, device)
-        if not torch.allclose(out, expected, rtol=1e-4, atol=1e-5):
-            return False
-    return True
-
-
 def _tried(fill: Fill, device: torch.device) -> Fill | None:
     """The function, if it gives the numbers of PyTorch's operations."""
     out, expected = (torch.empty(3 * TILE, dtype=torch.float32, device=device) for _ in range(2))
     run, seed, step, number = (7, TILE + 5, 3 * TILE, TILE), 987654321 << 32 | 123456789, 5, 3 | POSTERIOR << 28
-    fill(np.array(_row(out.data_ptr(), run, seed, step, number), dtype=np.int64), out.numel())
-    _fill_many(expected.view(1, 1, -1), [run], [seed], [step], [number], Scratch())
+    fill(np.array(table_row(out.data_ptr(), run, seed, step, number), dtype=np.int64), out.numel())
+    _fill_many(expected.view(1, 1, -1), [run], [seed], [step], [number])
     if not torch.allclose(out, expected, rtol=1e-4, atol=1e-5):
         warnings.warn(
             "noise is drawn without its compiled function, which gives other numbers on this machine",
@@ -521,13 +359,6 @@ def _tried(fill: Fill, device: torch.device) -> Fill | None:
         )
         return None
     return fill
-
-
-def _words(shape: tuple[int, ...], device: torch.device, scratch: Scratch) -> Words:
-    """Memory for :func:`bayesadam.functional.philox.normals`."""
-    size = 2 * math.prod(shape)
-    first, second, third = (scratch.get(f"word{i}", size, torch.int64, device).view(2, *shape) for i in range(3))
-    return first, second, third
 
 
 def runs_of(index: int, shape: Sequence[int], offset: Sequence[int], full: Sequence[int]) -> list[Run]:

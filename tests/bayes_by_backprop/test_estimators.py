@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from bayesadam import noise
 from bayesadam.bayes_by_backprop import variational
-from bayesadam.bayes_by_backprop.draws import Noise
+from bayesadam.bayes_by_backprop.draws import signs
 
 DRAWS = 600
 BOUND = 4.5  # standard errors, for the largest of hundreds of outputs
@@ -57,7 +57,7 @@ def test_local_outputs_have_the_exact_mean_and_variance(layer):
     x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     mean, variance = moments(net, x)
     for number in range(2):
-        eps = noise.normal(5, number, 1, 0, mean.shape, dtype=torch.float64)
+        eps = noise.normal(5, number, 1, 0, mean.shape).double()
         torch.testing.assert_close(net(x), mean + variance.sqrt() * eps, rtol=1e-12, atol=1e-12)
 
 
@@ -78,7 +78,7 @@ def test_flipout_has_weights_with_signs_of_the_shared_sample(layer):
             deviation = {name: net._draw.theta(name) - p for name, p in net.model.named_parameters()}
         out = out.unsqueeze(0) if single else out
         outputs = out.shape[-1 if linear else 1]
-        both = Noise().signs(5, 0, 0, (len(rows), width + outputs), x)
+        both = signs(5, 0, 0, (len(rows), width + outputs), x)
         for row, sign, got in zip(rows, both, out, strict=True):
             before, after = sign[:width], sign[width:]
             if transposed:
@@ -110,7 +110,7 @@ def test_data_points_are_independent(estimator, independent):
 
 
 def test_signs_are_fair_bits_of_their_own():
-    like, signs = torch.zeros(1), Noise().signs
+    like = torch.zeros(1)
     values = torch.stack([signs(7, step, index, (40, 33), like) for step in range(20) for index in range(2)])
     assert values.unique().tolist() == [-1.0, 1.0]
     assert abs(values.mean().item()) < 4 / math.sqrt(values.numel())
@@ -275,7 +275,7 @@ def test_flipout_uses_a_weight_twice_for_the_same_data_points(tied):
         out = net(x)
         draw = net._draw
         for row in range(4):
-            both = Noise().signs(draw.seed, draw.number, 0, (4, 6), x)[row]
+            both = signs(draw.seed, draw.number, 0, (4, 6), x)[row]
             weight = net.model.one.weight + both[3:, None] * draw.deviations()["one.weight"] * both[:3]
             first = net.model.one.bias + both[3:] * draw.deviations()["one.bias"]
             bias = net.model.two.bias + both[3:] * draw.deviations()["two.bias"] if tied else first

@@ -76,9 +76,7 @@ def reference(net, name, number, *, closed, kl_weight=1.0):
     mu = {n: p.detach().clone().requires_grad_() for n, p in net.model.named_parameters()}
     rho = {n: net.rho.get_parameter(n.replace(".", "/")).detach().clone().requires_grad_() for n in mu}
     learned = [p.detach().clone().requires_grad_() for p in net.prior.parameters()]
-    eps = {
-        n: noise.normal(SEED, number, 0, index, p.shape, dtype=torch.float64) for index, (n, p) in enumerate(mu.items())
-    }
+    eps = {n: noise.normal(SEED, number, 0, index, p.shape).double() for index, (n, p) in enumerate(mu.items())}
     sigma = {n: (1 + r.exp()).log() for n, r in rho.items()}
     theta = {n: (mu[n] + sigma[n] * eps[n]).detach().requires_grad_() for n in mu}
     f = LIKELIHOOD.nll(torch.func.functional_call(net.model, theta, x), y)

@@ -50,7 +50,7 @@ def test_large_and_small_parameters_have_the_same_noise_as_one_by_one():
     for number in range(2):
         with net.common_draw():
             for index, (name, mean) in enumerate(model.named_parameters()):
-                eps = noise.normal(0, number, 0, index, mean.shape, dtype=torch.float64)
+                eps = noise.normal(0, number, 0, index, mean.shape).double()
                 torch.testing.assert_close(net._draw.theta(name), mean + 0.5 * eps, rtol=1e-12, atol=1e-12)
 
 

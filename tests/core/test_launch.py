@@ -1,6 +1,7 @@
-"""A kernel's table of addresses is kept only when it is whole; and whole flats without kernels."""
+"""A kernel's table of addresses is kept only when it is whole; whole flats without kernels; and two threads."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock, patch
 
 import pytest
@@ -79,3 +80,20 @@ def trained(mode, options):
             make_step(opt, lambda step=step: net(torch.ones(4, 3) * step).square().mean(), mode)
     opt.eval()
     return torch.cat([p.detach().flatten() for p in net.parameters()]), fill.call_count
+
+
+def trained_by_operations(seed):
+    weight = nn.Parameter(torch.full((60000,), 1.0 + seed))
+    opt = ba.Vadam([weight], num_data=100.0, seed=seed, compile=False)
+    opt.train()
+    for _ in range(10):
+        weight.grad = torch.sin(weight.detach())
+        opt.step()
+    opt.eval()
+    return weight.detach()
+
+
+def test_two_threads_train_as_one_after_the_other():
+    alone = list(map(trained_by_operations, range(2)))
+    with ThreadPoolExecutor(2) as pool:
+        assert all(map(torch.equal, alone, pool.map(trained_by_operations, range(2))))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import mse_loss
 
 import bayesadam as ba
@@ -48,6 +49,15 @@ def test_an_exception_inside_a_block_leaves_no_trace(method, error, samples):
         opt.step()
         results.append(weights(net))
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("begin", [ba.Vadam.train, lambda opt: opt.sampled_params().__enter__()])
+def test_an_error_while_samples_are_drawn_puts_the_mean_back(begin):
+    drawn, overlapping = torch.ones(3, dtype=torch.float64), torch.ones(1).expand(3)  # which cannot be written to
+    opt = ba.Vadam([nn.Parameter(drawn), nn.Parameter(overlapping)], num_data=10.0)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        begin(opt)
+    assert drawn.eq(1.0).all()
 
 
 @representatives

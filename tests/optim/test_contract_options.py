@@ -48,6 +48,7 @@ def test_bad_hyperparameters(method, name, value, rule):
 OF_SOME = [
     ("vadagrad", {"initial_precision": None}, ValueError, "initial_precision must be a positive, finite number"),
     ("vadagrad", {"temperature": 1.0}, TypeError, "temperature"),
+    ("bayesadam", {"total_steps": -1}, ValueError, "total_steps must be a positive, finite number, got -1"),
     ("ngvi", {"lr": 1.5}, ValueError, "lr must be at most 1, got 1.5"),
     ("ngvi", {"covariance": "full"}, TypeError, "covariance"),
     ("natural_von", {"covariance": "full"}, TypeError, "covariance"),

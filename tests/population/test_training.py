@@ -11,8 +11,9 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam import population
+from bayesadam.curvature.totals import Scratch
 from bayesadam.population import chunk
-from bayesadam.population.perceptron import IN_PLACE, Memory, Perceptron, plain_layers
+from bayesadam.population.perceptron import IN_PLACE, Perceptron, plain_layers
 from population.conftest import ROUNDING, assert_same, rows_of, train
 from population.problems import F64, NAN, draw, mlp, models_of, noise_of, regression
 
@@ -231,13 +232,13 @@ def test_the_tanh_of_training_is_tanh_up_to_rounding(dtype):
 def test_results_in_used_memory_are_those_in_fresh_memory():
     """Minibatches of several sizes in turn, as at the end of an epoch, and fewer members than before."""
     draw = torch.Generator().manual_seed(0)
-    layers, memory = plain_layers(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2), nn.ReLU())), Memory()
+    layers, memory = plain_layers(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2), nn.ReLU())), Scratch()
     shapes = {"0.weight": (5, 3), "0.bias": (5,), "2.weight": (2, 5), "2.bias": (2,)}
     for members, rows in ((4, 9), (4, 2), (3, 9), (4, 11)):
         weights = {name: torch.randn(members, 2, *shape, generator=draw) for name, shape in shapes.items()}
         x, slope = (torch.randn(*size, generator=draw) for size in ((members, rows, 3), (members, 2, rows, 2)))
         with torch.no_grad():
-            used, fresh = (Perceptron(layers, weights, x, own) for own in (memory, Memory()))
+            used, fresh = (Perceptron(layers, weights, x, own) for own in (memory, Scratch()))
         assert used.output.equal(fresh.output)
         for ours, theirs in zip(
             used.backward(slope.clone(), squares=True), fresh.backward(slope, squares=True), strict=True

@@ -39,28 +39,17 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
-class Noise:
-    """Source of a network's noise: transient buffers around :mod:`bayesadam.noise`. A copy starts with empty
-    buffers.
-    """
+def normals(seed: int, number: int, use: int, like: Mapping[int, Tensor]) -> list[Tensor]:
+    """Standard normals in new tensors like those given, which are parameters, or outputs of layers, by index."""
+    eps = {i: torch.empty_like(t, memory_format=torch.contiguous_format) for i, t in like.items()}
+    noise.fill_many(eps, seed, number, use)
+    return list(eps.values())
 
-    def __init__(self) -> None:
-        self._scratch = noise.Scratch()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), ()
-
-    def normals(self, seed: int, number: int, use: int, like: Mapping[int, Tensor]) -> list[Tensor]:
-        """Standard normals in new tensors like those given, which are parameters, or outputs of layers, by index."""
-        eps = {i: torch.empty_like(t, memory_format=torch.contiguous_format) for i, t in like.items()}
-        noise.fill_many(eps, seed, number, use, scratch=self._scratch)
-        return list(eps.values())
-
-    def signs(self, seed: int, number: int, index: int, shape: tuple[int, int], like: Tensor) -> Tensor:
-        """Random signs of this shape for the inputs and outputs of a layer: those of standard normals."""
-        normals = torch.empty(shape, dtype=like.dtype, device=like.device)
-        noise.fill_many({index: normals}, seed, number, SIGNS, scratch=self._scratch)
-        return torch.copysign(torch.ones_like(normals), normals)
+def signs(seed: int, number: int, index: int, shape: tuple[int, int], like: Tensor) -> Tensor:
+    """Random signs of this shape for the inputs and outputs of a layer: those of standard normals."""
+    (eps,) = normals(seed, number, SIGNS, {index: like.new_empty(shape)})
+    return torch.copysign(torch.ones_like(eps), eps)
 
 
 class Draw:
@@ -72,7 +61,6 @@ class Draw:
         means: Mean of every random parameter by name.
         rho: Parameters whose softplus is the standard deviation.
         indices: Noise index of every random parameter.
-        source: Source of the noise.
         seed: Seed of the noise.
         number: Number of the draw.
         sign: -1 for the mirror image of the draw with ``+1``.
@@ -85,7 +73,6 @@ class Draw:
         rho: Mapping[str, Tensor],
         indices: Mapping[str, int],
         *,
-        source: Noise,
         seed: int,
         number: int,
         sign: float,
@@ -93,7 +80,6 @@ class Draw:
     ) -> None:
         self.means = means
         self.indices = indices
-        self.source = source
         self.seed = seed
         self.number = number
         self.sign = sign
@@ -135,7 +121,7 @@ class Draw:
         if not self._eps:
             with recording():
                 like = {self.indices[name]: rho for name, rho in self._rho.items()}
-                eps = self.source.normals(self.seed, self.number, WEIGHTS, like)
+                eps = normals(self.seed, self.number, WEIGHTS, like)
                 self._eps = {
                     name: each.neg_() if self.sign < 0 else each for name, each in zip(self._rho, eps, strict=True)
                 }
@@ -153,7 +139,7 @@ class Draw:
     def again(self) -> Draw:
         """The same draw with gradient graphs of its own, since backward passes free those of this one."""
         coordinates: dict[str, Any] = {"seed": self.seed, "number": self.number, "sign": self.sign}
-        draw = Draw(self.means, self._rho, self.indices, source=self.source, **coordinates)
+        draw = Draw(self.means, self._rho, self.indices, **coordinates)
         draw._eps = self._eps
         for name in self._theta:
             draw.theta(name)

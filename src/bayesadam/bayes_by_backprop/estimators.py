@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from bayesadam.bayes_by_backprop.draws import ACTIVATIONS, Draw, recording, uncompiled
+from bayesadam.bayes_by_backprop.draws import ACTIVATIONS, Draw, normals, recording, signs, uncompiled
 from bayesadam.functional.reparameterized import sample_of_variance
 
 _CHANNELS = {
@@ -154,7 +154,7 @@ class Local(Reparameterized):
         mean = call(x, draw.means[weight], fixed if name is None else draw.means[name])
         dtype = torch.float32 if x.dtype == torch.float16 else x.dtype  # squares leave the range of float16
         variance, of_bias = (None if key is None else draw.variances()[key].to(dtype) for key in (weight, name))
-        (eps,) = draw.source.normals(draw.seed, draw.number, ACTIVATIONS, {draw.indices[weight]: mean})
+        (eps,) = normals(draw.seed, draw.number, ACTIVATIONS, {draw.indices[weight]: mean})
         if draw.sign < 0:
             eps.neg_()
         return sample_of_variance(mean, call(x.to(dtype).square(), variance, of_bias), eps)
@@ -177,11 +177,10 @@ class Flipout(Reparameterized):
         name, fixed = self._bias(bias, use)
         mean = call(x, draw.means[weight], fixed if name is None else draw.means[name])
         width = x.shape[channels]
-        both = draw.source.signs(
-            draw.seed, draw.number, draw.indices[weight], (rows, width + mean.shape[channels]), mean
-        )
-        shape = (rows, *[1] * (x.ndim - 1 + channels), -1, *[1] * (-1 - channels))
-        before, after = (part.reshape(shape) for part in both.tensor_split([width], dim=1))
+        shape = rows, width + mean.shape[channels]
+        both = signs(draw.seed, draw.number, draw.indices[weight], shape, mean)
+        axes = (rows, *[1] * (x.ndim - 1 + channels), -1, *[1] * (-1 - channels))
+        before, after = (part.reshape(axes) for part in both.tensor_split([width], dim=1))
         if x.ndim == -channels:
             before, after = before[0], after[0]
         deviation, of_bias = (None if key is None else draw.deviations()[key].to(x.dtype) for key in (weight, name))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.bayes_by_backprop.draws import Draw, Noise, uncompiled
+from bayesadam.bayes_by_backprop.draws import Draw, uncompiled
 from bayesadam.bayes_by_backprop.estimators import ESTIMATORS
 from bayesadam.bayes_by_backprop.loss import Inputs, kl_scale, output_of
 from bayesadam.bayes_by_backprop.parameters import (
@@ -103,7 +103,6 @@ class VariationalModule(nn.Module):
         self._indices = indices
         self._number = 0
         self._draw: Draw | None = None
-        self._noise = Noise()
 
     def extra_repr(self) -> str:
         """Name of the estimator, and number of random weights, as text."""
@@ -275,7 +274,6 @@ class VariationalModule(nn.Module):
             self._means(),
             self._rhos(),
             self._indices,
-            source=self._noise,
             seed=self.seed,
             number=self._number - 1,
             sign=-1.0 if mirrored else 1.0,

@@ -25,7 +25,7 @@ class Collection:
 
     With one sample per step nothing is kept, and everything is computed from ``p.grad`` at the step. With several
     samples, or with a curvature that is not computed from the gradient, ``p.grad`` is the mean gradient so far and the
-    mean curvature is kept here, on the scale that the gradients had. The step multiplies it by the factor by which
+    mean curvature is here, on the scale that the gradients had. The step multiplies it by the factor by which
     unscaling and clipping have changed ``p.grad`` since, to the power with which it scales.
 
     Args:
@@ -34,19 +34,19 @@ class Collection:
 
     Attributes:
         samples: Number of samples collected.
-        kept: Curvatures by parameter, in the local shape.
+        curvatures: Curvatures by parameter, in the local shape.
         factor: Factor of ``p.grad`` that makes it the gradient of the mean loss.
     """
 
     def __init__(self, weights: Weights, source: Source | None) -> None:
         self.weights, self.layout, self.source = weights, weights.layout, source
         self.samples = 0
-        self.kept: dict[Tensor, Tensor] = {}
+        self.curvatures: dict[Tensor, Tensor] = {}
         self.factor = 1.0
         self._norms: dict[Tensor, Tensor] = {}
 
     @property
-    def keeps_curvature(self) -> bool:
+    def collects_curvature(self) -> bool:
         """Whether curvature is collected with every sample, and not computed at the step."""
         first = self.layout.first
         several = first["mc_samples"] > 1 or first["rank_samples"]
@@ -55,7 +55,7 @@ class Collection:
 
     def discard(self) -> None:
         """Forget the samples collected so far."""
-        self.samples, self.kept, self._norms, self.factor = 0, {}, {}, 1.0
+        self.samples, self.curvatures, self._norms, self.factor = 0, {}, {}, 1.0
         if self.layout.dense is not None:
             self.layout.dense.discard()
 
@@ -88,13 +88,13 @@ class Collection:
     @torch.no_grad()
     def collect(self, hidden: Hidden) -> None:
         """Finish the sample of a block: ``p.grad`` becomes the mean over the samples so far, as does the curvature."""
-        if self.keeps_curvature:
+        if self.collects_curvature:
             trained = self.trained()
             factor = self._gradient_factor()
             if factor != 1.0:
                 torch._foreach_mul_([self.gradient(member.parameter) for member in trained], factor)
             share = 1.0 / (self.samples + 1)
-            self._keep(trained, share)
+            self._collect_curvature(trained, share)
             self._average(hidden if self.samples else [(parameter, None) for parameter, _ in hidden], share)
             if self.samples + 1 == self.layout.first["mc_samples"]:
                 self._average_over_ranks()
@@ -114,7 +114,7 @@ class Collection:
             elif grad is not None:
                 new.append(grad)
             elif earlier is not None:
-                old += [earlier, *([self.kept[parameter]] if parameter in self.kept else [])]
+                old += [earlier, *([self.curvatures[parameter]] if parameter in self.curvatures else [])]
                 parameter.grad = earlier
         if both:
             torch._foreach_lerp_([earlier for earlier, _ in both], [grad for _, grad in both], share)
@@ -134,8 +134,8 @@ class Collection:
         average([self.gradient(member.parameter) for member in self.trained()])
         if self.source is None and self.layout.dense is None:
             for flat in self._measured():
-                self._keep_zeros(flat, [i for i, parameter in enumerate(flat.parameters) if parameter.requires_grad])
-        average([self.kept[m.parameter] for m in self.layout.members() if m.parameter in self.kept])
+                self._begin(flat, [i for i, parameter in enumerate(flat.parameters) if parameter.requires_grad])
+        average([self.curvatures[m.parameter] for m in self.layout.members() if m.parameter in self.curvatures])
 
     def _gradient_factor(self) -> float:
         """Factor that makes the gradients of a sum over examples those of their mean.
@@ -158,57 +158,57 @@ class Collection:
 
     def collect_drop_in(self) -> None:
         """In drop-in training, collect the curvature of the single sample when the step is made."""
-        if not self.keeps_curvature:
+        if not self.collects_curvature:
             return
-        self.kept = {}  # left over from a step that raised an error
+        self.curvatures = {}  # left over from a step that raised an error
         self.factor = self._gradient_factor()
         trained = self.trained()
         unknown = [m.parameter for m in trained if self.source is None or m.parameter not in self._norms]
         self.remember_norms(unknown)
-        self._keep(trained, 1.0)
+        self._collect_curvature(trained, 1.0)
         if self.layout.first["rank_samples"]:
             self._average_over_ranks()
             self.remember_norms()
 
-    def _keep(self, trained: Sequence[Member], share: float) -> None:
+    def _collect_curvature(self, trained: Sequence[Member], share: float) -> None:
         """Average the curvature of a sample into the mean over the samples so far."""
         if self.layout.dense is not None:
             matrix = self.source.matrix if isinstance(self.source, HessianSource) else None
             self.layout.dense.measure(self.gradients(), matrix, share)
         elif self.source is not None:
             for member in trained:
-                self._keep_from_source(self.source, member, share)
+                self._collect_from_source(self.source, member, share)
         else:
             for flat in self._measured():
-                self._keep_from_rule(flat, share)
+                self._collect_from_rule(flat, share)
 
     def _measured(self) -> list[Flat]:
         """Flats whose curvature the rule computes from the gradient."""
         flats = self.layout.built
         return [flat for flat in flats if flat in self.weights.flats] if self.layout.rule.needs_noise else flats
 
-    def _keep_zeros(self, flat: Flat, numbers: Sequence[int]) -> None:
+    def _begin(self, flat: Flat, numbers: Sequence[int]) -> None:
         """Begin a mean curvature for each of these members of a flat that has none yet."""
-        new = [number for number in numbers if flat.parameters[number] not in self.kept]
+        new = [number for number in numbers if flat.parameters[number] not in self.curvatures]
         parts = flat.parts(flat.vector()) if new else []
-        self.kept.update({flat.parameters[number]: parts[number] for number in new})
+        self.curvatures.update({flat.parameters[number]: parts[number] for number in new})
 
-    def _keep_from_rule(self, flat: Flat, share: float) -> None:
+    def _collect_from_rule(self, flat: Flat, share: float) -> None:
         chosen = [number for number, parameter in enumerate(flat.parameters) if parameter.grad is not None]
         parameters = [flat.parameters[number] for number in chosen]
-        self._keep_zeros(flat, chosen)
+        self._begin(flat, chosen)
         held = flat in self.weights.flats
         mean = ("state" if flat.stored else "sample") if held else "weights"
         deviation = flat.deviation(held=True) if held and self.layout.rule.needs_noise else None
         lists = {
             "grad": [local(self.gradient(parameter)) for parameter in parameters],
-            "kept": [self.kept[parameter] for parameter in parameters],
+            "collected": [self.curvatures[parameter] for parameter in parameters],
         }
         numbers, draws = numbers_of(self.layout.rule, flat, share=share), {"eps": self.weights.drawn}
         entries: dict[str, Any] = {"mean": mean, "deviation": deviation, "curvature": "rule"}
         run(self.layout, flat, "collect", np.array(chosen, dtype=np.int64), numbers, lists, draws, **entries)
 
-    def _keep_from_source(self, source: Source, member: Member, share: float) -> None:
+    def _collect_from_source(self, source: Source, member: Member, share: float) -> None:
         parameter, group, _ = member
         if not group["perturb"] and not source.covers(parameter):
             return  # for example a learned noise level
@@ -222,11 +222,11 @@ class Collection:
         if group["maximize"] and self.layout.rule.power % 2:
             value = -value
         if group["mc_samples"] == 1:  # not a copy: the source overwrites it when it is started again
-            self.kept[parameter] = value
-        elif parameter not in self.kept:
-            self.kept[parameter] = value * share
+            self.curvatures[parameter] = value
+        elif parameter not in self.curvatures:
+            self.curvatures[parameter] = value * share
         else:
-            self.kept[parameter].lerp_(value, share)
+            self.curvatures[parameter].lerp_(value, share)
 
     def ratios(self, parameters: Sequence[Tensor]) -> Tensor:
         """Factors by which unscaling or clipping changed each gradient since the last sample was collected, on the
@@ -254,11 +254,11 @@ class Collection:
             return list(torch._foreach_norm(grads, 2, dtype=wide.pop()))
         return [torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in grads]
 
-    def kept_scales(self, flat: Flat) -> Any:
-        """Factors by which a flat's kept curvatures must be multiplied to match the present ``p.grad``: one number, or
-        an array.
+    def collected_scales(self, flat: Flat) -> Any:
+        """Factors by which a flat's curvatures must be multiplied to match the present ``p.grad``: one number, or an
+        array.
         """
-        parameters = [p for p in flat.parameters if p in self.kept and p.grad is not None]
+        parameters = [p for p in flat.parameters if p in self.curvatures and p.grad is not None]
         ratios = dict(zip(parameters, self.ratios(parameters).tolist(), strict=True))
         values = [ratios.get(parameter, 1.0) ** self.layout.rule.power for parameter in flat.parameters]
         return values[0] if values.count(values[0]) == len(values) else np.array(values)

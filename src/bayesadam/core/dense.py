@@ -15,12 +15,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from bayesadam import noise
-from bayesadam.core.draws import Draw
-from bayesadam.core.flat import Flat, Member, numbers_of
+from bayesadam.core.flat import Draw, Flat, Member, numbers_of
 from bayesadam.core.passes import followed
 from bayesadam.core.rule import Rule
-
-_SCRATCH = noise.Scratch()
 
 
 class NotPositive(FloatingPointError):
@@ -126,7 +123,7 @@ class Dense:
         sizes = [member.parameter.numel() for member in members]
         normals = torch.empty(len(factor), device=factor.device)
         places = [(m.noise_index, 0, size, size) for m, size in zip(members, sizes, strict=True) if size]
-        noise.fill_runs(normals, places, seed=draw.seed, step=draw.step, sample=draw.pair, scratch=_SCRATCH)
+        noise.fill_runs(normals, places, seed=draw.seed, step=draw.step, sample=draw.pair)
         eps = normals.double().mul_(-1.0 if draw.negative else 1.0)
         moved = torch.linalg.solve_triangular(factor.mT, eps[:, None], upper=True)[:, 0].split(sizes)
         self._moved = {member.parameter: part for member, part in zip(members, moved, strict=True)}

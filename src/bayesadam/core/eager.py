@@ -5,6 +5,7 @@ cache, and on whole flats elsewhere, where every operation is a launch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,16 +15,14 @@ from torch import Tensor
 
 from bayesadam import noise
 from bayesadam.core import interpret
-from bayesadam.core.draws import Draw
-from bayesadam.core.flat import Flat, Piece
+from bayesadam.core.flat import Draw, Flat, Piece
 from bayesadam.core.passes import Pass
 from bayesadam.core.record import Program
 from bayesadam.native import device as devices
 
 Lists: TypeAlias = Mapping[str, Sequence[Tensor]]
-"""Tensors of single members that are not in a flat, by name: ``weights``, ``grad`` and ``kept``."""
+"""Tensors of single members that are not in a flat, by name: ``weights``, ``grad`` and ``collected``."""
 Draws: TypeAlias = Mapping[str, Draw]
-SCRATCH = noise.Scratch()
 
 
 def run(
@@ -58,7 +57,7 @@ def run(
                 into[name] = values[name]
             elif name in lists:
                 dtype = program.tensors[name]
-                values[name] = SCRATCH.get(f"run {name}", part.stop - part.start, dtype, flat.kind.device)
+                values[name] = torch.empty(part.stop - part.start, dtype=dtype, device=flat.kind.device)
                 views[name] = _split(values[name], pieces, flat)
                 if name in program.read:
                     sources = [_cut(lists[name][position[piece.number]], piece, flat) for piece in pieces]
@@ -66,23 +65,18 @@ def run(
         drawn = {name: draws[name] for name in work.draws if name in program.read}
         values.update(_normals(flat, pieces, part, drawn))
         into = {name: target for name, target in into.items() if name in program.results}
-        results = interpret.run(program, values, scalars, operand=_Spread(flat, pieces), into=into)
+        results = interpret.run(program, values, scalars, operand=partial(_spread, flat, pieces), into=into)
         for name, result in results.items():
             if name in views:
                 targets = [_cut(lists[name][position[piece.number]], piece, flat) for piece in pieces]
                 torch._foreach_copy_(targets, _split(result, pieces, flat))
 
 
-class _Spread:
-    """Makes a tensor with one value per element of an array with one value per member."""
-
-    def __init__(self, flat: Flat, pieces: Sequence[Piece]) -> None:
-        self.flat, self.pieces = flat, pieces
-
-    def __call__(self, values: NDArray[np.float64]) -> Tensor:
-        each = np.repeat(values[[piece.number for piece in self.pieces]], [p.stop - p.start for p in self.pieces])
-        dtype = np.float64 if self.flat.kind.dtype == torch.float64 else np.float32
-        return devices.upload(each.astype(dtype), self.flat.kind.device)
+def _spread(flat: Flat, pieces: Sequence[Piece], values: NDArray[np.float64]) -> Tensor:
+    """A tensor with one value per element, from an array with one value per member."""
+    each = np.repeat(values[[piece.number for piece in pieces]], [piece.stop - piece.start for piece in pieces])
+    dtype = np.float64 if flat.kind.dtype == torch.float64 else np.float32
+    return devices.upload(each.astype(dtype), flat.kind.device)
 
 
 def _split(vector: Tensor, pieces: Sequence[Piece], flat: Flat) -> list[Tensor]:
@@ -106,31 +100,22 @@ def _cut(tensor: Tensor, piece: Piece, flat: Flat) -> Tensor:
 def _normals(flat: Flat, pieces: Sequence[Piece], part: slice, draws: Draws) -> dict[str, Tensor]:
     """The noise of a block by name, flat and in the dtype of the state.
 
-    It is in buffers that the next call overwrites. Where PyTorch's operations work on whole flats, the latest noise is
+    Where PyTorch's operations work on whole flats, the latest noise is
     kept until there is another, since the passes of a step have it in common and drawing it takes most operations.
     """
     found: dict[str, Tensor] = {}
-    for name, draw in draws.items():
-        if draw in flat.noise:
-            found[name] = flat.noise[draw][part]
-            continue
-        numel = part.stop - part.start
-        if flat.is_whole:
-            eps = torch.empty(numel, dtype=torch.float32, device=flat.kind.device)
-        else:
-            eps = SCRATCH.get(name, numel, torch.float32, flat.kind.device)
-        _fill(eps, flat, pieces, draw)
-        found[name] = (eps.neg_() if draw.negative else eps).to(flat.kind.dtype)
-    if flat.is_whole and flat.kind.is_run and found and part == slice(0, flat.numel):
-        flat.noise = {draw: found[name] for name, draw in list(draws.items())[-1:]}
-    return found
-
-
-def _fill(eps: Tensor, flat: Flat, pieces: Sequence[Piece], draw: Draw) -> None:
-    """Draw the noise of a block, without its sign."""
     runs = [
         (index, first + start, min(size, stop - start), whole)  # a part of one run, or all runs of a whole member
         for number, start, stop in pieces
         for index, first, size, whole in flat.noise_runs[number]
     ]
-    noise.fill_runs(eps, runs, seed=draw.seed, step=draw.step, sample=draw.pair, scratch=SCRATCH)
+    for name, draw in draws.items():
+        if draw in flat.noise:
+            found[name] = flat.noise[draw][part]
+            continue
+        eps = torch.empty(part.stop - part.start, dtype=torch.float32, device=flat.kind.device)
+        noise.fill_runs(eps, runs, seed=draw.seed, step=draw.step, sample=draw.pair)
+        found[name] = (eps.neg_() if draw.negative else eps).to(flat.kind.dtype)
+    if flat.is_whole and flat.kind.is_run and found and part == slice(0, flat.numel):
+        flat.noise = {draw: found[name] for name, draw in list(draws.items())[-1:]}
+    return found

@@ -313,7 +313,7 @@ class Engine:
         kernels read.
         """
         on_device = all(flat.on_device for flat in self.layout.built)
-        if self.weights.held != TRAIN or not on_device or self.collection.keeps_curvature:
+        if self.weights.held != TRAIN or not on_device or self.collection.collects_curvature:
             raise RuntimeError(
                 "prepare_replay() must be called after train(), for parameters on a GPU with kernels and a method that "
                 "computes curvature from the gradient"

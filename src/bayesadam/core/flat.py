@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bayesadam import noise
-from bayesadam.core.draws import Draw
 from bayesadam.core.passes import PER_WEIGHT
 from bayesadam.core.rule import COUNTERS, INITIAL_COUNTERS, Hyper, Rule, advanced, static_options
 from bayesadam.native.device import is_available
@@ -27,6 +26,25 @@ from bayesadam.sharding import is_sharded, local, place
 BLOCK = 16 * noise.TILE
 """Number of elements that PyTorch's operations work on at a time on a CPU, so that they stay in the cache."""
 _LOW = (torch.float16, torch.bfloat16)
+
+
+class Draw(NamedTuple):
+    """Number of a sample and step, for all parameters."""
+
+    seed: int
+    step: int
+    sample: int
+    antithetic: bool
+
+    @property
+    def pair(self) -> int:
+        """Number of the draw: two antithetic samples share one."""
+        return self.sample // 2 if self.antithetic else self.sample
+
+    @property
+    def negative(self) -> bool:
+        """Whether the noise of this sample has the opposite sign, as the second one of an antithetic pair."""
+        return self.antithetic and self.sample % 2 == 1
 
 
 class Member(NamedTuple):
@@ -237,39 +255,32 @@ class Flat:
         precision = rule.posterior_precision(state, hp)
         return precision.reciprocal() if self.kind.perturb else torch.zeros_like(precision)
 
-    def runs(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-        """Start and end (exclusive) of every run of consecutive numbers in an increasing sequence of members."""
-        if len(numbers) == len(self.members):
-            yield 0, len(self.members)
-            return
-        for run in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1):
-            if len(run):
-                yield int(run[0]), int(run[-1]) + 1
-
     def blocks(self, numbers: NDArray[np.int64]) -> Iterator[list[Piece]]:
-        """Divide some members into consecutive pieces of at most ``BLOCK`` elements together; on a GPU into one for
-        every run.
+        """Divide some members into lists of consecutive pieces of at most ``BLOCK`` elements together; on a GPU, into
+        one for every run of consecutive numbers.
         """
         limit = max(self.numel, 1) if self.is_whole else BLOCK
-        for first, last in self.runs(numbers):
-            pieces: list[Piece] = []
-            room = limit
-            for number in range(first, last):
-                start, size = 0, int(self.sizes[number])
-                whole = size > limit and not local(self.parameters[number]).is_contiguous()
-                while start < size:
-                    stop = size if whole else min(size, start + room)
-                    if stop < size:  # a tile of noise is not divided
-                        stop -= (stop - start) % noise.TILE
-                    if stop > start:
-                        pieces.append(Piece(number, start, stop))
-                        room -= stop - start
-                        start = stop
-                    if start < size or room <= 0:
-                        yield pieces
-                        pieces, room = [], limit
-            if pieces:
+        pieces: list[Piece] = []
+        room, previous = limit, -1
+        for number in numbers.tolist():
+            if pieces and number != previous + 1:
                 yield pieces
+                pieces, room = [], limit
+            start, size, previous = 0, int(self.sizes[number]), number
+            whole = size > limit and not local(self.parameters[number]).is_contiguous()
+            while start < size:
+                stop = size if whole else min(size, start + room)
+                if stop < size:  # a tile of noise is not divided
+                    stop -= (stop - start) % noise.TILE
+                if stop > start:
+                    pieces.append(Piece(number, start, stop))
+                    room -= stop - start
+                    start = stop
+                if start < size or room <= 0:
+                    yield pieces
+                    pieces, room = [], limit
+        if pieces:
+            yield pieces
 
     @cached_property
     def has_priors(self) -> bool:
@@ -292,7 +303,7 @@ def numbers_of(
     flat: Flat,
     *,
     scale: float = 1.0,
-    kept_scale: Any = 1.0,
+    collected_scale: Any = 1.0,
     share: float = 1.0,
     groups: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
@@ -303,7 +314,7 @@ def numbers_of(
         rule: The rule.
         flat: The flat.
         scale: Factor of the gradients; they are also negated where a loss is maximised.
-        kept_scale: Factor of kept curvatures, one or one for every member.
+        collected_scale: Factor of collected curvatures, one or one for every member.
         share: Weight of a new sample in the mean over samples.
         groups: Values of the flat's groups, if not the present ones.
     """
@@ -318,7 +329,7 @@ def numbers_of(
         numbers["prior_precision"] = np.where(np.isnan(flat.priors), numbers["prior_precision"], flat.priors)
     if flat.kind.default_start:
         numbers["initial_precision"] = 0.0 if flat.kind.per_weight else rule.default_start(Hyper(**numbers))
-    return {**numbers, "kept_scale": kept_scale, "share": share}
+    return {**numbers, "collected_scale": collected_scale, "share": share}
 
 
 def noise_runs(member: Member) -> list[noise.Run]:

@@ -42,7 +42,8 @@ _TEXT = """
 import triton
 import triton.language as tl
 
-from bayesadam.native.tiles import BLOCK, LANES, anything, channels_last, expm1, inside, log1p, normals, place, tanh
+from bayesadam.native.tiles import BLOCK, LANES, anything, channels_last, inside, normals, place
+from bayesadam.native.tiles import expm1, log1p, power, tanh
 
 
 @triton.jit
@@ -228,15 +229,14 @@ def source(program: Program, draws: Sequence[str], real: torch.dtype) -> str:
         loads.append(
             "low, high, index, signs = tl.load(words), tl.load(words + 1), tl.load(row + 3), tl.load(words + 6)"
         )
-    drawn = []
     for name in draws:
         first, bit = (2, 1) if name == "eps" else (4, 2)
-        drawn.append(f"sign = tl.where((signs & {bit}) != 0, -1.0, 1.0)")
+        loads.append(f"sign = tl.where((signs & {bit}) != 0, -1.0, 1.0)")
         outputs = ", ".join(f"x_{name}_{k}" for k in range(4))
         words = f"tl.load(words + {first}), tl.load(words + {first + 1})"
-        drawn.append(f"{outputs} = normals(tile, lane, index, low, high, {words}, sign)")
-    aligned = drawn + [f"p_{name} = tl.multiple_of({pointer}, 16)" for name, pointer in pointers.items()]
-    anywhere = drawn + [f"p_{name} = {pointer}" for name, pointer in pointers.items()]
+        loads.append(f"{outputs} = normals(tile, lane, index, low, high, {words}, sign)")
+    aligned = [f"p_{name} = tl.multiple_of({pointer}, 16)" for name, pointer in pointers.items()]
+    anywhere = [f"p_{name} = {pointer}" for name, pointer in pointers.items()]
     for k in range(4):
         own = ", ".join(f"{name}_{k}" if name in noise else name for name in arguments[3:])
         aligned += [f"at = {k} * LANES + lane", f"body(at, at, mask, {own})"]
@@ -307,7 +307,7 @@ def _root(real: torch.dtype, a: str) -> str:
 def _power(real: torch.dtype, a: str, b: str) -> str:
     if b in ("2", "2.0"):
         return f"{a} * {a}"
-    return f"tl.exp({b} * tl.log({a}))" if b not in ("0.5",) else _root(real, a)
+    return _root(real, a) if b == "0.5" else f"power({a}, {b})"
 
 
 _EXPRESSIONS: dict[str, Expression] = {

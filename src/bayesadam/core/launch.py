@@ -21,9 +21,8 @@ from torch import Tensor
 
 from bayesadam import native, noise
 from bayesadam.core import cpp, eager, gpu, interpret
-from bayesadam.core.draws import Draw
 from bayesadam.core.eager import Draws, Lists
-from bayesadam.core.flat import Flat
+from bayesadam.core.flat import Draw, Flat
 from bayesadam.core.layout import Layout
 from bayesadam.core.passes import Pass
 from bayesadam.core.printing import FIXED, columns

@@ -1,7 +1,7 @@
 """The element-wise computations on weights: the only place where a sample is computed from mean, width and noise, and
 a step from a gradient.
 
-They work on named tensors of one shape: ``weights`` and ``grad`` (in their own dtype), ``kept`` (a curvature from
+They work on named tensors of one shape: ``weights`` and ``grad`` (in their own dtype), ``collected`` (a curvature from
 elsewhere, or averaged over samples), ``mean``, the rule's state, ``prior_mean`` and ``prior_precision`` if each weight
 has its own, and the noise ``eps`` of the sample at which gradients were taken and ``next_eps`` of the next one.
 """
@@ -24,14 +24,6 @@ PER_WEIGHT = ("prior_mean", "prior_precision")
 """Hyper-parameters that are tensors of the state where weights continue from a posterior."""
 
 
-def number_names(rule: Rule, *, has_prior: bool) -> tuple[str, ...]:
-    """Names of the numbers of a pass, in the order in which a kernel gets them."""
-    prior = ("prior_precision",) if has_prior else ()
-    options = (option.name for option in rule.options if not option.static)
-    common = ("lr", "beta1", "beta2", "num_data", "temperature", "initial_precision")
-    return (*common, *prior, *options, *COUNTERS, "skip", "scale", "kept_scale", "share")
-
-
 def perturbed(rule: Rule, mean: Tensor, state: Tensors, eps: Tensor, hp: Hyper) -> Tensor:
     """``theta = mu + sigma * eps``; shapes broadcast."""
     return mean + rule.precision(state, hp).rsqrt() * eps
@@ -51,14 +43,14 @@ class Pass:
     Attributes:
         rule: Rule of the method.
         kind: ``"sample"``: put a sample into the weights. ``"update"``: make a step of the rule. ``"collect"``: average
-            the curvature of a sample into ``kept``. ``"restore"``: replace the sample in the weights by the mean.
+            the curvature of a sample into ``collected``. ``"restore"``: replace the sample in the weights by the mean.
         statics: The rule's static options.
         mean: Where the mean is: ``"state"``; ``"weights"``, which the state's mean follows if it has one; or
             ``"sample"``, where it must be recomputed as ``theta - sigma eps``.
         stored: Whether the state has a mean, in which case the weights have its dtype or are rounded from it.
         deviation: Where ``theta - mu`` comes from, for rules that use it: ``"weights"``, the difference; ``"eps"``,
             drawn again and rounded like the difference; ``"exact"``, drawn again; or ``None``.
-        curvature: ``"rule"``; ``"kept"``, given; or ``None``.
+        curvature: ``"rule"``; ``"collected"``, given; or ``None``.
         then: What an update puts into the weights: ``"mean"``, ``"sample"`` (the next one), or ``None``.
         per_weight: Whether every weight has a prior of its own.
         has_prior: Whether the method has a prior.
@@ -86,7 +78,7 @@ class Pass:
         names = ["mean"] if self.stored else []
         names += [*self.rule.state, *(PER_WEIGHT if self.per_weight else ()), "weights"]
         names += ["grad"] if self.kind in ("update", "collect") else []
-        return (*names, "kept") if self.kind == "collect" or self.curvature == "kept" else tuple(names)
+        return (*names, "collected") if self.kind == "collect" or self.curvature == "collected" else tuple(names)
 
     @property
     def draws(self) -> tuple[str, ...]:
@@ -97,8 +89,11 @@ class Pass:
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Names of its numbers."""
-        return number_names(self.rule, has_prior=self.has_prior)
+        """Names of its numbers, in the order in which a kernel gets them."""
+        prior = ("prior_precision",) if self.has_prior else ()
+        options = (option.name for option in self.rule.options if not option.static)
+        common = ("lr", "beta1", "beta2", "num_data", "temperature", "initial_precision")
+        return (*common, *prior, *options, *COUNTERS, "skip", "scale", "collected_scale", "share")
 
     def run(self, values: Tensors, numbers: Numbers) -> dict[str, Tensor]:
         """Return the new values of the tensors that it changes."""
@@ -113,15 +108,15 @@ class Pass:
             return self._with_mean(results, mean)
         grad = values["grad"].to(state[rule.state[0]].dtype) * numbers["scale"]
         curvature = None
-        if self.curvature == "kept":
-            curvature = values["kept"] * numbers["kept_scale"]
+        if self.curvature == "collected":
+            curvature = values["collected"] * numbers["collected_scale"]
         elif self.curvature == "rule":
             deviation = self._deviation(mean, weights, values, state, before)
             curvature = rule.curvature(grad, deviation, state, before)
         if self.kind == "collect":
             if curvature is None:
                 return {}
-            return {"kept": values["kept"] + numbers["share"] * (curvature - values["kept"])}
+            return {"collected": values["collected"] + numbers["share"] * (curvature - values["collected"])}
         counters = advanced(rule, before)
         after = Hyper(**{**vars(before), **counters})
         moved, new = rule.update(mean, state, grad, curvature, after)

@@ -241,11 +241,11 @@ def _without_unused(program: Program) -> Program:
     """Remove operations whose results are not used."""
     needed = {*program.results.values(), *program.counters.values()}
     for part in (program.body, program.header):
-        kept = []
+        used = []
         for operation in reversed(part):
             if operation.variable in needed:
                 needed.update(arg for arg in operation.args if isinstance(arg, Variable))
-                kept.append(operation)
-        part[:] = reversed(kept)
+                used.append(operation)
+        part[:] = reversed(used)
     program.numbers = tuple(name for name in program.numbers if number_variable(name) in needed)
     return program

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.core import launch
-from bayesadam.core.draws import Draw
-from bayesadam.core.flat import Flat, numbers_of
+from bayesadam.core.flat import Draw, Flat, numbers_of
 from bayesadam.core.layout import Layout
 from bayesadam.sharding import local, rank_and_size
 
@@ -83,8 +82,10 @@ class Weights:
         flats, draw = self.perturbed(), self.draw(sample)
         if self.layout.dense is not None:
             self.layout.dense.prepare(draw)  # drawing may raise an error
+        self.flats, self.drawn = [], draw
         for flat in flats:
             self.write(flat, np.arange(len(flat.members)), draw, mean="weights")
+            self.flats.append(flat)  # so that an error at the next one puts the mean back
         self.layout.set_all("weights", then)
         self.settle(flats, draw)
 
@@ -144,7 +145,7 @@ class Weights:
         for flat in self.flats:
             chosen = np.arange(len(flat.members))
             self._recover(flat, chosen, launch.weights_of(flat, chosen))
-        self.flats, self._versions, self._members = [], [], []
+        self.flats, self._versions, self._members, self._widths = [], [], [], {}
         self.layout.set_all("weights", MEAN)
         torch.clear_autocast_cache()
 

@@ -13,9 +13,8 @@ from torch import Tensor
 from bayesadam import noise
 from bayesadam.core.collect import Collection
 from bayesadam.core.dense import NotPositive
-from bayesadam.core.draws import Draw
 from bayesadam.core.finite import DeviceCheck, first_bad
-from bayesadam.core.flat import Flat, numbers_of
+from bayesadam.core.flat import Draw, Flat, numbers_of
 from bayesadam.core.launch import run
 from bayesadam.core.sources import HessianSource
 from bayesadam.native import device as devices
@@ -55,7 +54,7 @@ class Updates:
     def ready(self) -> bool:
         """Whether to step; raises an error if ``nonfinite="raise"`` and the step cannot be made."""
         layout, collection = self.layout, self.collection
-        if collection.keeps_curvature and collection.source is None and layout.dense is None:
+        if collection.collects_curvature and collection.source is None and layout.dense is None:
             self._check_measured()
         self.learn(wait=False)
         self._found = self._start_check()
@@ -79,7 +78,7 @@ class Updates:
         for flat in self.layout.built:
             if flat.kind.perturb or not self.layout.rule.needs_noise:
                 for parameter in flat.parameters:
-                    if parameter.grad is not None and parameter not in self.collection.kept:
+                    if parameter.grad is not None and parameter not in self.collection.curvatures:
                         raise RuntimeError(
                             f"the gradient of parameter {self.layout.name_of(parameter)} must be computed inside "
                             "sampled_params(), got one from outside"
@@ -125,8 +124,8 @@ class Updates:
         if bad is not None:
             raise self._not_finite(bad, "; nothing was changed")
         if isinstance(self.collection.source, HessianSource):  # infinite perhaps where the gradient is finite
-            for parameter, kept in self.collection.kept.items():
-                if not kept.isfinite().all():
+            for parameter, curvature in self.collection.curvatures.items():
+                if not curvature.isfinite().all():
                     self._refuse_curvature(parameter)
 
     def _refuse_curvature(self, parameter: Tensor) -> None:
@@ -148,13 +147,13 @@ class Updates:
         rule: Any = self.layout.rule
         correction, smallest = self.layout.first["correction"], math.inf
         for flat in self.layout.built:
-            scales = np.broadcast_to(self.collection.kept_scales(flat), len(flat.members))
+            scales = np.broadcast_to(self.collection.collected_scales(flat), len(flat.members))
             for number, parameter in enumerate(flat.parameters):
-                kept = self.collection.kept.get(parameter)
-                if kept is None or parameter.grad is None or not kept.numel():
+                curvature = self.collection.curvatures.get(parameter)
+                if curvature is None or parameter.grad is None or not curvature.numel():
                     continue
                 state, hp = {name: flat.part(name, number) for name in rule.state}, flat.hyper(rule, number)
-                limit = float(rule.largest_rate(state, kept * float(scales[number]), hp))
+                limit = float(rule.largest_rate(state, curvature * float(scales[number]), hp))
                 if math.isnan(limit):
                     self._refuse_curvature(parameter)
                 if correction is None and not limit > rule.rate(hp):
@@ -188,9 +187,9 @@ class Updates:
         """Make the rule's step on the members with a gradient; in drop-in training all get their next sample."""
         grads = [parameter.grad for parameter in flat.parameters]
         chosen = np.array([i for i, grad in enumerate(grads) if ready and grad is not None], dtype=np.int64)
-        if self.collection.keeps_curvature:
-            has = np.array([flat.parameters[number] in self.collection.kept for number in chosen], dtype=bool)
-            self._step(flat, chosen[has], grads, draws, drop_in=drop_in, curvature="kept")
+        if self.collection.collects_curvature:
+            has = np.array([flat.parameters[number] in self.collection.curvatures for number in chosen], dtype=bool)
+            self._step(flat, chosen[has], grads, draws, drop_in=drop_in, curvature="collected")
             self._step(flat, chosen[~has], grads, draws, drop_in=drop_in, curvature=None)
         else:
             self._step(flat, chosen, grads, draws, drop_in=drop_in, curvature="rule")
@@ -213,20 +212,20 @@ class Updates:
         rule, collection = self.layout.rule, self.collection
         grads = grads if len(chosen) == len(grads) else [grads[i] for i in chosen]
         lists = {"grad": list(map(local, grads)) if flat.is_sharded else grads}
-        kept_scale: Any = 1.0
-        if curvature == "kept":
+        collected_scale: Any = 1.0
+        if curvature == "collected":
             parameters = [flat.parameters[i] for i in chosen]
-            kept = [collection.kept[parameter] for parameter in parameters]
+            curvatures = [collection.curvatures[parameter] for parameter in parameters]
             if self._found is None:
-                kept_scale = collection.kept_scales(flat)
+                collected_scale = collection.collected_scales(flat)
             else:
                 scales = collection.ratios(parameters).to(flat.kind.dtype).pow(rule.power)
-                kept = list(torch._foreach_mul(kept, list(scales)))
-            lists["kept"] = kept
+                curvatures = list(torch._foreach_mul(curvatures, list(scales)))
+            lists["collected"] = curvatures
         groups: list[Mapping[str, Any]] = list(flat.groups)
         if self._largest_rate < math.inf:
             groups = [rule.slowed(group, self._largest_rate) for group in groups]  # type: ignore[attr-defined]
-        numbers = numbers_of(rule, flat, scale=collection.factor, kept_scale=kept_scale, groups=groups)
+        numbers = numbers_of(rule, flat, scale=collection.factor, collected_scale=collected_scale, groups=groups)
         noisy = curvature == "rule" and rule.needs_noise and flat.kind.perturb
         entries = {
             "mean": ("state" if flat.stored else "sample") if drop_in else "weights",

@@ -151,5 +151,4 @@ def fill(table: NDArray[np.int64], device: torch.device) -> None:
 
     programs = programs_of(table)
     both = upload(packed(table, programs), device)
-    function = tiles.fill if table.shape[1] == FILL_COLUMNS else tiles.fill_around
-    launch(function, int(programs.sum()), device, parts_of(both, table), both)
+    launch(tiles.fill, int(programs.sum()), device, parts_of(both, table), both, table.shape[1])

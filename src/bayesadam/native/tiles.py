@@ -17,7 +17,6 @@ CHUNK = tl.constexpr(device.CHUNK)
 PROGRAMS = tl.constexpr(device.PROGRAMS)
 NONE = tl.constexpr(device.NONE)
 FILL_COLUMNS = tl.constexpr(device.FILL_COLUMNS)
-SAMPLE_COLUMNS = tl.constexpr(device.FILL_COLUMNS + 4)
 
 
 @triton.jit
@@ -132,49 +131,38 @@ def channels_last(at, begin, positions, channels):
 
 
 @triton.jit
-def fill(parts, table):
-    """Fill runs with normals; a table as in ``normal.cpp``."""
-    _, row, tile, lane, lanes, begin = place(parts, table, FILL_COLUMNS)
+def fill(parts, table, columns: tl.constexpr):
+    """Fill runs with normals, or with samples of independent Gaussians; a table as in
+    :func:`bayesadam.native.device.fill`.
+    """
+    _, row, tile, lane, lanes, begin = place(parts, table, columns)
     size = tl.load(row + 1)
     out = tl.load(row + 9).to(tl.pointer_type(tl.float32)) + begin
+    mean, deviation, positions, channels = out, out, 0, 0
+    if columns > FILL_COLUMNS:
+        mean = tl.load(row + 10).to(tl.pointer_type(tl.float32)) + begin
+        deviation = tl.load(row + 11).to(tl.pointer_type(tl.float32)) + begin
+        positions, channels = tl.load(row + 12).to(tl.int32), tl.load(row + 13).to(tl.int32)
     sign = tl.load(row + 8).to(tl.float32)
     a, b, c, d = normals(
         *(tile, lane, tl.load(row + 7)),
         *(tl.load(row + 3), tl.load(row + 4), tl.load(row + 5), tl.load(row + 6), sign),
     )
-    tl.store(out + lane, a, mask=inside(lane, lane, lanes, begin, size))
-    tl.store(out + lanes + lane, b, mask=inside(lanes + lane, lane, lanes, begin, size))
-    tl.store(out + 2 * lanes + lane, c, mask=inside(2 * lanes + lane, lane, lanes, begin, size))
-    tl.store(out + 3 * lanes + lane, d, mask=inside(3 * lanes + lane, lane, lanes, begin, size))
+    store(lane, lane, lanes, begin, size, positions, channels, out, mean, deviation, a, columns)
+    store(lanes + lane, lane, lanes, begin, size, positions, channels, out, mean, deviation, b, columns)
+    store(2 * lanes + lane, lane, lanes, begin, size, positions, channels, out, mean, deviation, c, columns)
+    store(3 * lanes + lane, lane, lanes, begin, size, positions, channels, out, mean, deviation, d, columns)
 
 
 @triton.jit
-def put_around(at, lane, lanes, begin, size, positions, channels, out, mean, deviation, normal):
-    """Write ``mean + deviation * normal``."""
+def store(at, lane, lanes, begin, size, positions, channels, out, mean, deviation, normal, columns: tl.constexpr):
+    """Write normals, or ``mean + deviation * normal``."""
     mask = inside(at, lane, lanes, begin, size)
-    moved = channels_last(at, begin, positions, channels)
-    spread = normal * tl.load(deviation + moved, mask=mask, other=0.0)
-    tl.store(out + moved, tl.load(mean + moved, mask=mask, other=0.0) + spread, mask=mask)
-
-
-@triton.jit
-def fill_around(parts, table):
-    """Fill runs with samples of independent Gaussians; a table as in :func:`bayesadam.native.device.fill`."""
-    _, row, tile, lane, lanes, begin = place(parts, table, SAMPLE_COLUMNS)
-    size = tl.load(row + 1)
-    out = tl.load(row + 9).to(tl.pointer_type(tl.float32)) + begin
-    mean = tl.load(row + 10).to(tl.pointer_type(tl.float32)) + begin
-    deviation = tl.load(row + 11).to(tl.pointer_type(tl.float32)) + begin
-    positions, channels = tl.load(row + 12).to(tl.int32), tl.load(row + 13).to(tl.int32)
-    sign = tl.load(row + 8).to(tl.float32)
-    a, b, c, d = normals(
-        *(tile, lane, tl.load(row + 7)),
-        *(tl.load(row + 3), tl.load(row + 4), tl.load(row + 5), tl.load(row + 6), sign),
-    )
-    put_around(lane, lane, lanes, begin, size, positions, channels, out, mean, deviation, a)
-    put_around(lanes + lane, lane, lanes, begin, size, positions, channels, out, mean, deviation, b)
-    put_around(2 * lanes + lane, lane, lanes, begin, size, positions, channels, out, mean, deviation, c)
-    put_around(3 * lanes + lane, lane, lanes, begin, size, positions, channels, out, mean, deviation, d)
+    if columns > FILL_COLUMNS:
+        at = channels_last(at, begin, positions, channels)
+        spread = normal * tl.load(deviation + at, mask=mask, other=0.0)
+        normal = tl.load(mean + at, mask=mask, other=0.0) + spread
+    tl.store(out + at, normal, mask=mask)
 
 
 @triton.jit
@@ -205,6 +193,15 @@ def tanh(x):
     y = expm1(-2.0 * tl.abs(x))
     z = -y / (y + 2.0)
     return tl.where(x < 0, -z, z)
+
+
+@triton.jit
+def power(x, y):
+    """``x ** y``, also for negative ``x`` if ``y`` is whole."""
+    y = tl.zeros_like(x) + y
+    size = tl.exp(y * tl.log(tl.abs(x)))
+    signed = tl.where(tl.floor(y) != y, float("nan"), tl.where(2.0 * tl.floor(0.5 * y) == y, size, -size))
+    return tl.where(x < 0, signed, size)
 
 
 @triton.jit

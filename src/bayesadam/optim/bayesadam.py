@@ -125,6 +125,7 @@ def default_temperature(num_data: float, batch_size: float, total_steps: float |
     check_positive("batch_size", batch_size)
     if total_steps is None:
         return UNPLANNED
+    check_positive("total_steps", total_steps)
     epochs = total_steps * batch_size / num_data
     return min(1.0, epochs * math.sqrt(total_steps) / LONG)
 

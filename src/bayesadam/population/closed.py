@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from bayesadam.curvature.totals import Scratch
 from bayesadam.likelihoods import Likelihood
 from bayesadam.population.batches import Batch
 from bayesadam.population.curvature import Gradients, diagonal
 from bayesadam.population.layout import Layout
 from bayesadam.population.objective import Member
-from bayesadam.population.perceptron import Layers, Memory, Perceptron, plain_layers
+from bayesadam.population.perceptron import Layers, Perceptron, plain_layers
 
 Tensors = Mapping[str, Tensor]
 
@@ -36,7 +37,7 @@ class ClosedForm:
         shapes = layout.shapes.items()
         self._learned = Layout({name: shape for name, shape in shapes if name.startswith("likelihood.")})
         self._weights = Layout({name: shape for name, shape in shapes if name not in self._learned.shapes})
-        self._perturbed, self._memory = perturbed, Memory()
+        self._perturbed, self._scratch = perturbed, Scratch()
         self._likelihood = likelihood
         self._log_density, self._score = _Method(likelihood, "log_density"), _Method(likelihood, "score")
         self._has_score = likelihood.defines("score") and not self._learned.shapes
@@ -66,7 +67,7 @@ class ClosedForm:
         """Losses, gradients and curvature, as in :meth:`bayesadam.population.losses.Losses.gradients`."""
         weights, learned = theta[..., : self._perturbed], theta[..., self._perturbed :]
         with torch.no_grad():
-            trace = Perceptron(self._layers, self._weights.split(weights), batch.x, self._memory)
+            trace = Perceptron(self._layers, self._weights.split(weights), batch.x, self._scratch)
         inputs: list[Tensor] = []
         if self._has_score and curvature != "exact":
             losses = self._losses(trace.output, learned, constants, batch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +26,6 @@ class Draws:
     def __init__(self, sizes: Mapping[int, int], samples: int, antithetic: bool, like: Tensor) -> None:
         self._sizes, self._antithetic, self._like = sizes, antithetic, like
         self._samples = range(samples // 2 if antithetic else samples)
-        self._scratch = noise.Scratch()
         self._coming: dict[tuple[int, ...], Tensor] = {}
 
     def take(self, seeds: Sequence[int], steps: Sequence[int], ahead: float) -> Tensor:
@@ -42,9 +40,9 @@ class Draws:
             most = _AHEAD // (len(seeds) * len(self._samples) * sum(self._sizes.values()))
             count = int(max(1, min(ahead, most)))
             following = [[step + i for step in steps] for i in range(count)]
-            options: dict[str, Any] = {"device": self._like.device, "scratch": self._scratch}
             every = [step for several in following for step in several]
-            eps = noise.normal_many(list(seeds) * count, every, self._samples, self._sizes, **options)
+            many = list(seeds) * count
+            eps = noise.normal_many(many, every, self._samples, self._sizes, device=self._like.device)
             eps = eps.to(self._like.dtype).view(count, len(seeds), *eps.shape[1:])
             eps = torch.stack((eps, -eps), dim=3).flatten(2, 3) if self._antithetic else eps
             self._coming = {(*seeds, *several): part for several, part in zip(following, eps, strict=True)}

@@ -80,7 +80,7 @@ class Losses:
         total: Tensor = batch.mean(losses.unflatten(0, (count, samples))) + penalty.view(count, samples)
         return total
 
-    def gradients(self, theta: Tensor, batch: Batch, curvature: str | None = None, *, closed: bool = True) -> Gradients:
+    def gradients(self, theta: Tensor, batch: Batch, curvature: str | None = None) -> Gradients:
         """Losses, their gradients at ``theta``, and a curvature there that the rule cannot compute itself.
 
         Args:
@@ -90,9 +90,8 @@ class Losses:
                 minibatch of the squared gradients of single data points, each of :meth:`losses` at that data point
                 alone. It is computed at the perturbed coordinates only, since for parameters of a likelihood the
                 library's optimisers have no such squares. With any other name there is none.
-            closed: Whether to use the closed form, if there is one.
         """
-        if closed and self._closed is not None and self._closed.handles(batch, curvature):
+        if self._closed is not None and self._closed.handles(batch, curvature):
             return self._closed.gradients(theta.detach(), self.constants, batch, curvature)
         if curvature == "empirical_fisher":
             return with_squares(
@@ -103,7 +102,7 @@ class Losses:
     def outputs(self, weights: Tensor, member: int, x: Tensor) -> Tensor:
         """Outputs ``(S, N, ...)`` of a member at ``S`` rows of weights, for as many inputs at a time as fit a cache."""
         bytes_each = 2 * weights.element_size() * len(weights) * self.activations
-        rows = torch.split(x, max(1, together(x.device) // bytes_each))
+        rows = torch.split(x, max(1, working_set(x.device, CACHE) // bytes_each))
         values = self.layout.split(weights)
         if self._closed is not None and x.ndim == 2:
             return torch.cat([self._closed.outputs(values, part) for part in rows], dim=1)
@@ -177,11 +176,6 @@ class Losses:
         # Tied weights are passed explicitly, since functional_call's tie_weights leaves batched tensors in modules.
         placed = {place: values[name] for place, name in self._places.items()}
         return functional_call(self.template, placed, inputs, tie_weights=False)
-
-
-def together(device: torch.device) -> int:
-    """Approximate memory in bytes of what is computed together."""
-    return working_set(device, CACHE)
 
 
 def _public(name: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from bayesadam.curvature.totals import Scratch
 
 ELEMENTWISE = (
     nn.ReLU,
@@ -42,21 +43,6 @@ IN_PLACE = {nn.Tanh: (_tanh_, _tanh_backward_), nn.ReLU: (Tensor.relu_, _relu_ba
 """Functions that overwrite their inputs, and functions of a gradient and the outputs that overwrite the gradient."""
 
 
-class Memory:
-    """Memory of intermediate results, which the next step uses again: fresh memory takes as long as the products."""
-
-    def __init__(self) -> None:
-        self._flat: dict[str, Tensor] = {}
-
-    def at(self, place: str, *shape: int, like: Tensor) -> Tensor:
-        """Return a tensor whose values are arbitrary, in the memory of this place."""
-        numel = math.prod(shape)
-        flat = self._flat.get(place)
-        if flat is None or len(flat) < numel:
-            flat = self._flat[place] = like.new_empty(numel)
-        return flat[:numel].view(shape)
-
-
 class Perceptron:
     """One forward pass through linear layers and element-wise functions, one after another.
 
@@ -66,15 +52,15 @@ class Perceptron:
         layers: Layers with the prefix of their parameters' names, see :func:`plain_layers`.
         weights: Weights by name, ``(k, S, *shape)``.
         x: Inputs ``(k, M, D)``, the same for all samples.
-        memory: Memory of the intermediate results and the outputs, which a further pass in it overwrites. Without it
-            there is no backward pass.
+        scratch: Memory of the intermediate results and the outputs, which a further pass in it overwrites: fresh memory
+            takes as long as the products. Without it there is no backward pass.
 
     Attributes:
         output: Outputs, ``(k, S, M, ...)``.
     """
 
-    def __init__(self, layers: Layers, weights: Weights, x: Tensor, memory: Memory | None = None) -> None:
-        self._memory = memory
+    def __init__(self, layers: Layers, weights: Weights, x: Tensor, scratch: Scratch | None = None) -> None:
+        self._scratch = scratch
         self._sizes = next(iter(weights.values())).shape[:2]
         self._passed: list[_Linear | Callable[[Tensor], Tensor]] = []
         count, samples = self._sizes
@@ -87,7 +73,7 @@ class Perceptron:
             rows = (count, samples * layer.out_features) if is_shared else (count * samples, layer.out_features)
             weight = weight.reshape(*rows, layer.in_features)
             out = self._place(f"{prefix}outputs", *rows, hidden.shape[2], like=hidden)
-            if memory is not None:
+            if scratch is not None:
                 self._passed.append(_Linear(prefix, hidden, None if is_shared else weight, bias is not None))
             if bias is None:
                 hidden = torch.bmm(weight, hidden, out=out)
@@ -97,7 +83,7 @@ class Perceptron:
         self.output = hidden.reshape(count, samples, *hidden.shape[1:]).transpose(2, 3)
 
     def _place(self, name: str, *shape: int, like: Tensor) -> Tensor | None:
-        return None if self._memory is None else self._memory.at(name, *shape, like=like)
+        return None if self._scratch is None else self._scratch.get(name, shape, like)
 
     def _elementwise(self, layer: nn.Module, hidden: Tensor, is_fresh: bool) -> Tensor:
         if type(layer) in IN_PLACE and is_fresh and not torch.is_grad_enabled():
@@ -105,7 +91,7 @@ class Perceptron:
             forward_(hidden)
             self._passed.append(lambda grad: backward_(grad, hidden))
             return hidden
-        if self._memory is None:
+        if self._scratch is None:
             result: Tensor = layer(hidden.clone() if getattr(layer, "inplace", False) else hidden)
             return result
         with torch.enable_grad():

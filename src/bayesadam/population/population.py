@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -165,9 +165,8 @@ class Population:
         eps = self._mean.new_zeros(1, 1)
         if method == "monte_carlo" and self._variance.any():
             sizes = dict(enumerate(self._layout.sizes))
-            device, scratch = self._mean.device, noise.Scratch()
-            draw = partial(noise.normal_many, stream=noise.POSTERIOR, device=device, scratch=scratch)
-            eps = draw([seed], [0], range(mc_samples), sizes)[0].to(self._mean.dtype)
+            where: dict[str, Any] = {"stream": noise.POSTERIOR, "device": self._mean.device}
+            eps = noise.normal_many([seed], [0], range(mc_samples), sizes, **where)[0].to(self._mean.dtype)
         self._losses.train(False)
         results = []
         for member, (rows, likelihood) in enumerate(zip(inputs, self.likelihoods, strict=True)):

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from bayesadam.checks import check_nonfinite, is_whole, truths
 from bayesadam.likelihoods import Likelihood, check_likelihood
+from bayesadam.native.device import working_set
 from bayesadam.optim import PerturbedOptimizer
 from bayesadam.population.batches import Pair, Pool
 from bayesadam.population.chunk import Chunk, Plan, Schedule
-from bayesadam.population.losses import Losses, together
+from bayesadam.population.losses import CACHE, Losses
 from bayesadam.population.members import COMMON, SHARED, configure, member_options
 from bayesadam.population.objective import Objective
 from bayesadam.population.population import Population
@@ -162,7 +163,7 @@ def train(
     record = Record(losses, criteria, setup, epochs, held_out, patience)
     if chunk is None:
         numbers = setup.hypers[0]["mc_samples"] * (2 * losses.activations * max(pool.widths) + 4 * means.shape[1])
-        chunk = max(1, together(means.device) // (numbers * means.element_size()))
+        chunk = max(1, working_set(means.device, CACHE) // (numbers * means.element_size()))
     plan = Plan(pool, epochs, lr_schedule, beta_schedule, skip_nonfinite=nonfinite == "skip")
     with progress_bar("training", sum(pool.batches) * epochs, progress) as advance:
         for chosen in _chunks(pool.batches, chunk):

@@ -46,7 +46,6 @@ class Ahead:
             torch.cat([value.detach().flatten() for value in part.values()]) for part in (self._random, std)
         )
         self._seed = seed
-        self._scratch = noise.Scratch()
         self._first = 0
         self._samples: list[tuple[Tensor, ...]] = []
 
@@ -70,9 +69,7 @@ class Ahead:
 
     def _drawn(self, numbers: range) -> list[tuple[Tensor, ...]]:
         cpu = torch.device("cpu")
-        drawn = noise.normal_many(
-            [self._seed], [0], numbers, self._sizes, stream=noise.POSTERIOR, device=cpu, scratch=self._scratch
-        )
+        drawn = noise.normal_many([self._seed], [0], numbers, self._sizes, stream=noise.POSTERIOR, device=cpu)
         values = torch.addcmul(self._mean, drawn[0].to(self._mean.dtype), self._std)
         parts = zip(torch.split(values, list(self._sizes.values()), 1), self._random.values(), strict=True)
         return list(zip(*(part.reshape(len(numbers), *mean.shape).unbind() for part, mean in parts), strict=True))

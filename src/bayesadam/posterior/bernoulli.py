@@ -72,7 +72,6 @@ class BernoulliPosterior(Posterior):
         A weight is not 0 where the standard normal that a Gaussian posterior would draw for it is below the
         ``probability`` quantile. Nothing is drawn for tensors of point masses only.
         """
-        scratch = noise.Scratch()
         # Noise is float32 whatever the weights are.
         random = truths(self._random(name).any() for name in self.probability)
         quantile = {
@@ -90,7 +89,7 @@ class BernoulliPosterior(Posterior):
         @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
             if number is not None:
-                noise.fill_many(eps, seed, 0, number, stream=noise.POSTERIOR, scratch=scratch)
+                noise.fill_many(eps, seed, 0, number, stream=noise.POSTERIOR)
             for index, (name, mean) in enumerate(self.mean.items()):
                 drawn = number is not None and index in eps
                 value = torch.where(eps[index] < quantile[name], scale[name], 0.0) if drawn else mean

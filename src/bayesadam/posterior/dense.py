@@ -186,9 +186,7 @@ class DenseGaussian(GaussianPosterior):
                 return factor.new_zeros(TOGETHER, 0)
             sizes = {index: mean.numel() for index, mean in enumerate(self.mean.values()) if mean.numel()}
             numbers = range(block * TOGETHER, (block + 1) * TOGETHER)
-            drawn = noise.normal_many(
-                [seed], [0], numbers, sizes, stream=noise.POSTERIOR, device=factor.device, scratch=noise.Scratch()
-            )
+            drawn = noise.normal_many([seed], [0], numbers, sizes, stream=noise.POSTERIOR, device=factor.device)
             eps = drawn[0].double()
             found = torch.empty_like(eps)
             for start in range(0, len(factor), ROWS):

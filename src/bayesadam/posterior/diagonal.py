@@ -12,6 +12,7 @@ from bayesadam import noise
 from bayesadam.checks import require
 from bayesadam.functional import gaussian
 from bayesadam.posterior.ahead import Ahead, fits
+from bayesadam.posterior.around import Around
 from bayesadam.posterior.gaussian import GaussianPosterior, mean_rule
 
 
@@ -92,10 +93,9 @@ class DiagonalGaussian(GaussianPosterior):
             std: Standard deviations of the tensors that are not fixed, by name.
             seed: Seed of the samples.
         """
-        scratch = noise.Scratch()
         random = {index: name for index, name in enumerate(self.mean) if name in std}
         means, deviations = ({i: of[name] for i, name in random.items()} for of in (self.mean, std))
-        around = noise.Around(means, deviations, seed)
+        around = Around(means, deviations, seed)
 
         @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
@@ -105,7 +105,7 @@ class DiagonalGaussian(GaussianPosterior):
             own = {index: targets[name].detach() for index, name in random.items()}
             if number is not None and own and not around(own, number):
                 draws = {index: _room(out, means[index]) for index, out in own.items()}
-                noise.fill_many(draws, seed, 0, number, stream=noise.POSTERIOR, scratch=scratch)
+                noise.fill_many(draws, seed, 0, number, stream=noise.POSTERIOR)
                 if all(draw.device.type != "cpu" for draw in draws.values()):  # two operations for all tensors
                     torch._foreach_mul_(list(draws.values()), list(deviations.values()))
                     torch._foreach_add_(list(draws.values()), list(means.values()))

@@ -108,7 +108,6 @@ class KroneckerGaussian(GaussianPosterior):
 
         ``eps`` is the noise that :class:`DiagonalGaussian` draws, so the samples agree where there are no bases.
         """
-        scratch = noise.Scratch()
         std = {name: self.eigenvalues[name].sqrt() for name in self.random_names}
         dtypes = {name: torch.promote_types(value.dtype, torch.float32) for name, value in std.items()}
         draws = {
@@ -120,7 +119,7 @@ class KroneckerGaussian(GaussianPosterior):
         @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
             if number is not None:
-                noise.fill_many(draws, seed, 0, number, stream=noise.POSTERIOR, scratch=scratch)
+                noise.fill_many(draws, seed, 0, number, stream=noise.POSTERIOR)
             for index, (name, mean) in enumerate(self.mean.items()):
                 value = mean
                 if number is not None and name in std:

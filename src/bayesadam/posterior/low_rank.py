@@ -164,7 +164,7 @@ class LowRankGaussian(GaussianPosterior):
             for name, mean in self.mean.items():
                 center[name].copy_(mean)
             if number is not None:
-                noise.normal(seed, _STEP, number, 0, z.shape, stream=noise.POSTERIOR, out=z)
+                noise.fill_many({0: z}, seed, _STEP, number, stream=noise.POSTERIOR)
                 with without_autocast([z]):
                     for name, factor in factors.items():
                         center[name] += (z.to(factor) @ factor).view(center[name].shape)

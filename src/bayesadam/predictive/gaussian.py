@@ -254,7 +254,6 @@ def standard_normals(samples: int, like: Tensor, seed: int) -> Tensor:
     size = width * max(1, BLOCK // width)
     blocks = -(-like.numel() // size)
     draws = like.new_empty(samples, blocks * size)
-    scratch = noise.Scratch()
     for part in chunks(blocks, size, noise.BLOCK):
         sizes = dict.fromkeys(range(part.start, part.stop), size)
         for numbers in chunks(samples, len(sizes) * size, noise.BLOCK):
@@ -266,7 +265,6 @@ def standard_normals(samples: int, like: Tensor, seed: int) -> Tensor:
                 sizes,
                 stream=noise.POSTERIOR,
                 device=like.device,
-                scratch=scratch,
             )
             draws[numbers, part.start * size : part.stop * size] = made[0]
     return draws[:, : like.numel()].reshape(samples, *like.shape)
