@@ -1,5 +1,6 @@
 """Ensembles that are trained in one call: each member is what a training of its own gives, and what is refused."""
 
+import functools
 import math
 
 import pytest
@@ -124,6 +125,8 @@ def test_it_learns_and_tells_how_it_was_made():
         ({"lr": -0.1}, "^lr must be a positive, finite number, got -0.1$"),
         ({"likelihood": nn.CrossEntropyLoss()}, "^likelihood must be"),
         ({"likelihood": ba.Gaussian(1.0, learned=True)}, "^likelihood must have no learned parameters, got"),
+        ({"make": perceptron()}, "^make_model must be a function that returns a network, got Sequential$"),
+        ({"make": functools.cache(perceptron)}, "^make_model must return new parameters at each call, got those of"),
         ({"data": X}, r"^data must be a pair of tensors \(x, y\), got Tensor$"),
         ({"data": (X, Y[:-1])}, "^data must be as many inputs as targets, got 40 and 39$"),
     ],

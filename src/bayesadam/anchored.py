@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam import noise
-from bayesadam.checks import check, check_count, check_pair, check_positive, is_positive
+from bayesadam.checks import check, check_count, check_maker, check_new, check_pair, check_positive, is_positive
 from bayesadam.core.layout import INIT, initial_priors
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim import half_cosine
@@ -90,9 +90,11 @@ def anchored_ensemble(
 
     Raises:
         ValueError: A number is out of range; ``likelihood`` is not a likelihood or has learned parameters; the data are
-            not a pair or do not match; or the networks have different constants or no such last layer.
+            not a pair or do not match; or ``make_model`` is no function that returns new networks, or these have
+            different constants or no such last layer.
         FloatingPointError: A gradient is not finite.
     """
+    check_maker(make_model)
     for name, value in {"members": members, "steps": steps, "batch_size": batch_size}.items():
         check_count(name, value)
     check_positive("lr", lr)
@@ -135,6 +137,7 @@ def anchored_ensemble(
 def _made(make_model: Callable[[], nn.Module], seeds: range) -> list[nn.Module]:
     """Create the networks, and check that everything that is not trained is the same in all of them."""
     models = initialize(make_model, seeds=seeds)
+    check_new(models)
     kept = _constants(models[0])
     for model in models:
         for name, value in _constants(model).items():

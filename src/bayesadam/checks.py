@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _COUNTS = ("mc_samples", "probes")
 
@@ -73,6 +73,25 @@ def check_positive(name: str, value: Any) -> None:
 def check_count(name: str, value: Any) -> None:
     """Raise ``ValueError`` unless a value is a whole number of at least 1."""
     check(name, value, "a whole number of at least 1", is_whole)
+
+
+def check_model(model: Any) -> None:
+    """Raise ``ValueError`` unless a value is a network; it may be a posterior, if arguments were swapped."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+
+def check_maker(make_model: Any) -> None:
+    """Raise ``ValueError`` unless a value can be a function that makes networks, and is not a network itself."""
+    if isinstance(make_model, nn.Module) or not callable(make_model):
+        raise ValueError(f"make_model must be a function that returns a network, got {type(make_model).__name__}")
+
+
+def check_new(models: Sequence[nn.Module]) -> None:
+    """Raise ``ValueError`` unless networks of one ``make_model`` have trainable parameters of their own."""
+    trained = [id(p) for model in models for p in model.parameters() if p.requires_grad]
+    if len(set(trained)) < len(trained):
+        raise ValueError("make_model must return new parameters at each call, got those of another network")
 
 
 def check_pair(data: Any) -> None:

@@ -17,7 +17,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from bayesadam.checks import check, check_count, check_positive, is_positive
+from bayesadam.checks import check, check_count, check_model, check_positive, is_positive
 
 BOUNDED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Layers whose weights are bounded. Transposed convolutions, whose outputs are the second axis, are not."""
@@ -136,6 +136,7 @@ def distance_aware(
         ValueError: A number is out of range; there is no such layer, or it is a lazy one that has not run; or a bound
             is given and a weight cannot be parametrised, such as that of ``nn.utils.spectral_norm`` or a lazy layer.
     """
+    check_model(model)
     check_count("features", features)
     check_positive("length_scale", length_scale)
     check("bound", bound, "None or a positive, finite number", lambda v: v is None or is_positive(v))

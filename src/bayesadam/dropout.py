@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bayesadam import noise
+from bayesadam.checks import check_model
 from bayesadam.functional.curvature import wide
 from bayesadam.functional.generators import seeded
 from bayesadam.functional.recomputation import recomputed_by
@@ -207,6 +208,7 @@ def _units(module: Dropout, value: Tensor) -> torch.Size:
 
 def _dropouts(model: nn.Module) -> dict[str, Dropout]:
     """The modules that drop units, by name."""
+    check_model(model)
     found = {name: module for name, module in model.named_modules() if isinstance(module, Dropout) and module.p > 0}
     if not found:
         raise ValueError("the model must have a dropout module with p > 0, got none")

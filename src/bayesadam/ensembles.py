@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from bayesadam.checks import check_count, check_pair, check_positive
+from bayesadam.checks import check_count, check_maker, check_new, check_pair, check_positive
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim import OPTIMIZERS, VOGN, BayesAdam, PerturbedOptimizer
@@ -70,10 +70,12 @@ def train_ensemble(
 
     Raises:
         ValueError: A number is out of range, the method is unknown, something is no likelihood or one with learned
-            parameters, or the data are no pair of as many inputs as targets.
+            parameters, the data are no pair of as many inputs as targets, or ``make_model`` is no function that returns
+            new networks.
         TypeError: The optimiser does not have an option.
         FloatingPointError: A gradient is not finite.
     """
+    check_maker(make_model)
     for name, value in {"epochs": epochs, "batch_size": batch_size, "members": members}.items():
         check_count(name, value)
     if method not in METHODS:
@@ -85,11 +87,14 @@ def train_ensemble(
     told = {"method": method, "epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed, **(options or {})}
     steps = math.ceil(len(data[0]) / batch_size) * epochs
     found = []
+    before: list[nn.Module] = []
     with progress_bar("training", steps * members, progress) as advance:
         for number in range(seed, seed + members):
             with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
                 torch.manual_seed(number)
                 model = make_model()
+                check_new([*before, model])
+                before = [model]
                 optimizer = _optimizer(model, method, lr, len(data[0]), batch_size, steps, number, dict(options or {}))
                 _train(model, optimizer, data, likelihood, epochs, batch_size, number, advance)
             if isinstance(optimizer, PerturbedOptimizer):

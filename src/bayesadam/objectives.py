@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.checks import check_count, check_positive
+from bayesadam.checks import check_count, check_model, check_positive
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, Mixture
 from bayesadam.posterior.gaussian import GaussianPosterior
@@ -59,10 +59,13 @@ def elbo(
         The bound, a 0-d tensor in float64.
 
     Raises:
-        ValueError: A number is out of its range, the model or the prior does not match the posterior, or a mixture has
-            point masses.
+        ValueError: A number is out of its range, the model or the posterior is none, the model or the prior does not
+            match the posterior, or a mixture has point masses.
         TypeError: The model does not return a tensor and ``output`` is not given.
     """
+    check_model(model)
+    if not isinstance(posterior, GaussianPosterior | Mixture):
+        raise ValueError(f"posterior must be a Gaussian over the weights or a mixture, got {type(posterior).__name__}")
     check_count("mc_samples", mc_samples)
     if num_data is not None:
         check_positive("num_data", num_data)

@@ -1,6 +1,7 @@
 """The gradients of Bayes by Backprop against the formulae of the paper, written out."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -136,7 +137,7 @@ def test_several_samples_average_the_gradients():
 
 
 @pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
-@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.parametrize("kind", [nn.Embedding, partial(nn.Embedding, padding_idx=2), nn.EmbeddingBag])
 def test_a_table_with_sparse_gradients_has_dense_ones(estimator, kind):
     indices, found = torch.arange(12).view(4, 3) % 5, []
     for dtype in (torch.float32, torch.float64):

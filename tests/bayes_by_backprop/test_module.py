@@ -149,6 +149,15 @@ def test_tied_weights_have_one_mean_and_one_sample():
     assert net.model.head.weight is net.model.embedding.weight
 
 
+@pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
+def test_padding_is_looked_up_without_noise_and_gradient(estimator):
+    net = variational(nn.Embedding(4, 3, padding_idx=1), estimator=estimator)
+    out, rows = net(torch.arange(4)), torch.tensor([True, False, True, True])
+    out.square().sum().backward()
+    for changes in (out - net.model(torch.arange(4)), *(parameter.grad for parameter in net.parameters())):
+        assert torch.equal((changes != 0).any(1), rows)
+
+
 def test_batch_norm_and_dropout_keep_working():
     torch.manual_seed(0)
     layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(16, 3)]
@@ -366,7 +375,7 @@ REFUSED = {
     "nothing": (lambda: made(select=lambda _: False), "model must have a trainable parameter that is selected, got"),
     "std": (lambda: made(initial_std=0.0), r"initial_std of '0.weight' must be positive and finite, got 0\.0"),
     "std by name": (lambda: made(initial_std={"0.weight": 0.1}), "must have the random parameter '0.bias', got none"),
-    "model": (lambda: variational(torch.relu), "model must be a torch.nn.Module, got <built-in"),
+    "model": (lambda: variational(torch.relu), "model must be a torch.nn.Module, got builtin_function_or_method"),
     "complex": (lambda: variational(complex_model()), "parameter 'phase' must be real to be random, got dtype"),
 }
 

@@ -85,10 +85,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     numbers = write(numbers_table(), folder / "numbers.csv")
     labels = write(labels_table(), folder / "labels.csv")
-    for name, table, target, more in (
-        ("price", numbers, "price", ("--drop", "day")),
-        ("answer", labels, "answer", ()),
-    ):
+    for name, table, target, more in (("price", numbers, "price", ("--drop", "day")), ("answer", labels, "answer", ())):
         arguments = ["fit", table, "--target", target, "--out", folder / name, *more, *FAST]
         with pytest.raises(SystemExit) as stopped:
             app([str(argument) for argument in arguments])

@@ -41,6 +41,7 @@ class TestScreen:
             f"bayesadam predict {tmp_path / 'run'} new.csv -o predictions.csv",
         ):
             assert line in out
+        assert read(tmp_path / "run", "report")["unseen"] is None  # rows of the past say nothing of a drift
         scores = read(tmp_path / "run", "metrics")["models"]["bayesadam"]
         (line,) = [line for line in out.split("\n") if "bayesadam" in line and "│" in line]
         assert float(line.split("│")[2]) == float(f"{scores['RMSE']:.4g}")

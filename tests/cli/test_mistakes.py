@@ -46,18 +46,11 @@ class TestTables:
     def fit(self, refused, path, *more, target="y"):
         return refused("fit", path, "--target", target, "--out", path.parent / "run", *FAST, *more)
 
-    @pytest.mark.parametrize(
-        ("content", "message"),
-        [
-            (b"a,y\n", "must have rows below its header, got none"),
-            (b"a,b,yy\n1,2,3\n", "target must be a column of the table, got 'y' (did you mean 'yy'?); the columns are"),
-            (b"\x89PNG\r\n\x1a\n\0\0", "must be a CSV or Parquet file, got neither text nor Parquet"),
-        ],
-    )
-    def test_that_are_none(self, refused, tmp_path, content, message):
+    def test_a_target_that_is_not_there(self, refused, tmp_path):
         path = tmp_path / "t.csv"
-        path.write_bytes(content)
-        assert message in self.fit(refused, path)
+        path.write_text("a,b,yy\n1,2,3\n")
+        message = "target must be a column of the table, got 'y' (did you mean 'yy'?); the columns are 'a', 'b', 'yy'"
+        assert self.fit(refused, path) == message
 
     @pytest.mark.parametrize("option", [("--transform", "log"), ("--likelihood", "auto"), ("--noise", "input")])
     def test_what_a_classification_lacks(self, refused, tmp_path, option):
@@ -71,14 +64,8 @@ class TestOptions:
         ("options", "message"),
         [
             (["--method", "magic"], "invalid value for '--method'"),
-            (
-                ["--transform", "log", "--likelihood", "gamma"],
-                "the fit is not possible: target_transform must be",
-            ),
-            (
-                ["--hidden", "50,x"],
-                "invalid value for '--hidden': it must be positive whole numbers",
-            ),
+            (["--transform", "log", "--likelihood", "gamma"], "the fit is not possible: target_transform must be"),
+            (["--hidden", "50,x"], "invalid value for '--hidden': it must be positive whole numbers"),
             (["--members", "0"], "invalid value for '--members'"),
             (["--time-budget", "0"], "the fit is not possible: time_budget must be a positive, finite number, got 0.0"),
             (["--time-budget", "9", "--epochs", "5"], "a time budget must not be given with epochs, got (9.0, 5)"),
@@ -87,10 +74,7 @@ class TestOptions:
             (["--held-out", "0.9"], "invalid value for '--held-out'"),
             (["--held-out", "0"], "the share of the held-out rows must be in (0, 0.5], got 0.0"),
             (["--seed", "-1"], "invalid value for '--seed'"),
-            (
-                ["--device", "abacus"],
-                "the fit is not possible: device must be one that PyTorch can use, got",
-            ),
+            (["--device", "abacus"], "the fit is not possible: device must be one that PyTorch can use, got"),
             (["--device", "hpu"], "the fit is not possible: device must be one that PyTorch can use, got"),
             (["--delimiter", "::"], "the delimiter must be one character, got '::'"),
             (["--group", "block", "--time", "day"], "a group must not be given with time, got ('block', 'day')"),
@@ -208,7 +192,7 @@ class TestPredict:
             ("size", None, "the table must have the columns of the training data, it lacks 'size'"),
             ("size", "1,5", "column 'size' must hold finite numbers, got '1,5' in line 2"),
             ("new", "perhaps", "column 'new' must hold true or false, got 'perhaps' in line 2"),
-            ("size", "1e30", "X must be near the training inputs, got 1e+30 in row 0, column 'size'"),
+            ("size", "1e30", "X must be near the training inputs, got 1e+30 in row 0, column 'size'; row 0 is line 2"),
         ],
     )
     def test_columns(self, predict, tmp_path, name, values, message):
@@ -241,7 +225,7 @@ class TestPredict:
     def test_files_that_nobody_may_read(self, predict, run, numbers, monkeypatch):
         """The run is to blame, not the place of the predictions."""
 
-        def refuse(path):
+        def refuse(path, **options):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
         monkeypatch.setattr("bayesadam.sklearn.runs.run_folder.load_estimator", refuse)

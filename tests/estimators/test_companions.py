@@ -12,11 +12,12 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Wh
 
 from bayesadam.sklearn import BayesianMLPRegressor
 from bayesadam.sklearn.calibration import PRIOR, mean_weights
-from bayesadam.sklearn.companions import classifiers, read, record, regressors
+from bayesadam.sklearn.companions import classifiers, regressors
 from bayesadam.sklearn.ensemble import _member_moments
 from bayesadam.sklearn.linear import ridge_parts
 from bayesadam.sklearn.plan import plan
 from bayesadam.sklearn.process import _kernel, process_parts
+from bayesadam.sklearn.storage import part_of, record
 from bayesadam.sklearn.trees import BOOSTING, LEAVES, classification_trees, regression_trees
 
 TINY = {"members": 4, "hidden": (6,), "epochs": 60, "random_state": 0}
@@ -72,7 +73,7 @@ class TestParts:
             fitted = classifiers(x, np.digitize(y[:, 0], [-0.5, 0.5]), 3, *rows)
         for part, _ in fitted:
             told = json.loads(json.dumps(record(part)))
-            np.testing.assert_array_equal(read(told).outputs(x), part.outputs(x))
+            np.testing.assert_array_equal(part_of(told).outputs(x), part.outputs(x))
 
     def test_pieces_describe_skewed_inputs(self, additive):
         x, y = standardised(additive[0]), standardised(additive[1])[:, None]

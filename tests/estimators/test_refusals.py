@@ -5,13 +5,7 @@ import pandas as pd
 import pytest
 from sklearn.linear_model import LinearRegression
 
-from bayesadam.sklearn import (
-    BayesianMLPClassifier,
-    BayesianMLPRegressor,
-    interval_score,
-    neg_crps,
-    neg_nll,
-)
+from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, interval_score, neg_crps, neg_nll
 from bayesadam.sklearn.tables.frames import as_table
 
 TINY = {"members": 2, "hidden": (4,), "epochs": 2, "random_state": 0}
@@ -50,6 +44,7 @@ def changed(values, place, value):
         ({"mc_samples": 0}, "mc_samples must be a whole number of at least 1, got 0"),
         ({"device": "abacus"}, "device must be one that PyTorch can use, got 'abacus'"),
         ({"device": "meta"}, "device must be .*it holds no numbers"),
+        ({"encoder": "auto"}, "encoder must be None or a TableEncoder, got 'auto'"),
         ({"noise": "yes"}, r"noise must be one of \('auto', 'constant', 'input'\) or a positive"),
         ({"noise": True}, "noise must be one of"),
         ({"noise": np.nan}, "noise must be one of"),
@@ -75,15 +70,11 @@ def test_options(options, message):
         (X, changed(Y, 3, -2e38), {}, f"^y {NO_FINITE}, got .* at \\(3,\\)$"),
         (TEXT, changed(Y, 3, np.nan), {}, "y contains NaN"),
         (TEXT, Y[:-1], {}, "inconsistent numbers of samples"),
-        (
-            changed(changed(X, (1, 0), np.nan), (4, 1), np.inf),
-            Y,
-            {},
-            "^column 'x1' must hold finite .*'inf' in row 4$",
-        ),
+        (changed(changed(X, (1, 0), np.nan), (4, 1), np.inf), Y, {}, "^column 'x1' must hold finite .*'inf' in row 4$"),
         (TEXT.assign(city="Rome", size=1), Y, {}, "there must be a column to predict from, got none"),
+        (TEXT, Y, {"sample_weight": 0.0 * Y}, "at least one"),
         (X, Y, {"groups": [1, 2]}, r"groups must be of shape \(60,\), got \(2,\)"),
-        (X, Y, {"groups": changed(["a"] * 60, 0, None)}, "groups must have no missing values, got None"),
+        (X, Y, {"groups": pd.Series([None, "a"] * 30, dtype="string")}, "groups must have no missing values, got <NA>"),
         (X, Y, {"groups": changed(np.ones(60), 0, np.nan)}, "groups must have no missing values, got .*nan"),
         (X, Y, {"groups": changed(np.ones(60), 0, "a")}, "groups must be all texts or all numbers, got both"),
     ],
@@ -94,6 +85,12 @@ def test_data(x, y, options, message):
     with pytest.raises(ValueError, match=message):
         model.fit(x, y, **options)
     assert not hasattr(model, "n_features_in_")
+
+
+@pytest.mark.parametrize("label", [None, pd.NA, 1])
+def test_labels(label):
+    with pytest.raises(ValueError, match="^y must (have no missing values, got|be all texts or all numbers, got both)"):
+        BayesianMLPClassifier(**TINY).fit(X, np.array([label, *LABELS[1:]], dtype=object))
 
 
 @pytest.mark.parametrize("method", ["anchored", "vogn"])
@@ -120,6 +117,9 @@ class TestPredictions:
         [
             ("numbers", lambda m: m.predict_interval(X, method="jackknife"), "method must be one of"),
             ("numbers", lambda m: m.predict_interval(X, 1.0), r"coverage must be in \(0, 1\), got 1.0"),
+            ("numbers", lambda m: m.predict_interval(X, "0.9"), r"coverage must be in \(0, 1\), got '0.9'"),
+            ("numbers", lambda m: m.predict(X, quantiles=0.5), "^quantiles must be a list of probabilities, got 0.5"),
+            ("table", lambda m: m.predict(TEXT[:0]), "^X must have at least one row, got none$"),
             ("numbers", lambda m: m.predict_interval(X, 0.999, method="cross"), "coverage must be at most"),
             ("blind", lambda m: m.predict_interval(X, method="cross"), "method must not be 'cross' if members"),
             ("numbers", lambda m: m.predict(X, True, [0.5]), r"return_std must be False with quantiles=\[0.5\]"),
@@ -128,16 +128,8 @@ class TestPredictions:
             ("numbers", lambda m: m.predict([[1e200, np.nan]]), f"^X {NO_FINITE}"),
             ("table", lambda m: m.predict(TEXT.rename(columns={"size": "area"})), "it lacks 'size'"),
             ("table", lambda m: m.predict(TEXT[["size"]]), "it lacks 'city'"),
-            (
-                "table",
-                lambda m: m.predict(TEXT.assign(size="many")),
-                "column 'size' must hold .*'many'",
-            ),
-            (
-                "table",
-                lambda m: m.predict(TEXT.assign(size=1e200)),
-                "column 'size' must hold .*'1e.200'",
-            ),
+            ("table", lambda m: m.predict(TEXT.assign(size="many")), "column 'size' must hold .*'many'"),
+            ("table", lambda m: m.predict(TEXT.assign(size=1e200)), "column 'size' must hold .*'1e.200'"),
             ("numbers", lambda m: neg_nll(m, X, Y[:-1]), "must be of"),
             ("classes", lambda m: neg_crps(m, X, Y), "^estimator must have .*, got BayesianMLPClassifier"),
             ("classes", lambda m: interval_score(m, X, Y), "^estimator must have"),

@@ -231,7 +231,7 @@ def test_a_few_rows_leave_the_noise_and_the_calibration_about_as_they_were():
         return np.mean((low <= y[400:]) & (y[400:] <= high))
 
     before = covered(model)
-    for first, count in ((300, 2), (315, 3)):
+    for first, count in ((300, 2), (315, 3), (320, 1)):
         new = slice(first, first + count)
         after = copy.deepcopy(model).partial_fit(x[new], y[new])
         assert covered(after) == pytest.approx(before, abs=0.03)

@@ -9,6 +9,7 @@ import pytest
 
 from bayesadam.files import DamagedFile, write_json
 from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor, load_estimator, storage
+from bayesadam.sklearn.runs.run_folder import load_run
 
 TINY = {"members": 3, "hidden": (6, 4), "epochs": 5, "mc_samples": 4, "random_state": 0}
 
@@ -153,6 +154,17 @@ def test_values_that_make_no_estimator(name, change, folder):
     write_json(path, told)
     with pytest.raises(DamagedFile):
         load_estimator(folder / name)
+
+
+def test_a_device_that_is_not_here(folder):
+    path = folder / "old" / "model.json"
+    told = json.loads(path.read_text())
+    told["params"]["device"] = "abacus"
+    write_json(path, told)
+    with pytest.raises(ValueError, match="^device must be one that PyTorch can use, got 'abacus'"):
+        load_estimator(folder / "old")
+    for read in (load_estimator(folder / "old", device="cpu"), load_run(folder / "old")):
+        assert read.device == "cpu"
 
 
 def test_an_edited_file(folder):

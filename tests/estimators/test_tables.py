@@ -104,7 +104,7 @@ class TestFrames:
         assert model.n_features_in_ == 9
 
     def test_an_encoder_with_options(self, tmp_path):
-        encoder = TableEncoder(drop=["size"], category=["rooms"], keep=())
+        encoder = TableEncoder(drop=["size"], category=["rooms"], keep=()).set_output(transform="pandas")
         model = BayesianMLPRegressor(encoder=encoder, **TINY).fit(frame(), TARGET)
         assert {column.name: column.kind for column in model.inputs_.columns_}["rooms"] == "category"
         assert model.inputs_.left_out_ == {"size": "it is dropped"}
@@ -238,11 +238,12 @@ class TestWhatIsATable:
     def test_objects_of_several_types(self):
         months = pd.period_range("2020-01", periods=3, freq="M")
         ages = pd.cut([1.0, 3.0, np.nan], [0.0, 2.0, 4.0])
-        table = as_table(pd.DataFrame({"a": [1, "x", None], "b": months, "c": ages}))
+        table = as_table(pd.DataFrame({"a": [1, "x", None], "b": months, "c": ages, "d": ["", "\t ", "x "]}))
         assert table.to_pydict() == {
             "a": ["1", "x", None],
             "b": ["2020-01", "2020-02", "2020-03"],
             "c": ["(0.0, 2.0]", "(2.0, 4.0]", None],
+            "d": [None, None, "x "],
         }
         assert TableEncoder().fit(table.select(["b"])).columns_[0].kind == "date"
 

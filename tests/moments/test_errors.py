@@ -208,7 +208,7 @@ MIXTURE = priors.ScaleMixturePrior()
 CASES = {
     # fawn
     "weights": (lambda: fawn(weights="normal"), "weights must be one of ('gaussian', 'bernoulli'), got 'normal'"),
-    "model": (lambda: fawn(lambda: abs), "model must be a torch.nn.Module, got <built-in"),
+    "model": (lambda: fawn(lambda: abs), "model must be a torch.nn.Module, got builtin_function_or_method"),
     "nothing to train": (lambda: fawn(nn.ReLU), "a trainable parameter that is selected, got none"),
     "nothing selected": (lambda: fawn(select=lambda _: False), "a trainable parameter that is selected, got none"),
     "vectors only": (lambda: bernoulli(select=lambda name: "bias" in name), "must have a weight matrix"),
@@ -226,7 +226,7 @@ CASES = {
     ),
     "Gaussian prior": (lambda: bernoulli(prior=priors.GaussianPrior()), "prior must be a probability or None"),
     # variational_last_layer
-    "last layer: model": (lambda: last_layer(lambda: 3), "model must be a torch.nn.Module, got 3"),
+    "last layer: model": (lambda: last_layer(lambda: 3), "model must be a torch.nn.Module, got int"),
     "last layer: none": (lambda: last_layer(nn.ReLU), "model must have an nn.Linear, got none"),
     "last layer: covariance": (lambda: last_layer(covariance="kron"), "covariance must be one of ('full', 'diagonal')"),
     "last layer: name": (lambda: last_layer(last_layer="1"), "the name of an nn.Linear, one of ['0', '2'], got '1'"),

@@ -129,15 +129,17 @@ class TestMaxPooling:
 
 
 class TestEmbedding:
-    def test_means_and_variances_of_rows(self):
-        model = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2)).double()
+    @pytest.mark.parametrize("padding", [None, 3])
+    def test_means_and_variances_of_rows(self, padding):
+        model = nn.Sequential(nn.Embedding(5, 3, padding_idx=padding), nn.Flatten(), nn.Linear(6, 2)).double()
         weights = {
             name: Moments(p.detach(), spread(*p.shape, seed=i)) for i, (name, p) in enumerate(model.named_parameters())
         }
         tokens = torch.tensor([[0, 4], [2, 1], [3, 3]])
         ours = Graph(model).run(model, weights, (tokens,), {})
         for row, own in enumerate(tokens.tolist()):
-            parts = [(weights["0.weight"].mean[i], weights["0.weight"].variance[i]) for i in own]
+            table = weights["0.weight"]
+            parts = [(table.mean[i], (i != padding) * table.variance[i]) for i in own]
             mean, variance = (torch.cat([part[k] for part in parts]) for k in (0, 1))
             w, b = weights["2.weight"], weights["2.bias"]
             close(ours.mean[row], w.mean @ mean + b.mean)

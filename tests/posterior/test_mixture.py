@@ -132,6 +132,23 @@ class TestMixture:
         products = rows @ rows.T / math.sqrt(100_000)
         assert (products.fill_diagonal_(0).abs() < BOUND).all()
 
+    @pytest.mark.parametrize("tied", [False, True])
+    def test_padding_rows_have_the_means_of_their_components(self, tied):
+        """Except for those of weights that are an output layer as well."""
+        model = nn.Sequential(nn.Embedding(4, 3, 1), nn.Linear(3, 4, bias=False)).requires_grad_(False)
+        if tied:
+            model[1].weight = model[0].weight
+        ones = torch.ones(4, 3)
+        a, b = (ba.DiagonalGaussian({"0.weight": mean}, {"0.weight": ones}) for mean in (ones, 2 * ones))
+        q, found = Mixture([a, Mixture([b, a])]), []
+        for number in range(4):
+            with q.applied(model, number, seed=2):
+                found.append(model[0].weight.clone())
+        expected = q.sample(4, seed=2)["0.weight"]
+        if not tied:
+            expected[:, 1] = torch.stack([each.mean["0.weight"][1] for each in (a, b, a, a)])
+        assert torch.equal(torch.stack(found), expected)
+
     def test_a_component_draws_by_its_own_numbers(self):
         """So a component's samples do not depend on what the others are, and all of a component's numbers occur."""
         a, b, other = (diagonal(seed=seed) for seed in (0, 100, 200))

@@ -493,7 +493,6 @@ LAST = {"structure": "last_layer"}
         ({"prior_precision": "evidence"}, "^prior_precision must be a positive, finite number, .*, got 'evidence'$"),
         ({"temperature": 0.0}, r"^temperature must be in \(0, 1\], got 0.0$"),
         ({"num_data": 0.0}, "^num_data must be a positive, finite number, got 0.0$"),
-        ({"batch_size": 1.5}, "^batch_size must be a whole number of at least 1, got 1.5$"),
         ({"likelihood": nn.MSELoss()}, r"^likelihood must be a bayesadam.likelihoods.Likelihood, got MSELoss\(\)$"),
         ({"model": mlp().requires_grad_(False)}, "^model must have a trainable parameter, got none$"),
         (
@@ -503,7 +502,7 @@ LAST = {"structure": "last_layer"}
         ),
         ({"data": []}, "^data must have at least one example, got none$"),
         ({"data": (X[:0], LABELS[:0])}, "^data must have at least one example, got none$"),
-        ({"data": [X]}, "^data must give pairs of inputs and a tensor of targets, got Tensor$"),
+        ({"data": TensorDataset(X, LABELS)}, "^data must be a pair of inputs and targets, .*, got TensorDataset "),
         ({"data": (X, [1])}, r"^data must give pairs .*, got tuple of \['Tensor', 'list'\]$"),
         ({"data": (X, LABELS[:4])}, r"^targets must have as many rows as the inputs, 9, got shape \(4,\)$"),
         ({"data": (X, LABELS[0])}, r"^targets must have as many rows as the inputs, 9, got shape \(\)$"),
@@ -645,3 +644,21 @@ class TestIgnoredTargets:
         torch.testing.assert_close(sum(map(values, parts)), values(whole), **EXACT)
         assert sum(part.log_likelihood for part in parts) == pytest.approx(whole.log_likelihood, rel=1e-12)
         assert [part.num_data for part in parts] == [(~mask).sum(), mask.sum()]
+
+    @pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer", "last_layer_kron"])
+    def test_sequences_that_are_padded_batch_by_batch(self, structure):
+        """Without the ignored positions at their ends; the width is found by the rows of the first length."""
+        model, x, _, likelihood = case("tokens")
+        y = model(x).argmax(-1)
+        y[3:, 2:] = -100
+        loader, options = [(x[:3], y[:3]), (x[3:, :2], y[3:, :2])], {"likelihood": likelihood, "structure": structure}
+        q = laplace(model, loader, **options)
+        plain = LaplaceApproximation(model, (x, y), **options).posterior()
+        rows = ba.calibration.safe.Watched(model, loader[0], likelihood, None, None)
+        torch.testing.assert_close(q.variance, rows.harmless(plain).variance)
+        assert 0.0 < q.hyperparameters["scaled"] < 1.0
+        with pytest.raises(ValueError, match=r"^targets of all .*, got \(4,\) and \(2,\) \(pad all sequences to one"):
+            ba.calibrate(model, loader, likelihood=likelihood)
+        for method in ("auto", "mean"):
+            with pytest.raises(ValueError, match=r"^(outputs|features) of all batches must have one shape apart from "):
+                ba.predict(model, plain, loader, likelihood=likelihood, method=method)

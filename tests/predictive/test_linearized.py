@@ -659,8 +659,11 @@ class TestInputs:
 
     def test_no_data_points(self):
         model = nn.Linear(2, 3)
-        prediction = linearize(model, diagonal(model), torch.zeros(0, 2), ba.Categorical())
-        assert prediction.probs.shape == (0, 3)
+        some, none = torch.ones(2, 2), torch.zeros(0, 2)
+        for inputs, rows in ((none, 0), ([none, some], 2), ([some, none], 2)):
+            prediction = linearize(model, diagonal(model), inputs, ba.Categorical())
+            assert prediction.probs.shape == (rows, 3)
+            assert prediction.covariance.shape == (rows, 3, 3)
 
     @pytest.mark.parametrize(
         ("dtype", "tolerance", "way"),

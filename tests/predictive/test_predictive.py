@@ -253,6 +253,8 @@ class TestLeavesNoTrace:
             ({"seed": -1}, "^seed must be "),
             ({"inputs": []}, "^inputs must have at least one batch, got an empty loader$"),
             ({"inputs": np.zeros((4, 3))}, "^inputs must be a tensor, a tuple, a dict or a loader .*, got ndarray"),
+            ({"inputs": TensorDataset(draw(4, 3))}, "^inputs must be a tensor, .* of them, got TensorDataset "),
+            ({"q": nn.Linear(3, 1)}, "^posterior must be a distribution over networks, got Linear$"),
             ({"q": posterior_of(nn.Linear(3, 1))}, "^the model must have a parameter 'weight' as the posterior does"),
         ],
     )
@@ -421,13 +423,11 @@ class TestWrappers:
         if names == "outside":
             q = ba.DiagonalGaussian(*({prefix + key: v for key, v in part.items()} for part in (q.mean, q.variance)))
         for method in ("monte_carlo", "mean", "linearized", "applied", "moments"):
-            if method == "moments" and name != "module":
-                continue  # which is not traced
             close(self.found(model, q, self.X, method), self.expected(name, net, inside, method), rtol=1e-5, atol=1e-6)
         assert_unchanged(net, before)
 
     @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler's own
-    @pytest.mark.parametrize("name", ["DDP", "module"])
+    @pytest.mark.parametrize("name", ["DDP", "compiled", "DDP of compiled", "module"])
     def test_what_the_library_makes_of_a_wrapped_network(self, wrap, name):
         net, x = nn.Linear(2, 1), self.X
         model, y = wrap[name](net), x[:, :1]
@@ -442,7 +442,18 @@ class TestWrappers:
         made = [vadam.posterior(), vadam.posterior(model), ba.badam(adam, model, num_data=6), laplace.posterior()]
         for q in made:
             assert ba.predict(model, q, x, likelihood=ba.Gaussian(), mc_samples=3).epistemic.min() > 0
-        assert list(made[1].mean) == list(made[2].mean) == ["weight", "bias"]
+        swag = ba.SWAG(model)
+        for collect in (swag.collect,) * 2:
+            collect()
+        named = [*made[1:3], swag.posterior(), ba.DiagonalGaussian.point_mass(model), ba.ensemble([model])]
+        assert all(list(q.mean) == ["weight", "bias"] for q in named)
+        for structure in () if name == "module" else ("diagonal", "kron", "last_layer"):
+            q, plain = (
+                ba.laplace(m, (x, y), likelihood=ba.Gaussian(), structure=structure, prior_precision=1.0)
+                for m in (model, net)
+            )
+            assert list(q.mean) == list(plain.mean)
+            assert all(torch.equal(q.variance[key], value) for key, value in plain.variance.items())
         ba.pruning_curve(model, made[1], x, y, likelihood=ba.Gaussian(), fractions=[0.5])
         options = {"candidates": {"prior_precision": [1.0]}, "scale": [1.0], "likelihood": ba.Gaussian()}
         ba.tune_posterior(laplace.posterior, model, (x, y), **options)
@@ -700,12 +711,10 @@ class TestClassification:
     ("call", "message"),
     [
         (lambda: regression(3, 5).log_prob(torch.zeros(5, 1)), r"^target must be of shape \(5,\), got \(5, 1\)$"),
-        (lambda: regression(3, 5).joint_log_likelihood(torch.zeros(())), r"^target must be of shape \(5,\), got \(\)$"),
         (lambda: regression(3, 5).quantile(1.0), r"^probabilities must be in \(0, 1\), got 1.0$"),
         (lambda: regression(3, 5).quantile([0.5, math.nan]), r"^probabilities must be in \(0, 1\), got .*nan"),
         (lambda: classification(4, 5, 3).log_prob(torch.zeros(5, 1)), r"^target must be of shape \(5,\), got \(5,"),
         (lambda: classification(4, 2, 3).log_prob(torch.tensor([0, 3])), r"^target must be in \[0, 3\), got 0 to 3$"),
-        (lambda: classification(4, 2, 3).joint_log_likelihood(torch.tensor([-1, 2])), r"^target must be in \[0, 3\),"),
         (lambda: classification(4, 2, 3).log_prob(torch.tensor([0.0, 1.7])), "^target must be integer class numbers,"),
         (
             lambda: from_outputs(draw(3, 2), ba.Bernoulli()).log_prob(torch.tensor([0.0, 1.5])),
@@ -716,6 +725,27 @@ class TestClassification:
 def test_refusals(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+SWAPPED = {
+    "predict": lambda q, net, x, options: ba.predict(q, net, x, **options),
+    "elbo": lambda q, net, x, options: ba.elbo(q, net, x, x, prior=1.0, **options),
+    "tune_posterior": lambda q, net, x, options: ba.tune_posterior(net, q, (x, x), **options),
+    "laplace": lambda q, net, x, options: ba.laplace(q, (x, x), **options),
+    "attach": lambda q, net, x, options: ba.Vadam(net.named_parameters(), num_data=1).attach(q),
+    "applied": lambda q, net, x, options: q.applied(q).__enter__(),
+    "match": lambda q, net, x, options: q.match(q),
+    "squares": lambda q, net, x, options: ba.PerExampleSquares(q),
+    "dropout": lambda q, net, x, options: ba.MCDropout(q),
+    "swag": lambda q, net, x, options: ba.SWAG(q),
+}
+
+
+@pytest.mark.parametrize("name", SWAPPED)
+def test_a_posterior_in_the_place_of_a_model(name):
+    net = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"^model must be a torch.nn.Module, got DiagonalGaussian$"):
+        SWAPPED[name](posterior_of(net), net, draw(3, 2), {"likelihood": ba.Gaussian()})
 
 
 def test_says_its_shape():

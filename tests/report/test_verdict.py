@@ -4,10 +4,15 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
-from bayesadam.report.predicted import PredictedClasses, PredictedNumbers
+from bayesadam.likelihoods import Poisson
+from bayesadam.predictive import GaussianPredictive, MixturePredictive
+from bayesadam.report.predicted import PredictedClasses, PredictedNumbers, predicted
 from bayesadam.report.verdict import failures, verdict
+from bayesadam.sklearn.runs.evaluation import predict_held_out
+from bayesadam.sklearn.target_transform import LimitedGaussian
 
 
 def numbers(error, scale):
@@ -29,10 +34,7 @@ class TestIntervals:
         text = verdict(numbers(error, 1.0))
         assert text == f"which says little: of all rows anything from {low:.0%} to {high:.0%} may be inside"
 
-    @pytest.mark.parametrize(
-        ("scale", "text"),
-        [(1.0, "as they should"), (0.7, "too narrow"), (1.5, "too wide")],
-    )
+    @pytest.mark.parametrize(("scale", "text"), [(1.0, "as they should"), (0.7, "too narrow"), (1.5, "too wide")])
     def test_intervals_of_another_width(self, scale, text):
         assert text in verdict(numbers(np.random.default_rng(300).normal(size=300), scale))
 
@@ -50,6 +52,19 @@ class TestIntervals:
         text = verdict(numbers(error, claimed))
         assert text.startswith("as they should on average, but not everywhere: of the ")
         assert text.endswith("are inside, where they are too narrow")
+
+    @pytest.mark.parametrize("rate", [0.5, 2.0])
+    def test_targets_with_probabilities_of_their_own(self, rate):
+        """Intervals of counts, or of what is never negative and often 0, cover more than 95%, and rightly so."""
+        generator, rows = np.random.default_rng(0), 4_000
+        log_rate = torch.full((1, rows), math.log(rate), dtype=torch.float64)
+        counts = MixturePredictive(log_rate, Poisson()), generator.poisson(rate, rows)
+        moments = torch.tensor([rate - 1.0, 0.5, 0.5], dtype=torch.float64)[:, None].expand(3, rows)
+        rain = LimitedGaussian(GaussianPredictive(*moments), torch.tensor(0.0))
+        for pred, y in (counts, (rain, generator.normal(rate - 1.0, 1.0, rows).clip(0.0))):
+            found = predicted(predict_held_out(pred, y) | {"row": y}, "regression")
+            assert found.inside.mean() > 0.96
+            assert verdict(found) == "as they should"
 
     def test_calibrated_models_are_rarely_accused(self):
         accused = 0

@@ -21,7 +21,7 @@ def learn(columns, **options):
 
 
 def codes(encoder, columns, findings=None):
-    return encoder.transform(pa.table(columns), findings=findings)
+    return encoder.encode(pa.table(columns), findings or Findings())
 
 
 class TestNumbers:
@@ -262,13 +262,16 @@ class TestChoice:
             learn({"a": np.ones(10)})
         with pytest.raises(TableError, match="^the table must have the columns that are named, it lacks 'z'$"):
             learn({"a": self.NOISE}, drop=["z"])
+        with pytest.raises(ValueError, match="^missing must be a list, got '-999'$"):
+            learn({"a": self.NOISE}, missing="-999")
 
     def test_missing_values_that_the_user_names(self):
         table = {"a": [1.0, -999.0, 3.0, 5.0], "b": ["x", " none yet ", "-999.0", "x"]}
-        found = learn(table, missing=["-999", "none yet"], category=["b"])
-        assert found.columns_[0].missing
-        assert codes(found, table)[:, :2].tolist() == [[1, 0], [3, 1], [3, 0], [5, 0]]
-        assert codes(found, table)[:, -1].tolist() == [0, 1, 1, 0]
+        for mark in ("-999", -999, np.float64(-999)):
+            found = learn(table, missing=[mark, "none yet"], category=["b"])
+            assert found.columns_[0].missing
+            assert codes(found, table)[:, :2].tolist() == [[1, 0], [3, 1], [3, 0], [5, 0]]
+            assert codes(found, table)[:, -1].tolist() == [0, 1, 1, 0]
 
     def test_an_ambiguous_column_follows_one_with_commas(self):
         numbers = range(11, 40)

@@ -84,6 +84,9 @@ def test_a_decimal_comma(write):
         ("a|b|c,d\n1|2|3\n", "t.csv", "|"),
         ("a;b, in m;c\n1;2,5;3\n", "t.csv", ";"),
         ('a;"b;\nc"\n1;x,y\n', "t.csv", ";"),
+        ("b;c;a\n0,5;2,5;1\n1,5;3,5;1\n", "t.csv", ";"),
+        ("a\tb\n1\t2,5\n1\t3,5\n", "t.csv", "\t"),
+        ("a;b\u2028c\n1;2\n", "t.csv", ";"),
         ("sep=;\na;b,c\n1;2\n", "t.csv", ";"),
         ('\ufeff"sep=|"\r\na|b;c;d\r\n1|2\r\n', "t.csv", "|"),
     ],
@@ -91,7 +94,7 @@ def test_a_decimal_comma(write):
 def test_the_delimiter_is_found(write, content, name, found):
     file = read_table(write(content, name))
     assert file.notes == [f"columns are separated by {found!r}"]
-    assert file.table["a"].to_pylist() == [1]
+    assert set(file.table["a"].to_pylist()) == {1}
 
 
 @pytest.mark.parametrize("content", ["a,b;c\n1,2\n", "a,b\n1;2,3;4\n", "a\n1;2\n", "sep=,\na,b;c;d\n1,2;3;4\n"])
@@ -147,12 +150,7 @@ def test_columns_without_a_name(write):
     [
         (b"\n \n", "t.csv", {}, "{path} must be a CSV or Parquet file, got an empty file"),
         (b"a,b\n", "t.csv", {}, "t.csv must have rows below its header, got none"),
-        (
-            b"1.5,2\n3,4\n",
-            "t.csv",
-            {},
-            "t.csv must have the columns' names in its first line, got the numbers ['1.5'",
-        ),
+        (b"1.5,2\n3,4\n", "t.csv", {}, "t.csv must have the columns' names in its first line, got the numbers ['1.5'"),
         (b"a,b, a\n1,2,3\n", "t.csv", {}, "t.csv: every column must have a name of its own, got 'a' more than once"),
         (b"a,b\n1,2\n3\n", "t.csv", {}, "t.csv: line 3 must have 2 values, as the header has, got 1"),
         (b"a,b\n1,2\n3,4,5\n", "t.csv", {}, "t.csv: line 3 must have 2 values, as the header has, got 3"),
@@ -160,18 +158,8 @@ def test_columns_without_a_name(write):
         (b"a,b\n1,2\n", "t.parquet", {}, "t.parquet must be a Parquet file, as its name says, got something else"),
         (b"PAR1 and more", "t.parquet", {}, "t.parquet must be a complete Parquet file ("),
         (b"a::b\n1::2\n", "t.csv", {"delimiter": "::"}, "the delimiter must be one character, got '::'"),
-        (
-            b"a;b\n1;2\n",
-            "t.csv",
-            {"decimal": "x"},
-            "the decimal mark must be '.' or ',' and not the delimiter",
-        ),
-        (
-            b'a,b\n1,"x\n2,3\n4,5\n',
-            "t.csv",
-            {},
-            "t.csv: every quotation mark must be closed, got one in line 2",
-        ),
+        (b"a;b\n1;2\n", "t.csv", {"decimal": "x"}, "the decimal mark must be '.' or ',' and not the delimiter"),
+        (b'a,b\n1,"x\n2,3\n4,5\n', "t.csv", {}, "t.csv: every quotation mark must be closed, got one in line 2"),
         (b"\x1f\x8bnothing", "t.csv.gz", {}, "{path} must be a complete file ("),
         (None, "none.csv", {}, "{path} must be a file that can be read (No such file or directory)"),
         (None, "", {}, "{path} must be a CSV or Parquet file, got a folder"),

@@ -9,14 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bayesadam.sklearn import TableError
-from bayesadam.sklearn.tables.splits import (
-    copies_of,
-    group_split,
-    random_split,
-    ranks,
-    require_all_classes,
-    time_split,
-)
+from bayesadam.sklearn.tables.splits import copies_of, group_split, random_split, ranks, require_all_classes, time_split
 
 
 def column(values):
@@ -134,10 +127,7 @@ class TestTime:
 @pytest.mark.parametrize(
     ("split", "message"),
     [
-        (
-            lambda: group_split(column(["a"] * 50), "g", 0.1, 0),
-            "the column of groups 'g' must have two groups",
-        ),
+        (lambda: group_split(column(["a"] * 50), "g", 0.1, 0), "the column of groups 'g' must have two groups"),
         (
             lambda: group_split(column(["a", None, "b"]), "g", 0.1, 0),
             "the column of groups 'g' must have no missing values",
@@ -146,10 +136,7 @@ class TestTime:
             lambda: time_split(column(["May"] * 50), "t", 0.1),
             "the column of times 't' must be numbers or dates, got 'May'",
         ),
-        (
-            lambda: time_split(column([1] * 50), "t", 0.1),
-            "the column of times 't' must have two times",
-        ),
+        (lambda: time_split(column([1] * 50), "t", 0.1), "the column of times 't' must have two times"),
     ],
 )
 def test_mistakes(split, message):

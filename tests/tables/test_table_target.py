@@ -100,11 +100,7 @@ def test_missing_values_and_a_class_of_one_row():
         ),
         ([1.0, np.inf] * 2, "classification", "the target 'y' must be a finite number in every row, got inf in row 1"),
         (["1", "2", "x"], "regression", "the target 'y' must be a finite number in every row, got 'x' in row 2; what"),
-        (
-            [*map(str, range(30)), "open"],
-            None,
-            "the target 'y' must be a finite number in every row, got 'open' in",
-        ),
+        ([*map(str, range(30)), "open"], None, "the target 'y' must be a finite number in every row, got 'open' in"),
         (["$5", "€6", "$7.5"], None, "the target 'y' must be numbers in one unit, got '$', '€'"),
         ([datetime.date(2020, 1, 1)] * 3, None, "the target 'y' must be numbers or classes, got dates: make numbers"),
         ([[1], [2]], None, "the target 'y' must be numbers or classes, got the type list<item: int64>"),
@@ -123,3 +119,6 @@ def test_text_targets_in_python():
         assert numbers_of_text(values).tolist() == [1234.5, 7.0, 8.25]
     for values in ([1.0, 2.0], np.ones((2, 2)), np.array([1, 2.5], dtype=object)):
         assert numbers_of_text(values) is values
+    for values in (np.array(["2020"], "M8[Y]"), pd.Series(pd.to_datetime(["2020"], utc=True)), pd.to_timedelta([1])):
+        with pytest.raises(TableError, match="must be numbers or classes, got dates"):
+            numbers_of_text(values)

@@ -85,15 +85,19 @@ def _by_operations(
     thetas = [std * factor for std, factor in zip(stds, eps or stds, strict=True)]
     if around_mean:
         thetas = [(mean + theta).to(mean.dtype) for mean, theta in zip(means, thetas, strict=True)]
-    thetas = [_Dense.apply(theta) for theta in thetas]  # type: ignore[no-untyped-call]
+    thetas = [dense(theta) for theta in thetas]
     sums = [_sum([(mean.to(rho.dtype) - center).square() for mean, rho in zip(means, rhos, strict=True)])]
     sums += [_sum([std.square() for std in stds]), _sum([std.log() for std in stds])]
     return thetas, torch.stack(sums)
 
 
-class _Dense(torch.autograd.Function):
+def dense(theta: Tensor) -> Tensor:
     """A sample with a dense gradient, which may arrive sparse if it is an embedding's table."""
+    result: Tensor = _Dense.apply(theta)  # type: ignore[no-untyped-call]
+    return result
 
+
+class _Dense(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, theta: Tensor) -> Tensor:
         return theta.detach()

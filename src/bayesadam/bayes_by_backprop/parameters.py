@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from bayesadam.bayes_by_backprop.fused import dense
+from bayesadam.checks import check_model
 from bayesadam.posterior import DiagonalGaussian
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -22,8 +24,7 @@ def random_parameters(model: nn.Module, select: Callable[[str], bool] | None) ->
     Raises:
         ValueError: The model is not a network, no such parameter exists, or one is not real.
     """
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model must be a torch.nn.Module, got {model!r}")
+    check_model(model)
     indices = {}
     for index, (name, parameter) in enumerate(model.named_parameters()):
         if parameter.requires_grad and (select is None or select(name)):
@@ -67,21 +68,28 @@ def initial(
 
 @contextmanager
 def replaced(model: nn.Module, parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Return a context in which the model has other tensors in place of parameters, by the same names."""
+    """Return a context in which the model has other tensors in place of parameters, by the same names.
+
+    The padding row of an embedding, which PyTorch does not train, stays as it is.
+    """
     by_id = {id(parameter): values[name] for name, parameter in parameters.items()}
-    places: list[tuple[dict[str, Any], str, Any]] = [
-        (module._parameters, name, parameter)
+    places: list[tuple[nn.Module, str, Any]] = [
+        (module, name, parameter)
         for module in model.modules()
         for name, parameter in module._parameters.items()
         if id(parameter) in by_id
     ]
     try:
         for owner, name, parameter in places:
-            owner[name] = by_id[id(parameter)]
+            value = by_id[id(parameter)]
+            if isinstance(owner, nn.Embedding) and owner.padding_idx is not None:
+                rows = torch.arange(len(parameter), device=parameter.device).unsqueeze(1)
+                value = dense(torch.where(rows == owner.padding_idx, parameter.detach(), value))
+            owner._parameters[name] = value  # type: ignore[assignment]
         yield
     finally:
         for owner, name, parameter in places:
-            owner[name] = parameter
+            owner._parameters[name] = parameter
 
 
 def as_posterior(

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.calibration.search import is_near, least_within
+from bayesadam.checks import check_model
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import NetworkDistribution, Posterior
-from bayesadam.predictive.batches import tensors_of
+from bayesadam.predictive.batches import joined, tensors_of
 from bayesadam.predictive.how import How
 from bayesadam.predictive.pairs import Data, batches
 from bayesadam.predictive.predict import Run, network_outputs
@@ -65,17 +66,18 @@ class HeldOut:
         options: Further arguments of :func:`bayesadam.predict`.
 
     Raises:
-        ValueError: There are no data, or the data are not pairs.
+        ValueError: The model is none, there are no data, they are not pairs, or targets of batches differ in shape.
     """
 
     def __init__(self, model: nn.Module, data: Data, likelihood: Likelihood, **options: Any) -> None:
+        check_model(model)
         pairs = list(batches(data, None, batch_size=sys.maxsize))
         if not pairs:
             raise ValueError("data must have at least one batch, got none")
         self.model = model
         self.likelihood = likelihood
         self.inputs: Any = pairs[0][0] if isinstance(data, tuple) else pairs
-        target = torch.cat([target for _, target in pairs])
+        target = joined([target for _, target in pairs], "targets")
         self.target = target.to(next(model.parameters(), target).device)
         counted = likelihood.counted(self.target)
         self.counted = None if counted is None or counted.all() else counted

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesadam.checks import check_model
 from bayesadam.curvature import ranks
 from bayesadam.curvature.collector import Collector
 from bayesadam.curvature.passes import Slot
@@ -63,6 +64,7 @@ class PerExampleSquares:
     def __init__(self, model: nn.Module, *, reduction: str = "mean") -> None:
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
+        check_model(model)
         for name, module in model.named_modules():
             if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
                 raise ValueError(f"model must not be compiled, got a compiled module {name!r}")

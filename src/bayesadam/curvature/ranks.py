@@ -7,15 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesadam.checks import check_model
 from bayesadam.functional.curvature import wide
 from bayesadam.sharding import is_sharded
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside ``DistributedDataParallel``, or the model itself."""
-    inner = model.module if _is_data_parallel(model) else model
-    assert isinstance(inner, nn.Module)
-    return inner
+    """The network inside ``DistributedDataParallel`` and ``torch.compile``'s module, or the model itself.
+
+    Raises:
+        ValueError: The model is not a network.
+    """
+    check_model(model)
+    while _is_data_parallel(model) or "_orig_mod" in model._modules:
+        model = model.get_submodule("module" if _is_data_parallel(model) else "_orig_mod")
+    return model
 
 
 def groups(model: nn.Module, parameter: Tensor) -> list[Any]:

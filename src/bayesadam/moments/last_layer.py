@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from bayesadam.bayes_by_backprop.loss import Inputs, call, kl_scale
 from bayesadam.bayes_by_backprop.parameters import InitialStd, around, escaped, initial, wide
+from bayesadam.checks import check_model
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.likelihoods import Likelihood
 from bayesadam.moments.objectives import expected_log_likelihood
@@ -56,8 +57,7 @@ class LastLayerModule(nn.Module):
         last_layer: str | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"model must be a torch.nn.Module, got {model!r}")
+        check_model(model)
         if covariance not in COVARIANCES:
             raise ValueError(f"covariance must be one of {COVARIANCES}, got {covariance!r}")
         name = _chosen(model, last_layer)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from bayesadam.bayes_by_backprop.loss import Inputs, call, kl_scale
 from bayesadam.bayes_by_backprop.parameters import InitialStd, around
+from bayesadam.checks import check_model
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.likelihoods import Likelihood
 from bayesadam.moments.graph import Graph
@@ -169,8 +170,8 @@ def fawn(
     """
     if weights not in WEIGHTS:
         raise ValueError(f"weights must be one of {WEIGHTS}, got {weights!r}")
-    if isinstance(model, nn.Module):
-        Graph(model)  # refuses a model before its parameters are touched
+    check_model(model)
+    Graph(model)  # refuses a model before its parameters are touched
     if weights == "gaussian":
         return MomentModule(GaussianWeights(model, prior, initial_std, select), covariance=covariance)
     if isinstance(prior, nn.Module | DiagonalGaussian):

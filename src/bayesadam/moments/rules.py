@@ -98,12 +98,18 @@ def _max_pool(module: nn.MaxPool2d, x: Moments, weights: Weights) -> Moments:
 
 @register(nn.Embedding)
 def _embedding(module: nn.Embedding, x: Moments, weights: Weights) -> Moments:
-    """Look up means and variances of rows; rows that are looked up several times are treated as independent."""
+    """Look up means and variances of rows; rows that are looked up several times are treated as independent.
+
+    The padding row has no variance, and no gradient as in PyTorch.
+    """
     weight = weights("weight")
     assert weight is not None
     if module.max_norm is not None:
         raise ValueError(f"max_norm must be None to propagate moments through an embedding, got {module.max_norm!r}")
-    return weight.moved(partial(functional.embedding, x.mean))
+    found = weight.moved(partial(functional.embedding, x.mean, padding_idx=module.padding_idx))
+    if found.variance is None or module.padding_idx is None:
+        return found
+    return Moments(found.mean, found.variance.masked_fill((x.mean == module.padding_idx).unsqueeze(-1), 0.0))
 
 
 @register(nn.Dropout, elementwise=True)

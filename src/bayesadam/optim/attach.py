@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from bayesadam.core.layout import Layout
 from bayesadam.posterior.sharded import spread
 from bayesadam.posterior.training_inputs import TrainingInputs
-from bayesadam.posterior.wrappers import unwrapping
+from bayesadam.posterior.wrappers import innermost
 
 
 def names_in(model: nn.Module) -> dict[Tensor, str]:
     """The names of a model's parameters, without prefixes of DDP or torch.compile."""
-    *_, inner = unwrapping(model)
+    inner = innermost(model)
     return {parameter: name for name, parameter in inner.named_parameters()}
 
 
@@ -29,7 +29,7 @@ def names_of(layout: Layout, model: nn.Module) -> dict[Tensor, str]:
     Raises:
         ValueError: A perturbed parameter does not belong to the model.
     """
-    *_, inner = unwrapping(model)
+    inner = innermost(model)
     spread(inner)
     names = names_in(inner)
     for parameter, group, index in layout.members():
@@ -71,7 +71,7 @@ def add_hooks(optimizer: Any, model: nn.Module) -> None:
 
 def join(optimizer: Any, model: nn.Module) -> None:
     """Add the hooks, and warn if another optimiser trains further parameters of the model with the same noise."""
-    *_, inner = unwrapping(model)
+    inner = innermost(model)
     others = attached(inner)
     add_hooks(optimizer, model)
     TrainingInputs(weakref.ref(optimizer)).watch(model)

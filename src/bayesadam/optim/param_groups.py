@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from bayesadam.checks import check, check_temperature, is_positive
-from bayesadam.posterior.wrappers import unwrapping
+from bayesadam.posterior.wrappers import innermost
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 """PyTorch's norm layers; batch and instance norm of any number of dimensions share a base class."""
@@ -74,7 +74,7 @@ def param_groups(
         check_temperature(temperature, zero=False)
         scale = num_data / temperature  # type: ignore[operator]
         precisions = {True: weight_decay * scale or None, False: (weight_decay or _EPS) * scale}
-    *_, inner = unwrapping(model)
+    inner = innermost(model)
     quiet = {p for module in inner.modules() if is_norm(module) for p in module.parameters(recurse=False)}
     groups = []
     for perturb, precision in precisions.items():

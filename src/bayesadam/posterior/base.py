@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -19,6 +18,7 @@ from bayesadam.checks import check, truths
 from bayesadam.posterior.exclusive import exclusively
 from bayesadam.posterior.modes import quietly
 from bayesadam.posterior.network import NetworkDistribution
+from bayesadam.posterior.padding import padding_rows
 from bayesadam.posterior.sharded import unsharded, writing_parts
 from bayesadam.posterior.wrappers import unwrapping
 from bayesadam.sharding import is_sharded
@@ -190,22 +190,38 @@ class Posterior(NetworkDistribution):
     def draws(self, model: nn.Module, seed: int = 0) -> Iterator[Callable[[int | None], None]]:
         """Return a context whose function writes samples into the model, as in the base class.
 
-        The weights are written in place. Inside the context those of a sharded network are whole.
+        The weights are written in place. Inside the context those of a sharded network are whole. The padding row of an
+        ``nn.Embedding`` keeps its mean: PyTorch gives it no gradient, so that its variance is that of no data.
 
         Raises:
             ValueError: The model's trainable parameters are not those of the posterior.
         """
         with exclusively(model), quietly(model), unsharded(model):
             tensors = self.match(model)
-            write = writing_parts(self._apart_from(tensors.values()).writer(seed), tensors)
+            apart, rows = self._apart_from(tensors.values()), padding_rows(model)
+            write = writing_parts(apart.writer(seed), tensors)
+            padding = {name: rows[id(tensor)] for name, tensor in tensors.items() if id(tensor) in rows}
+
+            @torch.no_grad()
+            def put(number: int | None) -> None:
+                write(tensors, number)
+                if number is not None and padding:
+                    center = apart._center(number)
+                    for name, row in padding.items():
+                        tensors[name][row].copy_(center[name][row])
+
             before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
             try:
-                yield partial(write, tensors)
+                yield put
             finally:
                 with torch.no_grad():
                     for name, tensor in tensors.items():
                         tensor.copy_(before[name])
                 torch.clear_autocast_cache()
+
+    def _center(self, number: int) -> Mapping[str, Tensor]:
+        """Means of the distribution that sample ``number`` is drawn from, by name."""
+        return self.mean
 
     def _apart_from(self, targets: Iterable[Tensor]) -> Posterior:
         """A posterior that does not change when the targets are written to; it is this one if they share no memory."""

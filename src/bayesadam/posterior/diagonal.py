@@ -14,6 +14,7 @@ from bayesadam.functional import gaussian
 from bayesadam.posterior.ahead import Ahead, fits
 from bayesadam.posterior.around import Around
 from bayesadam.posterior.gaussian import GaussianPosterior, mean_rule
+from bayesadam.posterior.wrappers import innermost
 
 
 class DiagonalGaussian(GaussianPosterior):
@@ -70,7 +71,7 @@ class DiagonalGaussian(GaussianPosterior):
             ValueError: There are no weights, or values are not finite.
         """
         if isinstance(weights, nn.Module):
-            weights = {name: p.detach().clone() for name, p in weights.named_parameters() if p.requires_grad}
+            weights = {name: p.detach().clone() for name, p in innermost(weights).named_parameters() if p.requires_grad}
         variance = {name: value.new_zeros(()).expand_as(value) for name, value in weights.items()}
         return cls(weights, variance, hyperparameters=hyperparameters)
 

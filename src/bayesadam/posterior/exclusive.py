@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from bayesadam.checks import check_model
+
 _RELEASED = threading.Condition()
 _IN_USE: dict[int, int] = {}
 """The thread that has a module or tensor for itself, by the ``id`` of the module or tensor."""
@@ -20,7 +22,11 @@ def exclusively(model: nn.Module) -> Iterator[None]:
     Another thread waits at the beginning of its own block as long as its model has a module or tensor in common with
     this one. A thread may nest blocks. (``torch.func.functional_call`` is no way around this: it puts tensors into the
     model's modules as well, for the time of the call.)
+
+    Raises:
+        ValueError: The model is not a network.
     """
+    check_model(model)
     thread = threading.get_ident()
     if _IN_USE.get(id(model)) == thread:
         yield

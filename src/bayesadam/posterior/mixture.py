@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bayesadam.posterior.base import Posterior, posterior_kinds
 from bayesadam.posterior.diagonal import DiagonalGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.posterior.wrappers import innermost
 
 _WORD = 2**64 - 1
 
@@ -117,6 +118,11 @@ class Mixture(Posterior):
 
         return write
 
+    def _center(self, number: int) -> Mapping[str, Tensor]:
+        """Means of the component that the sample is from, as in the base class."""
+        count = len(self.components)
+        return self.components[number % count]._center(number // count)
+
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> Mixture:
         """The scaled mixture, as in the base class; the variance between the components does not change."""
         return Mixture([q.scaled(factor) for q in self.components], hyperparameters=hyperparameters)
@@ -191,7 +197,7 @@ def ensemble(models: Iterable[nn.Module], *, hyperparameters: Mapping[str, Any] 
         ValueError: There are no models; their parameters or buffers have other names, shapes or dtypes; integer buffers
             differ (except ``num_batches_tracked``); or weights are not finite.
     """
-    models = list(models)
+    models = list(map(innermost, models))
     if not models:
         raise ValueError("models must have at least one network, got none")
     states = [{**dict(model.named_parameters()), **dict(model.named_buffers())} for model in models]

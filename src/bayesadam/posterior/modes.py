@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from bayesadam.posterior.wrappers import unwrapping
+from bayesadam.posterior.wrappers import innermost
 
 
 class FollowedTrain:
@@ -48,7 +48,7 @@ class FollowedTrain:
 
 def follow(follower: Any, model: nn.Module) -> None:
     """Tell the follower of every ``model.train()`` and ``model.eval()`` from now on, by its ``follow_mode``."""
-    *_, inner = unwrapping(model)
+    inner = innermost(model)
     known = vars(inner).get("train")
     if not isinstance(known, FollowedTrain):
         known = FollowedTrain(inner)

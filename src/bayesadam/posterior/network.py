@@ -39,7 +39,8 @@ class NetworkDistribution(abc.ABC):
         Args:
             model: The network; it is changed in place.
             sample: Number of the sample, counted from 0. For a posterior over weights these are ``sample(n,
-                seed=seed)[name][sample]``. ``None`` stands for the mean.
+                seed=seed)[name][sample]``, without the noise of padding rows of embeddings. ``None`` stands for the
+                mean.
             seed: Seed of the samples.
 
         Raises:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bayesadam.posterior.wrappers import unwrapping
+from bayesadam.posterior.wrappers import innermost
 
 ROWS = 512
 """Number of training inputs that are kept; batch norm statistics hardly change with more."""
@@ -45,7 +45,7 @@ class TrainingInputs:
 
     def watch(self, model: nn.Module) -> None:
         """Follow a model's passes from now on, in place of an earlier hook on it."""
-        *_, inner = unwrapping(model)
+        inner = innermost(model)
         earlier = _KNOWN.get(inner)
         if earlier is not None and earlier._handle is not None:
             earlier._handle.remove()
@@ -98,7 +98,7 @@ _KNOWN: weakref.WeakKeyDictionary[nn.Module, TrainingInputs] = weakref.WeakKeyDi
 
 def inputs_of(model: nn.Module) -> Any:
     """The training inputs that are known of a model, in a form that ``predict`` takes; None if there are none."""
-    *_, inner = unwrapping(model)
+    inner = innermost(model)
     known = _KNOWN.get(inner)
     return None if known is None else known.inputs()
 

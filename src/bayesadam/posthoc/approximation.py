@@ -77,7 +77,7 @@ class LaplaceApproximation:
 
     Args:
         model: The trained model. A posterior covers its trainable parameters. It may be wrapped in
-            ``DistributedDataParallel``, and then only this process's data count.
+            ``torch.compile``, or in ``DistributedDataParallel``, and then only this process's data count.
         data: A pair ``(inputs, targets)``, or a loader of such pairs. Inputs are a tensor, a tuple (``model(*inputs)``)
             or a dict (``model(**inputs)``), whose first tensor has the examples along its first axis.
         likelihood: Likelihood of the targets given the outputs.
@@ -415,7 +415,7 @@ def _rows_that_count(likelihood: Likelihood, data: Data, batch_size: int | None)
 
 def _check_curved(network: Network, curvature: Tensor | dict[str, Tensor] | KroneckerCurvature) -> None:
     """Raise if the likelihood's fallback found no curvature in any data, since the posterior would be the prior."""
-    if network.curvature == "fisher" or network.likelihood.defines("fisher_factor"):
+    if network.curvature == "empirical_fisher" or network.likelihood.defines("fisher_factor"):
         return
     if not any(truths(value.any() for value in _tensors(curvature))):
         raise network.likelihood.missing("fisher_factor, as its log density has no second derivative")

@@ -17,7 +17,7 @@ from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.posterior import DiagonalGaussian
-from bayesadam.posterior.wrappers import unwrapping
+from bayesadam.posterior.wrappers import innermost
 from bayesadam.predictive.pairs import Data
 from bayesadam.sharding import full
 
@@ -106,7 +106,7 @@ def badam(
     if not any(_steps(state) > 0 for state in optimizer.state.values()):
         raise RuntimeError(f"optimizer must have trained the model, got {type(optimizer).__name__} without a step")
     groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
-    *_, inner = unwrapping(model)
+    inner = innermost(model)
     trained = {name: p for name, p in inner.named_parameters() if p.requires_grad}
     if not trained:
         raise ValueError("model must have a trainable parameter, got none")

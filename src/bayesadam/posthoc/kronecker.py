@@ -167,7 +167,7 @@ class LastLayerKroneckerSum(LastLayer):
         self._outputs, self._total = (
             torch.zeros(side, side, dtype=torch.float64, device=device) for side in (outputs, width)
         )
-        self._count = 0
+        self._count: int | Tensor = 0
 
     @property
     def _inputs(self) -> Tensor:
@@ -179,9 +179,12 @@ class LastLayerKroneckerSum(LastLayer):
         else:
             matrix = self._pulled(call, output, target).movedim(-2, 0).flatten(1)
             self._outputs.addmm_(matrix, matrix.mT)
-        features = call.features.flatten(0, -2).double()
+        features, counted = call.features.double(), self.network.likelihood.counted(target) if gives else None
+        if counted is not None:
+            features = features * counted.unsqueeze(-1)
+        features = features.flatten(0, -2)
         self._total.addmm_(features.mT, features)
-        self._count += len(features)
+        self._count += len(features) if counted is None else counted.sum()
 
 
 def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from operator import length_hint
@@ -36,6 +36,11 @@ def as_batches(inputs: Any) -> tuple[Iterable[Any], bool]:
             "(torch.as_tensor makes a tensor of an array)"
         )
     single = isinstance(inputs, Tensor | Mapping | tuple)
+    if not isinstance(inputs, Iterable):
+        raise ValueError(
+            f"inputs must be a tensor, a tuple, a dict or a loader of them, got {type(inputs).__name__} "
+            "(a DataLoader makes batches of a data set)"
+        )
     return [inputs] if single else inputs, single
 
 
@@ -72,6 +77,22 @@ def placed(batch: Any, device: torch.device | None) -> Any:
         return found.clone() if copied and found.is_inference() else found
 
     return map_tensors(batch, place)
+
+
+def joined(parts: Sequence[Tensor], what: str, axis: int = 0) -> Tensor:
+    """Join what belongs to several batches along the axis of their rows.
+
+    Raises:
+        ValueError: The other axes differ, as for sequences that are padded batch by batch.
+    """
+    shapes = [(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts]
+    for shape in shapes:
+        if shape != shapes[0]:
+            raise ValueError(
+                f"{what} of all batches must have one shape apart from their rows, got {shapes[0]} and {shape} "
+                "(pad all sequences to one length)"
+            )
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
 
 
 def no_batches() -> ValueError:
@@ -295,7 +316,7 @@ def over_batches(
             advance()
     if not found:
         raise no_batches()
-    return tuple(map(torch.cat, zip(*found, strict=True)))
+    return tuple(joined(parts, "outputs") for parts in zip(*found, strict=True))
 
 
 @contextmanager

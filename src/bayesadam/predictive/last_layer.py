@@ -13,7 +13,7 @@ from bayesadam.functional.curvature import precision
 from bayesadam.moments.observer import version_of
 from bayesadam.posterior import NetworkDistribution, PartialGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior
-from bayesadam.predictive.batches import Chunked, Rows, as_batches, call, draws_in_eval_mode, groups
+from bayesadam.predictive.batches import Chunked, Rows, as_batches, call, draws_in_eval_mode, groups, joined
 from bayesadam.predictive.how import How
 
 WEIGHTS_BYTES = 2**26
@@ -55,7 +55,7 @@ def last_layer_outputs(
         finally:
             handle.remove()
         put(None)  # the posterior may be made of the model's own tensors
-        features = torch.cat([part for part, _ in parts])
+        features = joined([part for part, _ in parts], "features")
         samples = _outputs(features, layer, cast(GaussianPosterior, posterior), model, how)
         return functional.linear(features, layer.weight, layer.bias), samples
 

@@ -6,12 +6,14 @@ eq. 4; Immer et al. 2021, arXiv 2008.08400, eqs. 7 and 8).
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from bayesadam.curvature.ranks import unwrapped
 from bayesadam.functional.curvature import wide
 from bayesadam.native.device import working_set
 from bayesadam.posterior import NetworkDistribution, Posterior
@@ -51,12 +53,13 @@ def linearized_outputs(
     """
     device = next(model.parameters(), torch.empty(0)).device
     weights = weight_covariance(posterior).of_random()
-    names = own_names(model, cast(Posterior, posterior).match(model))  # what has a covariance of weights is one
+    inner = unwrapped(model)
+    names = own_names(inner, cast(Posterior, posterior).match(model))  # what has a covariance of weights is one
     weights = weights.placed(names, device)
     with draws_in_eval_mode(model, posterior) as put:
         put(None)
-        check_weights_are_used(model, weights.names)
-        network = MeanNetwork(model, weights.names, how.output, partial(uncertain_part, how.likelihood))
+        check_weights_are_used(inner, weights.names)
+        network = MeanNetwork(inner, weights.names, how.output, partial(uncertain_part, how.likelihood))
         function = _Linearized(network, weights, most)
         found = over_batches(function, inputs, device, batch_size=how.batch_size, progress=how.progress)
     outputs, covariance = found
@@ -75,7 +78,7 @@ class _Linearized:
     def __call__(self, rows: Rows) -> tuple[Tensor, Tensor]:
         outputs = self.network.outputs(rows.batch)
         wanted = self.network.part(outputs)
-        total, width = rows.count, wanted[:1].numel()
+        total, width = rows.count, math.prod(wanted.shape[1:])
         rows.check(wanted, known=True)
         if width > self.most:
             raise TooManyOutputsError(f"a row must have at most {self.most:g} outputs, got {width}")

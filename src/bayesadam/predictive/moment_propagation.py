@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.checks import truths
+from bayesadam.curvature.ranks import unwrapped
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood
@@ -63,25 +64,26 @@ def propagated_outputs(model: nn.Module, posterior: NetworkDistribution, inputs:
     """
     weights = independent_weights(posterior)
     covered = cast(Posterior, posterior).match(model)  # what has independent weights is one
-    names = own_names(model, covered)
+    inner = unwrapped(model)
+    names = own_names(inner, covered)
     covered = {names[name]: tensor for name, tensor in covered.items()}
     weights = {names[name]: value for name, value in weights.items()}
     known = {name: value.variance for name, value in weights.items() if value.variance is not None}
     has = truths(variance.any() for variance in known.values())
     random = {name for name, random in zip(known, has, strict=True) if random}
     # Buffers are read where they are; parameters are not.
-    buffers = any(name in covered for name, _ in model.named_buffers())
+    buffers = any(name in covered for name, _ in inner.named_buffers())
     device = next(model.parameters(), torch.empty(0)).device
     with in_eval_mode(model), posterior.draws(model) if buffers else nullcontext(lambda _: None) as put:
         put(None)
-        check_weights_are_used(model, weights)
-        graph = Graph(model)  # which may depend on the mode
+        check_weights_are_used(inner, weights)
+        graph = Graph(inner)  # which may depend on the mode
         placed = {name: _placed(value, name in random, covered[name], device) for name, value in weights.items()}
 
         def run(rows: Rows) -> tuple[Tensor, ...]:
             args, kwargs = arguments(map_tensors(rows.batch, _widened))
             with without_autocast([value.mean for value in placed.values()]):
-                result = graph.run(model, placed, args, kwargs, covariance=how.link != "probit")
+                result = graph.run(inner, placed, args, kwargs, covariance=how.link != "probit")
             rows.check(result.mean)
             # For outputs with a second axis only the diagonal blocks of the covariance would be known.
             several = result.covariance is not None and result.mean.ndim == 2 and result.mean.shape[-1] > 1

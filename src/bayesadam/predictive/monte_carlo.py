@@ -17,6 +17,7 @@ from bayesadam.predictive.batches import (
     call,
     draws_in_eval_mode,
     groups,
+    joined,
     no_batches,
 )
 from bayesadam.predictive.how import How
@@ -70,11 +71,11 @@ def outputs_at_samples(
                 for batch in rows:
                     chunks += forward(batch)
                     advance()
-                sample = chunks[0] if len(chunks) == 1 else torch.cat(chunks)
+                sample = joined(chunks, "outputs")
                 if row == 0:  # small results among a pass's large tensors would keep their memory from being used again
                     outputs = sample.new_empty((len(samples), *sample.shape))
                 outputs[row] = sample
             parts.append(outputs)
     if not parts:
         raise no_batches()
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    return joined(parts, "outputs", axis=1)

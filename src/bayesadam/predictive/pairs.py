@@ -35,9 +35,11 @@ def batches_of_rows(
         batch_size: Rows of a tuple in one batch, default see ``ROWS``; a loader keeps its own batches.
 
     Raises:
-        ValueError: A batch is not a pair, or its inputs and targets have different numbers of rows.
+        ValueError: The data are no loader, a batch is not a pair, or its inputs and targets have different numbers of
+            rows.
     """
     single = isinstance(data, tuple)
+    _check(data)
     for pair in [data] if single else data:
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[1], Tensor):
             raise ValueError(f"data must give pairs of inputs and a tensor of targets, got {_described(pair)}")
@@ -58,12 +60,18 @@ def batches_of_rows(
 class Remembered:
     """A loader of pairs that can be iterated over as before and keeps the first rows that it yields.
 
+    Batches whose targets have another shape, as sequences of another length have, are not kept.
+
     Args:
         data: The loader.
         count: Number of rows to keep.
+
+    Raises:
+        ValueError: The data are no loader.
     """
 
     def __init__(self, data: Iterable[Any], count: int) -> None:
+        _check(data)
         self.data = data
         self._pairs: list[tuple[Any, Tensor]] = []
         self._left = count
@@ -71,8 +79,9 @@ class Remembered:
     def __iter__(self) -> Iterator[Any]:
         for pair in self.data:
             for rows, target in batches_of_rows([pair], None) if self._left > 0 else ():
-                self._pairs.append((rows.part(0, self._left).batch, target[: self._left]))
-                self._left -= rows.count
+                if not self._pairs or target.shape[1:] == self._pairs[0][1].shape[1:]:
+                    self._pairs.append((rows.part(0, self._left).batch, target[: self._left]))
+                    self._left -= rows.count
             yield pair
 
     def __length_hint__(self) -> int:
@@ -102,6 +111,15 @@ def length(data: Data, batch_size: int | None = None) -> int | None:
     if isinstance(data, tuple):
         return -(-Rows(data[0]).count // (batch_size or _rows(data[0])))
     return operator.length_hint(data) or None
+
+
+def _check(data: Any) -> None:
+    """Raise ``ValueError`` if data cannot be a pair or a loader, such as a data set of single rows."""
+    if not isinstance(data, Iterable):
+        raise ValueError(
+            f"data must be a pair of inputs and targets, or a loader of such pairs, got {type(data).__name__} "
+            "(a DataLoader makes batches of a data set)"
+        )
 
 
 def _rows(inputs: Any) -> int:

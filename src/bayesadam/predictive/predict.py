@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesadam.checks import check_model
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import Mixture, NetworkDistribution
 from bayesadam.posterior.exclusive import exclusively
@@ -112,10 +113,11 @@ def predict(
         of posteriors is the mixture of the components' predictions.
 
     Raises:
-        ValueError: The method or link is unknown, a link is given that is not used or is for a mixture, the likelihood
-            is none, the model does not match the posterior, the method is not for this posterior, a loader is empty,
-            the outputs do not have the rows of the inputs, ``batch_norm`` has inputs for a model without such layers,
-            or a number is out of range.
+        ValueError: The method or link is unknown, a link is given that is not used or is for a mixture, the model, the
+            posterior or the likelihood is none, the model does not match the posterior, the method is not for this
+            posterior, a loader is empty or no loader, the outputs do not have the rows of the inputs or, apart from
+            these, one shape for all batches, ``batch_norm`` has inputs for a model without such layers, or a number is
+            out of range.
         TypeError: The model does not return a tensor and ``output`` is not given.
         RuntimeError: The method is ``"linearized"`` and the output does not depend on the weights by differentiable
             operations.
@@ -166,6 +168,9 @@ def network_outputs(
         TooManyOutputsError: A row has more than ``most`` outputs.
     """
     how = how.checked()
+    check_model(model)
+    if not isinstance(posterior, NetworkDistribution):
+        raise ValueError(f"posterior must be a distribution over networks, got {type(posterior).__name__}")
     if how.method == "auto":
         if suited_method(posterior) == "linearized":
             inputs = repeatable(inputs)

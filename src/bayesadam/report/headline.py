@@ -42,7 +42,9 @@ def _error(rows: Predicted) -> Markup:
         error, width = np.sqrt(rows.errors[0].mean()), np.median(rows.upper - rows.lower)
         alone = np.ptp(np.quantile(rows.y, [0.5 - 0.5 * LEVEL, 0.5 + 0.5 * LEVEL]))
         return _fill(text, where, number(float(error)), percent(LEVEL), number(float(width)), number(float(alone)))
-    return _fill("On {} it is right in <strong>{}</strong>.", where, percent(float(rows.right.mean()), 1))
+    right, usual = float(rows.right.mean()), float(np.bincount(rows.label).max() / len(rows))
+    text = "On {} it is right in <strong>{}</strong> ({} without the inputs)."
+    return _fill(text, where, percent(right, 1), percent(usual, 1))
 
 
 def _promise(rows: Predicted) -> Markup:

@@ -28,7 +28,8 @@ class PredictedNumbers:
         epistemic_std: Standard deviations of the epistemic part.
         lower: Lower ends of the 95% intervals.
         upper: Upper ends.
-        pit: Predicted probabilities of a value below the actual one (probability integral transform).
+        pit: Predicted probabilities of a value below the actual one (probability integral transform), plus a random
+            part of that of the actual one if it has any.
         row: Numbers of the rows in the file.
     """
 
@@ -51,8 +52,12 @@ class PredictedNumbers:
 
     @property
     def promises(self) -> tuple[NDArray[np.bool_], Array, Array]:
-        """Mask of the rows inside their intervals, promised probabilities, and widths of the intervals."""
-        return self.inside, np.full(len(self), LEVEL), self.upper - self.lower
+        """Mask of the rows inside their intervals, promised probabilities, and widths of the intervals.
+
+        An interval of counts covers more than it promises, since its ends are whole numbers; the mask is made from the
+        integral transform, by which a part of the rows at the ends are outside.
+        """
+        return np.abs(2.0 * self.pit - 1.0) <= LEVEL, np.full(len(self), LEVEL), self.upper - self.lower
 
     @property
     def uncertainty(self) -> tuple[Array, Array, str]:

@@ -29,6 +29,7 @@ def verdict(rows: Predicted) -> str:
     """
     intervals = isinstance(rows, PredictedNumbers)
     kept, promised, key = rows.promises
+    shown = rows.inside if isinstance(rows, PredictedNumbers) else kept
     order = np.argsort(key, kind="stable")
     variance = (promised * (1.0 - promised)).sum()
     excess = np.cumsum((kept - promised)[order]) / math.sqrt(max(variance, 1e-12))
@@ -41,7 +42,7 @@ def verdict(rows: Predicted) -> str:
         return "too sure of itself" if end < 0 else "more careful than it need be"
     fine = "as they should" if intervals else "as sure as it should be"
     if abs(excess[worst]) > stats.norm.isf(CHANCE / 12):
-        share = percent(float(kept[order[: worst + 1]].mean()))
+        share = percent(float(shown[order[: worst + 1]].mean()))
         if intervals:
             kind = "narrow" if excess[worst] < 0 else "wide"
             where = f"with the narrowest intervals {share} are inside, where they are too {kind}"
@@ -56,7 +57,7 @@ def verdict(rows: Predicted) -> str:
         kind = "narrow" if reached < level else "wide"
         if test.pvalue < CHANCE / 3:
             return f"but those of other levels are too {kind}: {percent(level)} intervals cover {percent(reached)}"
-    low, high = stats.binomtest(int(kept.sum()), len(kept)).proportion_ci(method="wilson")
+    low, high = stats.binomtest(int(shown.sum()), len(shown)).proportion_ci(method="wilson")
     if high - low > UNCERTAIN:
         reach = f"of all rows anything from {percent(low)} to {percent(high)}"
         return f"which says little: {reach} may be {'inside' if intervals else 'right'}"

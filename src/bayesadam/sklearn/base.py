@@ -153,15 +153,12 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             fine = isinstance(value, int | float | np.number) and 0 < value < np.inf
             if not fine and not (name == "time_budget" and value is None):
                 raise ValueError(f"{name} must be a positive, finite number, got {value!r}")
+        if self.encoder is not None and not isinstance(self.encoder, TableEncoder):
+            raise ValueError(f"encoder must be None or a TableEncoder, got {self.encoder!r}")
         for name in ("standardize", "early_stopping", "calibrate"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        try:
-            if torch.empty(0, device=self.device).is_meta:
-                raise RuntimeError("it holds no numbers")
-        except (RuntimeError, AssertionError, ImportError) as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"device must be one that PyTorch can use, got {self.device!r} ({reason})") from None
+        require_device(self.device)
 
     def _train(
         self,
@@ -327,17 +324,21 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         if encoder is None:
             encoder = self._learn_columns(X, sample_weight)
         findings = Findings()
-        matrix = encoder.transform(X, findings=findings)
+        matrix = encoder.encode(X, findings)
         if findings.cells:
             warnings.warn("; ".join(findings.cells), UserWarning, stacklevel=4)
-        return matrix if isinstance(y, str) else check_X_y(matrix, y, dtype=np.float64, estimator=self, **rules)
+        if not isinstance(y, str):
+            return check_X_y(matrix, y, dtype=np.float64, estimator=self, **rules)
+        if not len(matrix):
+            raise ValueError("X must have at least one row, got none")
+        return matrix
 
     def _learn_columns(self, X: Any, sample_weight: ArrayLike | None) -> TableEncoder:
         """Learn the types of the columns from the rows that have a weight."""
         encoder = TableEncoder() if self.encoder is None else clone(self.encoder)
         weight = None if sample_weight is None else np.ravel(np.asarray(sample_weight, dtype=np.float64))
         table = as_table(X)
-        if weight is not None and weight.shape == (len(table),):
+        if weight is not None and weight.shape == (len(table),) and (weight > 0).any():
             table = table.filter(weight > 0)
         encoder.fit(table)
         left_out = [f"{name!r} ({why})" for name, why in encoder.left_out_.items() if "the same" not in why]
@@ -399,6 +400,16 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     ) -> None:
         """Calibrate predictions on the rows left out; the earlier calibration ``before``, if given, also counts."""
         raise NotImplementedError
+
+
+def require_device(device: Any) -> None:
+    """Raise ``ValueError`` for a device that PyTorch cannot use."""
+    try:
+        if torch.empty(0, device=device).is_meta:
+            raise RuntimeError("it holds no numbers")
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device must be one that PyTorch can use, got {device!r} ({reason})") from None
 
 
 def continues(estimator: BayesianMLP) -> bool:

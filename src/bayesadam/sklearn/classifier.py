@@ -24,7 +24,7 @@ from bayesadam.sklearn.companions import Companion, classifiers
 from bayesadam.sklearn.failures import all_or_nothing
 from bayesadam.sklearn.member_training import TrainingStatus, weighted_mean
 from bayesadam.sklearn.plan import Plan
-from bayesadam.sklearn.rows import require_single, weighed
+from bayesadam.sklearn.rows import require_comparable, require_single, weighed
 from bayesadam.sklearn.threads import threads_for
 
 
@@ -173,6 +173,9 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         reset: bool = True,
     ) -> tuple[Array, Array]:
         inputs: Array
+        labels = np.asarray(y)
+        if labels.ndim and labels.dtype == object:  # scikit-learn has messages for other types
+            require_comparable("y", labels)
         inputs, labels = self._checked(X, y, reset=reset, sample_weight=sample_weight)
         require_single("X", inputs)
         check_classification_targets(labels)

@@ -1,11 +1,10 @@
-"""Models of other kinds that complement an estimator's networks, and their records in files.
+"""Models of other kinds that complement an estimator's networks.
 
 Each is fitted with predictions of rows that it has not seen, by which the estimators weigh networks and companions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,6 @@ from bayesadam.sklearn.trees import TreesPart, classification_trees, regression_
 
 Floats = NDArray[Any]
 Companion = LinearPart | ProcessPart | TreesPart
-
-KINDS: dict[str, type[Companion]] = {"linear": LinearPart, "process": ProcessPart, "trees": TreesPart}
 
 
 def regressors(inputs: Floats, targets: Floats, weight: Floats, divided: plan.Plan) -> list[tuple[Companion, Floats]]:
@@ -55,14 +52,3 @@ def classifiers(
     """
     rows = inputs, labels, classes, weight / weight.mean(), divided
     return [*logistic_parts(*rows), *classification_trees(*rows)]
-
-
-def record(companion: Companion) -> dict[str, Any]:
-    """Return a dictionary that can be written as JSON."""
-    kind = next(name for name, kind in KINDS.items() if isinstance(companion, kind))
-    return {"kind": kind, **{name: value.tolist() for name, value in vars(companion).items()}}
-
-
-def read(record: Mapping[str, Any]) -> Companion:
-    """Create the companion from the dictionary of :func:`record`."""
-    return KINDS[record["kind"]](**{name: np.array(value) for name, value in record.items() if name != "kind"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +20,9 @@ AT_ONCE = 2**22
 """Maximum size of an intermediate result, which limits the number of rows that are evaluated together."""
 
 
-def check_coverage(coverage: float) -> None:
-    """Raise ``ValueError`` for a probability that is not in (0, 1)."""
-    if not 0 < coverage < 1:
+def check_coverage(coverage: object) -> None:
+    """Raise ``ValueError`` for what is not a probability in (0, 1)."""
+    if not isinstance(coverage, int | float | np.number) or not 0 < coverage < 1:
         raise ValueError(f"coverage must be in (0, 1), got {coverage!r}")
 
 
@@ -113,16 +112,3 @@ class LeftOutScores:
         share = torch.from_numpy(self.members / self.members.sum(1, keepdims=True))
         found: torch.Tensor = torch.tensordot(share, torch.as_tensor(members, dtype=torch.float64).cpu(), 1)
         return found
-
-    def record(self) -> dict[str, Any]:
-        """Return a dictionary that can be written as JSON."""
-        members = [np.flatnonzero(row).tolist() for row in self.members]
-        return {"members": members, "folds": self.folds.tolist(), "scores": self.scores.T.tolist()}
-
-    @classmethod
-    def read(cls, record: Mapping[str, Any], members: int) -> LeftOutScores:
-        """Create the scores from the dictionary of :meth:`record`, for a number of members."""
-        mask = np.zeros((len(record["members"]), members), dtype=bool)
-        for row, own in zip(mask, record["members"], strict=True):
-            row[own] = True
-        return cls(mask, np.array(record["folds"]), np.array(record["scores"]).T)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,16 +95,6 @@ class NoisePattern:
         features = _features(inputs, mean)
         found = features @ self.linear + np.tanh(features @ self.hidden + self.bias) @ self.out
         return np.asarray(self.strength * np.clip(found - self.center, self.low, self.high))
-
-    def record(self) -> dict[str, Any]:
-        """Return a dictionary that can be written as JSON."""
-        return {name: np.asarray(value).tolist() for name, value in vars(self).items()}
-
-    @classmethod
-    def read(cls, record: Mapping[str, Any]) -> NoisePattern:
-        """Create the pattern from the dictionary of :meth:`record`."""
-        values: dict[str, Any] = {n: np.array(v, np.float32) if isinstance(v, list) else v for n, v in record.items()}
-        return cls(**values)
 
 
 def calibrated(

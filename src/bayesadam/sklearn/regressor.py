@@ -157,6 +157,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         """
         if quantiles is not None and return_std:
             raise ValueError(f"return_std must be False with quantiles={quantiles!r}, got {return_std!r}")
+        if quantiles is not None and np.ndim(quantiles) != 1:
+            raise ValueError(f"quantiles must be a list of probabilities, got {quantiles!r}")
         pred = self.predictive(X)
         if quantiles is not None:
             return as_array(pred.quantile(list(quantiles)).movedim(0, -1))
@@ -296,7 +298,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             raise ValueError(f"y must have as many targets as before, got shape {target.shape}")
         require_single("X", inputs)
         require_single("y", target)
-        if len(inputs) < 2:
+        if reset and len(inputs) < 2:
             raise ValueError(f"X must have at least 2 rows, got n_samples={len(inputs)}")
         self._several = target.ndim > 1
         return inputs, target.reshape(len(target), -1)

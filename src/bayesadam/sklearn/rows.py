@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import _check_sample_weight
@@ -24,6 +25,17 @@ def require_single(name: str, values: Array) -> None:
         raise ValueError(f"{name} must be finite (below {LARGEST:g}), got {values[place]:g} at {place}")
 
 
+def require_comparable(name: str, values: Array) -> None:
+    """Raise ``ValueError`` for groups or labels that are missing, or of which some are texts and some numbers."""
+    if values.dtype.kind not in "OfMm":
+        return
+    missing = pd.isna(values)
+    if missing.any():
+        raise ValueError(f"{name} must have no missing values, got {values[missing][0]!r}")
+    if len({isinstance(value, str) for value in values.ravel().tolist()}) > 1:
+        raise ValueError(f"{name} must be all texts or all numbers, got both")
+
+
 def weighed(
     X: Array, y: Array, sample_weight: ArrayLike | None, groups: ArrayLike | None
 ) -> tuple[Array, Array, Array | None, Array | None]:
@@ -31,12 +43,8 @@ def weighed(
     groups = None if groups is None else np.asarray(groups)
     if groups is not None and groups.shape != (len(X),):
         raise ValueError(f"groups must be of shape {(len(X),)}, got {groups.shape}")
-    if groups is not None and groups.dtype.kind in "Of":
-        missing = [group is None or group != group for group in groups.tolist()]
-        if any(missing):
-            raise ValueError(f"groups must have no missing values, got {groups[missing.index(True)]!r}")
-        if len({isinstance(group, str) for group in groups.tolist()}) > 1:
-            raise ValueError("groups must be all texts or all numbers, got both")
+    if groups is not None:
+        require_comparable("groups", groups)
     if sample_weight is None:
         return X, y, None, groups
     weight: Array = _check_sample_weight(sample_weight, X, dtype=np.float64)

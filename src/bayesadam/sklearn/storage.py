@@ -17,14 +17,17 @@ from bayesadam import files
 from bayesadam.likelihoods import Categorical
 from bayesadam.posterior import Mixture
 from bayesadam.posterior.base import read_posterior
-from bayesadam.sklearn import companions, target_transform
-from bayesadam.sklearn.base import BayesianMLP
+from bayesadam.sklearn import target_transform
+from bayesadam.sklearn.base import BayesianMLP, require_device
 from bayesadam.sklearn.classifier import BayesianMLPClassifier
 from bayesadam.sklearn.conformal import LeftOutScores
+from bayesadam.sklearn.linear import LinearPart
 from bayesadam.sklearn.noise import NoisePattern
+from bayesadam.sklearn.process import ProcessPart
 from bayesadam.sklearn.reach import Reach
 from bayesadam.sklearn.regressor import BayesianMLPRegressor
 from bayesadam.sklearn.tables.encoder import TableEncoder
+from bayesadam.sklearn.trees import TreesPart
 
 VERSION = 1
 """Version of the files. ``model.json`` contains the digest of its posterior."""
@@ -33,6 +36,9 @@ NEXT = ".model.json.next"
 """Temporary name of the new ``model.json`` until the posterior to which it belongs is in place."""
 _RULE = f"{MODEL} must be what save() wrote"
 _KINDS = {kind.__name__: kind for kind in (BayesianMLPRegressor, BayesianMLPClassifier)}
+_PARTS: dict[str, Any] = {
+    kind.__name__: kind for kind in (LinearPart, ProcessPart, TreesPart, NoisePattern, Reach, LeftOutScores)
+}
 
 
 def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> None:
@@ -58,7 +64,7 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> No
         "epochs": estimator.epochs_,
         "stopped": estimator.stopped_,
         "history": {name: _rounded(values) for name, values in estimator.history_.items()},
-        "companions": [companions.record(companion) for companion in estimator._companions],
+        "companions": [record(companion) for companion in estimator._companions],
         "encoder": None if estimator.inputs_ is None else estimator.inputs_.to_json(),
         "encoder_given": estimator.encoder is not None,
     }
@@ -72,9 +78,9 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> No
             "transforms": [target_transform.record(function) for function in estimator._functions],
             "likelihood": _plain("likelihood_", estimator.likelihood_),
             "several": estimator._several,
-            "reach": None if estimator._reach is None else vars(estimator._reach),
-            "noise": [None if pattern is None else pattern.record() for pattern in estimator._patterns],
-            "left_out": None if estimator._left_out is None else estimator._left_out.record(),
+            "reach": record(estimator._reach),
+            "noise": [record(pattern) for pattern in estimator._patterns],
+            "left_out": record(estimator._left_out),
             "likelihoods": [
                 {name: value.tolist() for name, value in likelihood.state_dict().items()}
                 for likelihood in estimator._likelihoods
@@ -89,12 +95,19 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> No
         (path / NEXT).replace(path / MODEL)
 
 
-def load_estimator(folder: str | os.PathLike[str]) -> BayesianMLPRegressor | BayesianMLPClassifier:
+def load_estimator(
+    folder: str | os.PathLike[str], *, device: str | None = None
+) -> BayesianMLPRegressor | BayesianMLPClassifier:
     """Read an estimator from the folder that its method ``save`` wrote, or ``fit_table``.
 
-    Its tensors are on the device that it names. If it was fitted to a table, it takes the columns of that table.
+    If it was fitted to a table, it takes the columns of that table.
+
+    Args:
+        folder: The folder.
+        device: Device of PyTorch for its tensors, which replaces its parameter ``device``; ``None`` keeps that.
 
     Raises:
+        ValueError: PyTorch cannot use the device.
         FileNotFoundError: A file is missing.
         bayesadam.files.DamagedFile: A file is damaged, has another format, belongs to another estimator, or was written
             by another version of the library. This error is a ``ValueError``.
@@ -108,6 +121,10 @@ def load_estimator(folder: str | os.PathLike[str]) -> BayesianMLPRegressor | Bay
                 told, posterior = _pair(path, NEXT)
             except (OSError, files.DamagedFile):  # or save() may just have completed
                 told, posterior = _pair(path, MODEL)
+    with files.reading(_RULE, path / MODEL):
+        params = told["params"]
+        params["device"] = device or params["device"]
+    require_device(params["device"])
     with files.reading(_RULE, path / MODEL):
         return _restored(told, posterior)
 
@@ -146,7 +163,7 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
     estimator.history_ = {name: np.array(values, dtype=np.float64) for name, values in told["history"].items()}
     estimator.left_out_ = None
     estimator.calibration_ = told["calibration"]
-    estimator._companions = [companions.read(record) for record in told["companions"]]
+    estimator._companions = [part_of(part) for part in told["companions"]]
     if isinstance(estimator, BayesianMLPClassifier):
         estimator.classes_ = np.array(told["classes"]["values"], dtype=told["classes"]["dtype"])
         estimator._networks_only = False
@@ -168,10 +185,9 @@ def _restored_targets(estimator: Any, told: dict[str, Any]) -> list[Any]:
     estimator.likelihood_ = told["likelihood"]
     estimator._functions = [target_transform.from_record(record) for record in told["transforms"]]
     estimator.target_transform_ = target_transform.told(estimator._functions, estimator._several)
-    estimator._reach = None if told["reach"] is None else Reach(**told["reach"])
-    estimator._patterns = [None if record is None else NoisePattern.read(record) for record in told["noise"]]
-    members = len(told["likelihoods"])
-    estimator._left_out = None if told["left_out"] is None else LeftOutScores.read(told["left_out"], members)
+    estimator._reach = part_of(told["reach"])
+    estimator._patterns = [part_of(pattern) for pattern in told["noise"]]
+    estimator._left_out = part_of(told["left_out"])
     estimator._template = estimator._likelihood_of(len(estimator._y_mean))
     likelihoods = []
     for state in told["likelihoods"]:
@@ -180,6 +196,23 @@ def _restored_targets(estimator: Any, told: dict[str, Any]) -> list[Any]:
         likelihoods.append(likelihood)
     estimator._template.load_state_dict(likelihoods[0].state_dict())
     return likelihoods
+
+
+def record(part: Any) -> dict[str, Any] | None:
+    """Return a part of an estimator, a data class of arrays and numbers, as JSON values; ``None`` is kept."""
+    if part is None:
+        return None
+    return {"kind": type(part).__name__, **{name: np.asarray(value).tolist() for name, value in vars(part).items()}}
+
+
+def part_of(record: dict[str, Any] | None) -> Any:
+    """Create the part from what :func:`record` returned."""
+    if record is None:
+        return None
+    values: dict[str, Any] = {
+        name: np.array(value) if isinstance(value, list) else value for name, value in record.items()
+    }
+    return _PARTS[values.pop("kind")](**values)
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from bayesadam import metrics
-from bayesadam.predictive import ClassificationPredictive, GaussianPredictive
+from bayesadam.predictive import ClassificationPredictive, GaussianPredictive, MixturePredictive
 from bayesadam.sklearn.runs.prepare import Prepared
 
 COVERAGE = 0.95
@@ -36,7 +36,9 @@ def predict_held_out(pred: Any, y: NDArray[Any]) -> Arrays:
         y: ``(N,)``, values or indices of classes.
 
     Returns:
-        Regression: "y", "mean", "std", "epistemic_std", "lower", "upper", "pit", "nll", "crps".
+        Regression: "y", "mean", "std", "epistemic_std", "lower", "upper", "pit", "nll", "crps". If a target has a
+        probability of its own, as counts do, a random part of it is subtracted in "pit" (Czado et al. 2009), which is
+        then uniform for a right model.
         Classification: "label", "probs" (``(N, C)``), "entropy", "mutual_information", "nll".
     """
     if hasattr(pred, "probs"):
@@ -51,6 +53,11 @@ def predict_held_out(pred: Any, y: NDArray[Any]) -> Arrays:
         tail = 0.5 * (1.0 - COVERAGE)
         target = torch.as_tensor(y, dtype=pred.mean.dtype, device=pred.device)
         lower, upper = pred.quantile([tail, 1.0 - tail])
+        nll, below = -pred.log_prob(target), pred.cdf(target)
+        discrete = isinstance(pred, MixturePredictive) and pred.likelihood.discrete
+        # Quantiles are limited for targets that are never negative: 0 then has the probability of what is below it.
+        own = (-nll).exp() if discrete else below.where(target == lower, 0.0)
+        part = torch.rand(len(y), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         values = {
             "y": y,
             "mean": pred.mean,
@@ -58,8 +65,8 @@ def predict_held_out(pred: Any, y: NDArray[Any]) -> Arrays:
             "epistemic_std": pred.epistemic.sqrt(),
             "lower": lower,
             "upper": upper,
-            "pit": pred.cdf(target),
-            "nll": -pred.log_prob(target),
+            "pit": below - own * part.to(pred.device),
+            "nll": nll,
             "crps": metrics.predictive_crps(pred, target),
         }
     return {name: np.asarray(torch.as_tensor(value).detach().cpu(), dtype=np.float64) for name, value in values.items()}

@@ -161,8 +161,11 @@ def _held_out(prepared: Prepared, estimator: Any) -> Arrays:
 
 
 def _left_out(prepared: Prepared, estimator: Any) -> tuple[NDArray[np.int64], Arrays] | None:
-    """Return indices of training rows, and their predictions by members that left them out."""
-    if estimator.left_out_ is None:
+    """Return indices of training rows, and their predictions by members that left them out.
+
+    If the last rows in time are held out, only they can show whether the model holds for later rows.
+    """
+    if estimator.left_out_ is None or prepared.settings.time:
         return None
     rows, pred = estimator.left_out_
     used = slice(None) if prepared.weights is None else prepared.weights > 0

@@ -69,11 +69,14 @@ def predict_table(
     extra = [name for name in names if name not in (*encoder.feature_names_in_, *copy)]
     notes = [*file.notes, *([f"columns that are no inputs are ignored: {quoted(extra)}"] if extra else [])]
     findings = Findings(file.place)
-    matrix = encoder.transform(file.table, findings=findings)
+    matrix = encoder.encode(file.table, findings)
     parts = []
     for first in range(0, len(matrix), ROWS):
         rows = Encoded(matrix[first : first + ROWS])
-        pred = estimator.predictive(rows)
+        try:
+            pred = estimator.predictive(rows)
+        except TableError as error:
+            raise TableError(f"{error}; row 0 is {file.place(first)}") from None
         part = _regression(pred, coverage, quantiles) if regression else _classification(pred, estimator.classes_)
         if interval is not None:
             part["lower"], part["upper"] = _interval(estimator, rows, coverage, interval).T

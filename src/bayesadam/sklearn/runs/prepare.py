@@ -118,7 +118,7 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
     encoder = TableEncoder(decimal=file.decimal, day_first=settings.day_first, **lists)
     encoder.fit(inputs.take(split.training))
     findings = Findings(place)
-    matrix = encoder.transform(inputs, findings=findings)
+    matrix = encoder.encode(inputs, findings)
     read = [*encoder.notes(inputs, place=place), *findings.cells]
     groups = ranks(table.column(settings.group), "the groups") if settings.group else copies
     return Prepared(

@@ -76,13 +76,13 @@ def new_run(out: Path, *, force: bool = False) -> Iterator[Path]:
 
 
 def load_run(path: Path) -> Any:
-    """Return the estimator of a run.
+    """Return the estimator of a run on the CPU, whatever device it was trained on.
 
     Raises:
         RunError: The path is not a run folder, or a file is missing, damaged or of another run.
     """
     with files.locked(path.parent, shared=True), _complete(path):  # from `new_run`
-        return load_estimator(path)
+        return load_estimator(path, device="cpu")
 
 
 def rewrite_report(path: Path) -> Path:

@@ -110,7 +110,12 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         Raises:
             TableError: A column to keep, or of dates, cannot be that, or no column is left.
+            ValueError: An option is not a list.
         """
+        for name in ("drop", "keep", "category", "date", "missing"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not (np.iterable(value) or (name == "keep" and value is None)):
+                raise ValueError(f"{name} must be a list, got {value!r}")
         table = self._table(X)
         unknown = [name for name in (*self.drop, *(self.keep or ()), *self.category, *self.date)]
         unknown = [name for name in unknown if name not in table.column_names]
@@ -148,24 +153,32 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         parts = ((column, table.column(column.name)) for column in self.columns_)
         return [note for part in parts for note in describe.notes(*part, place, day_first=self.day_first)]
 
-    def transform(self, X: Any, *, findings: Findings | None = None) -> NDArray[np.float64]:
+    def transform(self, X: Any) -> NDArray[np.float64]:
         """Return the matrix before it is standardised, ``(N, len(get_feature_names_out()))``.
+
+        Cells that cannot be read count as missing.
 
         Args:
             X: A table with all inputs; other columns are ignored.
-            findings: Object to which values are added that are unlike the training rows. They are not errors: cells
-                that cannot be read count as missing.
 
         Raises:
             TableError: Columns are missing.
             NotEnoughMemory: The matrix is too large.
         """
         check_is_fitted(self)
+        return self.encode(X, Findings())
+
+    def encode(self, X: Any, findings: Findings) -> NDArray[np.float64]:
+        """Return the array of :meth:`transform`, which scikit-learn may convert to a data frame (``set_output``).
+
+        Args:
+            X: A table with all inputs.
+            findings: Object to which values are added that cannot be read or are unlike the training rows.
+        """
         table = self._table(X)
         lacking = [column.name for column in self.columns_ if column.name not in table.column_names]
         if lacking:
             raise TableError(f"the table must have the columns of the training data, it lacks {quoted(lacking, 50)}")
-        findings = findings or Findings()
         widths = [len(column.features) for column in self.columns_]
         shape = len(table), sum(widths)
         require_memory(8.0 * shape[0] * shape[1], f"a matrix of {shape[0]:,} rows and {shape[1]:,} columns")

@@ -47,14 +47,15 @@ def as_table(X: Any) -> pa.Table:
     return pa.table(dict(zip(names, columns, strict=True)))
 
 
-def cleaned(column: pa.ChunkedArray, missing: Sequence[str]) -> pa.ChunkedArray:
-    """Return a column in which the given texts are missing values, whatever white space is around them.
+def cleaned(column: pa.ChunkedArray, missing: Sequence[object]) -> pa.ChunkedArray:
+    """Return a column in which the given texts and numbers are missing values, whatever white space is around them.
 
     A text that is a number means this number in any form: "-999" is also -999.0, and "inf" is any infinite number.
     """
-    marks = pa.array([text.strip() for text in missing], pa.string())
+    texts = [str(value).strip() for value in missing]
+    marks = pa.array(texts, pa.string())
     numbers = read_numbers(marks).values
-    infinite = any(text.strip(" +-").lower() in ("inf", "infinity") for text in missing)
+    infinite = any(text.strip(" +-").lower() in ("inf", "infinity") for text in texts)
     if is_text(column.type):
         text = as_text(column)
         read = read_numbers(text)
@@ -79,7 +80,7 @@ def _columns(X: Any) -> tuple[list[str], list[pa.ChunkedArray]]:
         return [str(name) for name in X.columns], [_column(X.iloc[:, i]) for i in range(X.shape[1])]
     if _is_frame(X):
         table = X.to_arrow() if hasattr(X, "to_arrow") else pa.table(X)
-        return table.column_names, [_plain_category(column) for column in table.columns]
+        return table.column_names, [_plain(column) for column in table.columns]
     columns = [_column(pd.Series(column)) for column in _array(X).T]
     return [f"x{number}" for number in range(len(columns))], columns
 
@@ -112,7 +113,7 @@ def _column(values: pd.Series) -> pa.ChunkedArray:
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     if isinstance(kind, pa.BaseExtensionType):  # for example periods and intervals
         array = _objects(values)
-    return _plain_category(array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array]))
+    return _plain(array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array]))
 
 
 def _objects(values: Any) -> pa.Array:
@@ -125,11 +126,15 @@ def _objects(values: Any) -> pa.Array:
     return pa.array([None if value is None else convert(value) for value in present], kind)
 
 
-def _plain_category(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Convert categories to text, so that numbers among them are no numbers, and views to types with all functions."""
-    kind = column.type
-    if pa.types.is_dictionary(kind) or str(kind) == "string_view":
-        return column.cast(pa.string())
-    if pa.types.is_floating(kind):
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Convert a column to a type with all functions, in which NaN and text of nothing but white space are missing.
+
+    Categories become text, so that numbers among them are no numbers.
+    """
+    if pa.types.is_dictionary(column.type) or str(column.type) == "string_view":
+        column = column.cast(pa.string())
+    if pa.types.is_floating(column.type):
         return compute.if_else(compute.is_nan(column), None, column)
+    if is_text(column.type):  # a database pads text with spaces
+        return compute.if_else(compute.equal(compute.utf8_trim_whitespace(column), ""), None, column)
     return column

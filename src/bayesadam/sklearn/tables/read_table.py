@@ -147,8 +147,10 @@ def _read_csv(name: str, content: bytes, delimiter: str | None, decimal: str | N
     if all(re.fullmatch(NUMBER, cell.strip()) for cell in cells) and not counted:
         raise TableError(f"{name} must have the columns' names in its first line, got the numbers {cells[:3]}")
     names = _names(name, cells)
-    rows = "".join(text.splitlines(keepends=True)[start:])
-    table = _rows(name, rows, names, delimiter, start + above)
+    lines = io.StringIO(text, newline="")
+    for _ in range(start):
+        lines.readline()
+    table = _rows(name, lines.read(), names, delimiter, start + above)
     _check_quotes(name, table, text, delimiter, above)
     table, total = _without_total(table)
     notes += [f"the last row is left out, as it is a total ({total!r})"] if total else []
@@ -193,14 +195,16 @@ def _first_rows(text: str, delimiter: str) -> tuple[list[tuple[list[str], int]],
 def _delimiter(text: str, usual: str) -> str:
     """Return the delimiter that gives most columns, and as many in the first rows as in the line of the names.
 
-    If there is none, it is the usual one, or if this gives a single column, the one that gives most.
+    A delimiter by which this line is a later one is not the right one: in "x;y" above "1,5;2,5" commas are decimal
+    marks, and "x;y" is no title. If there is no such delimiter, it is the usual one, or if this gives a single column,
+    the one that gives most.
     """
-    marks = dict.fromkeys((usual, *_DELIMITERS))
-    widths = {mark: [len(row) for row, _ in _first_rows(text, mark)[0]] or [0] for mark in marks}
+    rows = {mark: _first_rows(text, mark)[0] or [([], 0)] for mark in dict.fromkeys((usual, *_DELIMITERS))}
+    widths = {mark: [len(row) for row, _ in first] for mark, first in rows.items()}
     even = [mark for mark, found in widths.items() if found[0] > 1 and len(set(found)) == 1]
-    if not even and widths[usual][0] > 1:
-        return usual
-    return max(even or widths, key=lambda mark: widths[mark][0])
+    if not even:
+        return usual if widths[usual][0] > 1 else max(widths, key=lambda mark: widths[mark][0])
+    return max(even, key=lambda mark: (-rows[mark][0][1], widths[mark][0]))
 
 
 def _names(file: str, cells: Sequence[str]) -> list[str]:

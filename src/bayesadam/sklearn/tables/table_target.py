@@ -91,12 +91,18 @@ def read_target(
 
 
 def numbers_of_text(values: Any) -> Any:
-    """Return the targets of a regression as numbers if they are text, such as "$1,234.50"; otherwise as they are."""
+    """Return the targets of a regression as numbers if they are text, such as "$1,234.50"; otherwise as they are.
+
+    Raises:
+        TableError: They are dates, or text that is not numbers.
+    """
     array = np.asarray(values)
-    if array.ndim != 1 or array.dtype.kind not in "OU":
+    if array.ndim != 1 or array.dtype.kind not in "OUMm":
         return values
     column = as_table(pd.DataFrame({"y": values})).column("y")
-    return read_target("y", column, "regression").values if is_text(column.type) else values
+    if is_text(column.type) or pa.types.is_temporal(column.type):
+        return read_target("y", column, "regression").values
+    return values
 
 
 def _task(column: pa.ChunkedArray, decimal: str) -> tuple[str, str]:
