@@ -19,7 +19,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
         ValueError: The model is not a network.
     """
     check_model(model)
-    while _is_data_parallel(model) or "_orig_mod" in model._modules:
+    while _is_data_parallel(model) or hasattr(model, "_orig_mod"):  # a copy that is being made has no attributes yet
         model = model.get_submodule("module" if _is_data_parallel(model) else "_orig_mod")
     return model
 
