@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -199,20 +200,20 @@ class Posterior(NetworkDistribution):
         with exclusively(model), quietly(model), unsharded(model):
             tensors = self.match(model)
             apart, rows = self._apart_from(tensors.values()), padding_rows(model)
-            write = writing_parts(apart.writer(seed), tensors)
+            write_noisy = apart.writer(seed)
             padding = {name: rows[id(tensor)] for name, tensor in tensors.items() if id(tensor) in rows}
 
             @torch.no_grad()
-            def put(number: int | None) -> None:
-                write(tensors, number)
+            def write(targets: Mapping[str, Tensor], number: int | None) -> None:
+                write_noisy(targets, number)
                 if number is not None and padding:
                     center = apart._center(number)
                     for name, row in padding.items():
-                        tensors[name][row].copy_(center[name][row])
+                        targets[name][row].copy_(center[name][row])
 
             before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
             try:
-                yield put
+                yield partial(writing_parts(write, tensors), tensors)
             finally:
                 with torch.no_grad():
                     for name, tensor in tensors.items():
