@@ -48,6 +48,13 @@ class TestResults:
                 torch.testing.assert_close(prediction.means, expected.means, **ROUNDING)
                 torch.testing.assert_close(prediction.variances, expected.variances, **ROUNDING)
 
+    def test_predict_with_padding(self):
+        models = models_of(lambda: nn.Sequential(nn.Embedding(4, 3, padding_idx=1), nn.Flatten(), nn.Linear(6, 2)))
+        x, likelihood = torch.arange(8).view(4, 2) % 4, ba.Gaussian()
+        nets = train(models, (x, torch.zeros(4, 2)), likelihood, epochs=1)
+        for model, q, found in zip(models, nets.posteriors, nets.predict(x), strict=True):
+            torch.testing.assert_close(found.means, ba.predict(model, q, x, likelihood=likelihood).means)
+
     LIKELIHOODS = {  # noqa: RUF012
         "classes": (ba.Categorical(), 4, lambda n: torch.arange(n) % 4),
         "labels": (ba.Bernoulli(), 2, lambda n: torch.ones(n, 2)),
