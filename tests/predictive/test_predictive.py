@@ -738,6 +738,7 @@ SWAPPED = {
     "squares": lambda q, net, x, options: ba.PerExampleSquares(q),
     "dropout": lambda q, net, x, options: ba.MCDropout(q),
     "swag": lambda q, net, x, options: ba.SWAG(q),
+    "train": lambda q, net, x, options: ba.population.train([q], (x, x), epochs=1, batch_size=3, **options),
 }
 
 
