@@ -31,20 +31,12 @@ class TestResults:
 
     @pytest.mark.parametrize("method", ["monte_carlo", "mean"])
     def test_predict_is_the_prediction_of_each(self, nets, method):
-        inputs = [draw(n, 3, seed=n) for n in (5, 1, 8, 2)]
+        inputs, options = [draw(n, 3, seed=n) for n in (5, 1, 8, 2)], {"mc_samples": 7, "seed": 9, "method": method}
         for x in (inputs, inputs[0]):
-            predictions = nets.predict(x, mc_samples=7, seed=9, method=method)
-            for member, prediction in enumerate(predictions):
+            for member, prediction in enumerate(nets.predict(x, **options)):
                 own = x[member] if isinstance(x, list) else x
-                expected = ba.predict(
-                    models_of()[member],
-                    nets.posteriors[member],
-                    own,
-                    likelihood=nets.likelihoods[member],
-                    mc_samples=7,
-                    seed=9,
-                    method=method,
-                )
+                model, q, likelihood = models_of()[member], nets.posteriors[member], nets.likelihoods[member]
+                expected = ba.predict(model, q, own, likelihood=likelihood, **options)
                 torch.testing.assert_close(prediction.means, expected.means, **ROUNDING)
                 torch.testing.assert_close(prediction.variances, expected.variances, **ROUNDING)
 

@@ -734,7 +734,6 @@ SWAPPED = {
     "laplace": lambda q, net, x, options: ba.laplace(q, (x, x), **options),
     "attach": lambda q, net, x, options: ba.Vadam(net.named_parameters(), num_data=1).attach(q),
     "applied": lambda q, net, x, options: q.applied(q).__enter__(),
-    "match": lambda q, net, x, options: q.match(q),
     "squares": lambda q, net, x, options: ba.PerExampleSquares(q),
     "dropout": lambda q, net, x, options: ba.MCDropout(q),
     "swag": lambda q, net, x, options: ba.SWAG(q),

@@ -176,9 +176,9 @@ class Population:
                 parts[name][:, rows[id(parameter)]] = 0.0
         self._losses.train(False)
         results = []
-        for member, (own, likelihood) in enumerate(zip(inputs, self.likelihoods, strict=True)):
+        for member, (points, likelihood) in enumerate(zip(inputs, self.likelihoods, strict=True)):
             weights = torch.addcmul(self._mean[member], eps, std[member])
             learned = self._tensors["mean"][member, self._losses.perturbed :].expand(len(weights), -1)
-            outputs = self._losses.outputs(torch.cat([weights, learned], dim=1), member, own)
+            outputs = self._losses.outputs(torch.cat([weights, learned], dim=1), member, points)
             results.append(from_outputs(outputs, likelihood))
         return results
