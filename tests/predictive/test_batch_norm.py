@@ -217,6 +217,21 @@ class TestInputsKnownFromTraining:
             ba.predict(net, around(net, 0.25), draw(5, 3), likelihood=GAUSSIAN, batch_norm="own")
 
 
+@pytest.mark.parametrize("fixed", ["in eval mode", "frozen"])
+def test_fixed_statistics_are_not_warned_of(fixed):
+    """They are those of the training data, whatever sample the weights are."""
+    net = network()
+    for norm in (net[1], net[5]):
+        norm.requires_grad_(fixed != "frozen").eval()
+    opt = ba.BayesAdam(net.named_parameters(), num_data=20.0, batch_size=20)
+    if fixed == "in eval mode":
+        opt.attach(net)
+    with opt.sampled_params():
+        GAUSSIAN(net(draw(20, 3)), draw(20, 2, seed=1)).backward()
+    opt.step()
+    ba.predict(net, opt.posterior(), draw(4, 3), likelihood=GAUSSIAN, mc_samples=2)
+
+
 @pytest.mark.parametrize("attached", [False, True])
 def test_running_statistics_with_samples_of_an_optimizer_are_warned_of(attached):
     """If the inputs of training are not known, and only then."""

@@ -173,8 +173,10 @@ class Posterior(NetworkDistribution):
                 break
         for name, mean in self.mean.items():
             if name not in tensors:
+                longer = next((repr(other) for other in tensors if other.endswith(f".{name}")), "none of that name")
                 raise ValueError(
-                    f"the model must have a parameter {name!r} as the posterior does, got none of that name"
+                    f"the model must have a parameter {name!r} as the posterior does, got {longer} "
+                    "(posterior(model) of an optimiser is that of the model alone)"
                 )
             if tensors[name].shape != mean.shape:
                 raise ValueError(

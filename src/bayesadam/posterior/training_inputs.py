@@ -32,9 +32,13 @@ class TrainingInputs:
 
     Args:
         optimizer: Function without arguments that returns the optimiser, or ``None``.
+
+    Attributes:
+        fixed: Whether all batch norm layers were in evaluation mode in all training passes; None before the first one.
     """
 
     def __init__(self, optimizer: Callable[[], Any] = lambda: None) -> None:
+        self.fixed: bool | None = None
         self._optimizer = optimizer
         self._kept: deque[tuple[int, int, Batch]] = deque()
         self._layers: list[_BatchNorm] = []
@@ -69,7 +73,11 @@ class TrainingInputs:
         optimizer = self._optimizer()
         if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()) or optimizer is None:
             return
-        if optimizer.param_groups[0]["weights"] != "mean" and all(layer.training for layer in self._layers):
+        if optimizer.param_groups[0]["weights"] == "mean":
+            return
+        changing = [layer.training for layer in self._layers]
+        self.fixed = self.fixed is not False and not any(changing)
+        if all(changing):
             self._keep((args, kwargs))
 
     def _keep(self, batch: Batch) -> None:
@@ -101,6 +109,15 @@ def inputs_of(model: nn.Module) -> Any:
     inner = innermost(model)
     known = _KNOWN.get(inner)
     return None if known is None else known.inputs()
+
+
+def statistics_are_fixed(model: nn.Module) -> bool:
+    """Whether batch norm statistics are known not to depend on the samples of a training: the layers' own parameters are
+    frozen, or the optimiser was attached and the layers were in evaluation mode.
+    """
+    known = _KNOWN.get(innermost(model))
+    frozen = all(m.weight is not None and not m.weight.requires_grad for m in normalized(model))
+    return frozen or (known is not None and bool(known.fixed))
 
 
 def normalized(model: nn.Module) -> list[_BatchNorm]:
