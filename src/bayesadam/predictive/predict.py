@@ -102,7 +102,8 @@ def predict(
             like those of training, in any form that ``inputs`` may have, about 1,000 of which are used. ``None`` stands
             for the running statistics; use it if the model was trained further by other means. ``"auto"`` never
             changes the statistics for ``"linearized"`` and ``"moments"``, nor layers whose statistics were fixed in
-            training. A warning is issued if it uses running statistics with samples of an optimiser's posterior.
+            training. A warning is issued if it uses running statistics with samples of an optimiser's posterior, unless
+            the layers are frozen, or were in evaluation mode in the training of an attached model.
         progress: Whether to show a progress bar; by default it is shown for loaders in a terminal.
 
     Returns:
