@@ -193,10 +193,15 @@ class TestInputsKnownFromTraining:
                 super().__init__()
                 self.first, self.norm = nn.Linear(3, 2), nn.BatchNorm1d(2)
 
-            def forward(self, a, b):
+            def forward(self, a, b=None):
+                a, b = (a["a"], a["b"]) if isinstance(a, dict) else (a, b)
                 return self.norm(self.first(a) + b)
 
-        for call in (lambda net, a, b: net(a, b), lambda net, a, b: net(a=a, b=b)):
+        for call in (
+            lambda net, a, b: net(a, b),
+            lambda net, a, b: net(a=a, b=b),
+            lambda net, a, b: net({"a": a, "b": b}),
+        ):
             net = Two()
             opt = ba.IVON(net.named_parameters(), num_data=100)
             opt.attach(net)
@@ -205,7 +210,8 @@ class TestInputsKnownFromTraining:
             call(net, a, b).square().mean().backward()
             opt.step()
             kept = inputs_of(net)
-            parts = kept if isinstance(kept, tuple) else (kept["a"], kept["b"])
+            box = kept[0] if len(kept) == 1 else kept
+            parts = tuple(box.values()) if isinstance(box, dict) else box
             assert torch.equal(parts[0], a)
             assert torch.equal(parts[1], b)
             opt.eval()

@@ -81,15 +81,15 @@ class WithOwnStatistics(NetworkDistribution):
 
 
 def warn_of_running_statistics(model: nn.Module, posterior: NetworkDistribution) -> None:
-    """Warn if samples of an optimiser's posterior are about to be used with statistics that are averages over samples."""
+    """Warn if samples of an optimiser's posterior are about to be used with statistics that may be averages over them."""
     parts = posterior.components if isinstance(posterior, Mixture) else (posterior,)
     trained = any(isinstance(part, Posterior) and PER_TENSOR in part.hyperparameters for part in parts)
     if trained and not statistics_are_fixed(model):
         warnings.warn(
             "the network has batch norm layers, and their running statistics are averages over the weight samples of "
             "training, with which predictions may be useless: call attach(model) of the optimiser before training "
-            "(it keeps inputs that are tensors), or give predict inputs like those of training as batch_norm (None keeps "
-            "the running statistics)",
+            "(it keeps inputs that are tensors), or give predict inputs like those of training as batch_norm (None "
+            "keeps the running statistics)",
             UserWarning,
             stacklevel=4,
         )
