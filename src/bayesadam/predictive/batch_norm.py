@@ -81,7 +81,7 @@ class WithOwnStatistics(NetworkDistribution):
 
 
 def warn_of_running_statistics(model: nn.Module, posterior: NetworkDistribution) -> None:
-    """Warn if samples of an optimiser's posterior are about to be used with statistics that may be averages over them."""
+    """Warn if samples of an optimiser's posterior are about to be used with statistics that may be averages of them."""
     parts = posterior.components if isinstance(posterior, Mixture) else (posterior,)
     trained = any(isinstance(part, Posterior) and PER_TENSOR in part.hyperparameters for part in parts)
     if trained and not statistics_are_fixed(model):
