@@ -223,27 +223,14 @@ class TestInputsKnownFromTraining:
             ba.predict(net, around(net, 0.25), draw(5, 3), likelihood=GAUSSIAN, batch_norm="own")
 
 
-@pytest.mark.parametrize("fixed", ["in eval mode", "frozen"])
-def test_fixed_statistics_are_not_warned_of(fixed):
-    """They are those of the training data, whatever sample the weights are."""
+@pytest.mark.parametrize("known", ["", "attached", "attached, in eval mode", "frozen"])
+def test_running_statistics_with_samples_of_an_optimizer_are_warned_of(known):
+    """If neither the inputs of training are known nor that the statistics were fixed, and only then."""
     net = network()
     for norm in (net[1], net[5]):
-        norm.requires_grad_(fixed != "frozen").eval()
+        norm.requires_grad_(known != "frozen").train("eval" not in known)
     opt = ba.BayesAdam(net.named_parameters(), num_data=20.0, batch_size=20)
-    if fixed == "in eval mode":
-        opt.attach(net)
-    with opt.sampled_params():
-        GAUSSIAN(net(draw(20, 3)), draw(20, 2, seed=1)).backward()
-    opt.step()
-    ba.predict(net, opt.posterior(), draw(4, 3), likelihood=GAUSSIAN, mc_samples=2)
-
-
-@pytest.mark.parametrize("attached", [False, True])
-def test_running_statistics_with_samples_of_an_optimizer_are_warned_of(attached):
-    """If the inputs of training are not known, and only then."""
-    net = network()
-    opt = ba.BayesAdam(net.named_parameters(), num_data=20.0, batch_size=20)
-    if attached:
+    if "attached" in known:
         opt.attach(net)
     for _ in range(3):
         with opt.sampled_params():
@@ -252,9 +239,9 @@ def test_running_statistics_with_samples_of_an_optimizer_are_warned_of(attached)
         opt.step()
     q, options = opt.posterior(), {"likelihood": GAUSSIAN, "mc_samples": 2}
     message = "^the network has batch norm layers, and their running statistics are averages over the weight samples"
-    for learned in () if attached else (q, ba.Mixture([q, q])):
+    for learned in () if known else (q, ba.Mixture([q, q])):
         with pytest.warns(UserWarning, match=message):
             ba.predict(net, learned, draw(4, 3), **options)
-    for more in [{}] if attached else [{"batch_norm": None}, {"batch_norm": draw(20, 3)}, {"method": "mean"}]:
+    for more in [{}] if known else [{"batch_norm": None}, {"batch_norm": draw(20, 3)}, {"method": "mean"}]:
         ba.predict(net, q, draw(4, 3), **options, **more)
     ba.predict(net, around(net, 0.25), draw(4, 3), **options)
