@@ -227,8 +227,9 @@ class TestInputsKnownFromTraining:
 def test_running_statistics_with_samples_of_an_optimizer_are_warned_of(known):
     """If neither the inputs of training are known nor that the statistics were fixed, and only then."""
     net = network()
+    net[:6].requires_grad_(known != "frozen")
     for norm in (net[1], net[5]):
-        norm.requires_grad_(known != "frozen").train("eval" not in known)
+        norm.train("eval" not in known)
     opt = ba.BayesAdam(net.named_parameters(), num_data=20.0, batch_size=20)
     if "attached" in known:
         opt.attach(net)

@@ -113,12 +113,15 @@ def inputs_of(model: nn.Module) -> Any:
 
 
 def statistics_are_fixed(model: nn.Module) -> bool:
-    """Whether batch norm statistics are known not to depend on samples: the layers' own parameters are frozen, or the
-    optimiser was attached and the layers were in evaluation mode in training.
+    """Whether batch norm statistics are known not to depend on samples: all parameters up to the last such layer are
+    frozen, or the optimiser was attached and the layers were in evaluation mode in training.
     """
-    known = _KNOWN.get(innermost(model))
-    frozen = all(m.weight is not None and not m.weight.requires_grad for m in normalized(model))
-    return frozen or (known is not None and bool(known.fixed))
+    layers, known = normalized(model), _KNOWN.get(innermost(model))
+    if not layers or (known is not None and known.fixed):
+        return True
+    modules = list(model.modules())
+    before = modules[: modules.index(layers[-1]) + 1]
+    return not any(p.requires_grad for module in before for p in module.parameters(recurse=False))
 
 
 def normalized(model: nn.Module) -> list[_BatchNorm]:

@@ -103,7 +103,8 @@ def predict(
             for the running statistics; use it if the model was trained further by other means. ``"auto"`` never
             changes the statistics for ``"linearized"`` and ``"moments"``, nor layers whose statistics were fixed in
             training. A warning is issued if it uses running statistics with samples of an optimiser's posterior, unless
-            the layers are frozen, or were in evaluation mode in the training of an attached model.
+            everything up to the last such layer is frozen, or the model was attached and the layers were in evaluation
+            mode in training.
         progress: Whether to show a progress bar; by default it is shown for loaders in a terminal.
 
     Returns:
