@@ -174,8 +174,10 @@ class Posterior(NetworkDistribution):
                 break
         for name, mean in self.mean.items():
             if name not in tensors:
+                inside = (repr(n) for n, t in tensors.items() if n.endswith(f".{name}") and t.shape == mean.shape)
                 raise ValueError(
-                    f"the model must have a parameter {name!r} as the posterior does, got none of that name"
+                    f"the model must have a parameter {name!r} as the posterior does, got "
+                    f"{next(inside, 'none of that name')} (posterior(model) of an optimiser is that of the model alone)"
                 )
             if tensors[name].shape != mean.shape:
                 raise ValueError(
