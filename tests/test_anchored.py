@@ -230,7 +230,7 @@ def test_frozen_weights_stay():
         ({"prior_precision": "own"}, r"^prior_precision must be a positive, finite number or 'init', got 'own'$"),
         ({"likelihood": 1.0}, r"^likelihood must be a bayesadam"),
         ({"likelihood": ba.Gaussian(1.0, learned=True)}, r"^likelihood must have no learned parameters, got \['log_n"),
-        ({"make": perceptron()}, "^make_model must be a function that returns a network, got "),
+        ({"make": perceptron()}, "^make_model must be a function that returns a network, got Sequential$"),
         ({"make": functools.cache(perceptron)}, "^make_model must return new parameters at each call, got those of"),
         ({"data": X}, r"^data must be a pair of tensors \(x, y\), got Tensor$"),
         ({"data": (X, Y[:, 0])}, r"^data of member 0: target must be of the output's shape"),

@@ -126,6 +126,7 @@ def test_it_learns_and_tells_how_it_was_made():
         ({"likelihood": nn.CrossEntropyLoss()}, "^likelihood must be"),
         ({"likelihood": ba.Gaussian(1.0, learned=True)}, "^likelihood must have no learned parameters, got"),
         ({"make": perceptron()}, "^make_model must be a function that returns a network, got Sequential$"),
+        ({"make": dict}, "^make_model must be a function that returns a network, got one for dict$"),
         ({"make": functools.cache(perceptron)}, "^make_model must return new parameters at each call, got those of"),
         ({"data": X}, r"^data must be a pair of tensors \(x, y\), got Tensor$"),
         ({"data": (X, Y[:-1])}, "^data must be as many inputs as targets, got 40 and 39$"),

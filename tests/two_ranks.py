@@ -1,9 +1,10 @@
 """Runs functions of a module in processes that train together (gloo, CPU)."""
 
-import contextlib
 import copy
+import faulthandler
 import importlib
 import os
+import signal
 import time
 import traceback
 import warnings
@@ -15,11 +16,25 @@ from torch.nn.parallel import DistributedDataParallel
 
 from processes import PROCESSES
 
+CRASHES = {-signal.SIGSEGV, -signal.SIGABRT}
+
 
 def in_two_ranks(module, functions, folder, *, size=2):
-    """Call each ``module.function(rank, folder)`` on all; what went wrong where they fail is in the assertion."""
-    rendezvous = Path(folder) / "rendezvous"
-    rendezvous.unlink(missing_ok=True)
+    """Call each ``module.function(rank, folder)`` on all; what went wrong where they fail is in the assertion.
+
+    Gloo's own thread crashes in one of some hundred runs (a segmentation fault in ``pt_gloo_runloop``, which frees
+    memory for the second time). A run in which a thread of Python did not crash, but another one, is done again.
+    """
+    for _ in range(3):
+        codes = _exit_codes(module, functions, folder, size)
+        errors = "\n".join(path.read_text() for path in sorted(Path(folder).glob("error-*.txt")))
+        if CRASHES.isdisjoint(codes) or "Current thread" in errors:
+            break
+    assert codes == [0] * size, f"exit codes {codes}\n{errors}"
+
+
+def _exit_codes(module, functions, folder, size):
+    (Path(folder) / "rendezvous").unlink(missing_ok=True)
     arguments = [(module, rank, size, folder, functions) for rank in range(size)]
     ranks = [PROCESSES.Process(target=main, args=each, daemon=True) for each in arguments]
     for rank in ranks:
@@ -32,8 +47,7 @@ def in_two_ranks(module, functions, folder, *, size=2):
         for rank in ranks:
             rank.kill()
             rank.join()
-    errors = [path.read_text() for path in sorted(Path(folder).glob("error-*.txt"))]
-    assert [rank.exitcode for rank in ranks] == [0] * size, "\n".join(errors)
+    return [rank.exitcode for rank in ranks]
 
 
 def assert_halves_are_the_whole(rank, net, x, y, **options):
@@ -49,15 +63,17 @@ def assert_halves_are_the_whole(rank, net, x, y, **options):
 
 def main(module, rank, size, folder, functions):
     torch.set_num_threads(1)
-    try:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for function in functions:
-                getattr(importlib.import_module(module), function)(rank, str(folder))
-                dist.barrier()
-    except BaseException:
-        with contextlib.suppress(OSError):
-            (Path(folder) / f"error-{rank}.txt").write_text(traceback.format_exc())
-        os._exit(1)
-    os._exit(0)  # gloo's threads sometimes abort a process that winds down in the ordinary way
+    with open(f"{folder}/error-{rank}.txt", "w") as errors:  # also of a crash
+        faulthandler.enable(errors)
+        try:
+            dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                for function in functions:
+                    getattr(importlib.import_module(module), function)(rank, str(folder))
+                    dist.barrier()
+        except BaseException:
+            errors.write(traceback.format_exc())
+            errors.flush()
+            os._exit(1)
+        os._exit(0)  # gloo's threads sometimes abort a process that winds down in the ordinary way

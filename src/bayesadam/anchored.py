@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam import noise
-from bayesadam.checks import check, check_count, check_maker, check_new, check_pair, check_positive, is_positive
+from bayesadam.checks import check, check_count, check_new, check_pair, check_positive, is_positive
 from bayesadam.core.layout import INIT, initial_priors
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim import half_cosine
@@ -94,7 +94,6 @@ def anchored_ensemble(
             different constants or no such last layer.
         FloatingPointError: A gradient is not finite.
     """
-    check_maker(make_model)
     for name, value in {"members": members, "steps": steps, "batch_size": batch_size}.items():
         check_count(name, value)
     check_positive("lr", lr)

@@ -81,10 +81,15 @@ def check_model(model: Any) -> None:
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
 
 
-def check_maker(make_model: Any) -> None:
-    """Raise ``ValueError`` unless a value can be a function that makes networks, and is not a network itself."""
+def made_by(make_model: Callable[[], nn.Module]) -> nn.Module:
+    """Make a network; raise ``ValueError`` unless ``make_model`` is a function, not a network itself, and makes one."""
+    rule = "make_model must be a function that returns a network"
     if isinstance(make_model, nn.Module) or not callable(make_model):
-        raise ValueError(f"make_model must be a function that returns a network, got {type(make_model).__name__}")
+        raise ValueError(f"{rule}, got {type(make_model).__name__}")
+    model = make_model()
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{rule}, got one for {type(model).__name__}")
+    return model
 
 
 def check_new(models: Sequence[nn.Module]) -> None:

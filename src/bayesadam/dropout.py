@@ -189,7 +189,7 @@ def _check(modules: list[Dropout], model: nn.Module, args: tuple[Any, ...], kwar
             _CHECKED.discard(model)
             raise RuntimeError(
                 "the model must be random in training by its modules nn.Dropout only, got two outputs that differ "
-                "with the same masks (functional.dropout or the dropout inside of a recurrent layer, say)"
+                "with the same masks (functional.dropout, or the dropout of a recurrent or attention layer, say)"
             )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from bayesadam.checks import check_count, check_maker, check_new, check_pair, check_positive
+from bayesadam.checks import check_count, check_new, check_pair, check_positive, made_by
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim import OPTIMIZERS, VOGN, BayesAdam, PerturbedOptimizer
@@ -75,7 +75,6 @@ def train_ensemble(
         TypeError: The optimiser does not have an option.
         FloatingPointError: A gradient is not finite.
     """
-    check_maker(make_model)
     for name, value in {"epochs": epochs, "batch_size": batch_size, "members": members}.items():
         check_count(name, value)
     if method not in METHODS:
@@ -92,7 +91,7 @@ def train_ensemble(
         for number in range(seed, seed + members):
             with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
                 torch.manual_seed(number)
-                model = make_model()
+                model = made_by(make_model)
                 check_new([*before, model])
                 before = [model]
                 optimizer = _optimizer(model, method, lr, len(data[0]), batch_size, steps, number, dict(options or {}))

@@ -217,7 +217,10 @@ def _read(path: str | os.PathLike[str]) -> Stored:
     with safe_open(path, framework="pt") as file:
         if (count := len(file.keys())) > MOST_TENSORS:
             raise ValueError(f"it must have at most {MOST_TENSORS:,} tensors, got {count:,}")
-        fields = json.loads(file.metadata()["bayesadam"])
+        written = file.metadata() or {}
+        if "bayesadam" not in written:
+            raise ValueError("another program wrote it")
+        fields = json.loads(written["bayesadam"])
         digest = fields.pop("digest")
         if fields["version"] != VERSION:
             raise ValueError(f"its version is {fields['version']!r}, not {VERSION}")

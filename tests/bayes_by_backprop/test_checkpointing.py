@@ -12,8 +12,8 @@ Y = torch.arange(20) % 3
 
 
 class Residual(nn.Module):
-    """A network with a bare parameter, whose middle runs again if ``kinds`` has values of ``use_reentrant``: the first
-    for the outer checkpoint, the second for one inside of it.
+    """A network with a bare parameter and a padding row, whose middle runs again if ``kinds`` has values of
+    ``use_reentrant``: the first for the outer checkpoint, the second for one inside of it.
     """
 
     def __init__(self, *kinds):
@@ -21,10 +21,11 @@ class Residual(nn.Module):
         torch.manual_seed(0)
         self.first, self.middle, self.last = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
         self.norm, self.gain = nn.LayerNorm(8), nn.Parameter(torch.ones(8))
+        self.table = nn.Embedding(3, 8, padding_idx=1)
         self.kinds = kinds
 
     def inner(self, h):
-        return torch.tanh(self.middle(h)) * self.gain
+        return torch.tanh(self.middle(h)) * self.gain + self.table(Y)
 
     def outer(self, h):
         h = self.norm(h)

@@ -255,6 +255,7 @@ class Everything(Rule):
             torch.where(torch.logical_and(mean > 0, torch.logical_not(grad > 1)), wave, wave * 0.5)
             + s.pow(1.5)
             + mean.pow(3)
+            + (s - s).pow(0)
             + (s + 1).log()
             + s.exp()
         )

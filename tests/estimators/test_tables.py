@@ -104,14 +104,15 @@ class TestFrames:
         assert model.n_features_in_ == 9
 
     def test_an_encoder_with_options(self, tmp_path):
-        encoder = TableEncoder(drop=["size"], category=["rooms"], keep=()).set_output(transform="pandas")
+        encoder = TableEncoder(drop=["size"], category=["rooms"], keep=(), missing=[np.int64(-999), np.nan])
+        encoder.set_output(transform="pandas")
         model = BayesianMLPRegressor(encoder=encoder, **TINY).fit(frame(), TARGET)
         assert {column.name: column.kind for column in model.inputs_.columns_}["rooms"] == "category"
         assert model.inputs_.left_out_ == {"size": "it is dropped"}
         assert not hasattr(encoder, "columns_")
         model.save(tmp_path)
         again = load_estimator(tmp_path)
-        assert again.encoder.category == ("rooms",)
+        assert (again.encoder.category, again.encoder.missing) == (("rooms",), ("-999", "nan"))
         np.testing.assert_array_equal(again.predict(frame(20)), model.predict(frame(20)))
 
     def test_a_cell_that_cannot_be_read_is_named(self, model):

@@ -255,7 +255,7 @@ def test_groups_of_an_attached_model_have_its_names_and_give_the_mean(given):
 
 def test_another_model_cannot_be_attached():
     _, opt = made(Method("vadam"))
-    with pytest.raises(ValueError, match="model must have all perturbed parameters .* got a model without number 0"):
+    with pytest.raises(ValueError, match="model must have all perturbed parameters .* got a model without '0.weight'"):
         opt.attach(make_net())
 
 

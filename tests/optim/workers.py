@@ -15,6 +15,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import bayesadam as ba
+from bayesadam.sharding import full
 from optim.methods import SHARDED, Method, batch, make_step, weights
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
@@ -117,15 +118,17 @@ def sharded_on_any_axis(rank, folder):
                     opt.step()
             torch.testing.assert_close(parameter.full_tensor(), plain, rtol=1e-12, atol=1e-14)
     for axis in (0, 1):
-        net = wide_net()
+        net = wide_net().append(torch.nn.Embedding(3, 4, padding_idx=1, dtype=torch.float64))
         means = {name: p.detach().clone() for name, p in net.named_parameters()}
         q = ba.DiagonalGaussian(means, {name: torch.full_like(mean, 0.01) for name, mean in means.items()})
-        net[2].weight = torch.nn.Parameter(distribute_tensor(means["2.weight"], mesh(), [Shard(axis)]))
+        for number in (2, 3):
+            shards = distribute_tensor(means[f"{number}.weight"], mesh(), [Shard(axis)])
+            net[number].weight = torch.nn.Parameter(shards)
         expected = q.sample(3, seed=1)
+        expected["3.weight"][:, 1] = means["3.weight"][1]
         with q.applied(net, sample=2, seed=1):
-            assert torch.equal(net[2].weight.full_tensor(), expected["2.weight"][2])
-            assert torch.equal(net[0].weight, expected["0.weight"][2])
-        assert torch.equal(net[2].weight.full_tensor(), means["2.weight"])
+            assert all(torch.equal(full(p), expected[name][2]) for name, p in net.named_parameters())
+        assert all(torch.equal(full(p), means[name]) for name, p in net.named_parameters())
 
 
 def sharded_checkpoint(rank, folder):

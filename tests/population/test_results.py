@@ -31,22 +31,21 @@ class TestResults:
 
     @pytest.mark.parametrize("method", ["monte_carlo", "mean"])
     def test_predict_is_the_prediction_of_each(self, nets, method):
-        inputs = [draw(n, 3, seed=n) for n in (5, 1, 8, 2)]
+        inputs, options = [draw(n, 3, seed=n) for n in (5, 1, 8, 2)], {"mc_samples": 7, "seed": 9, "method": method}
         for x in (inputs, inputs[0]):
-            predictions = nets.predict(x, mc_samples=7, seed=9, method=method)
-            for member, prediction in enumerate(predictions):
+            for member, prediction in enumerate(nets.predict(x, **options)):
                 own = x[member] if isinstance(x, list) else x
-                expected = ba.predict(
-                    models_of()[member],
-                    nets.posteriors[member],
-                    own,
-                    likelihood=nets.likelihoods[member],
-                    mc_samples=7,
-                    seed=9,
-                    method=method,
-                )
+                model, q, likelihood = models_of()[member], nets.posteriors[member], nets.likelihoods[member]
+                expected = ba.predict(model, q, own, likelihood=likelihood, **options)
                 torch.testing.assert_close(prediction.means, expected.means, **ROUNDING)
                 torch.testing.assert_close(prediction.variances, expected.variances, **ROUNDING)
+
+    def test_predict_with_padding(self):
+        models = models_of(lambda: nn.Sequential(nn.Embedding(4, 3, padding_idx=1), nn.Flatten(), nn.Linear(6, 2)))
+        x, likelihood = torch.arange(8).view(4, 2) % 4, ba.Gaussian()
+        nets = train(models, (x, torch.zeros(4, 2)), likelihood, epochs=1)
+        for model, q, found in zip(models, nets.posteriors, nets.predict(x), strict=True):
+            torch.testing.assert_close(found.means, ba.predict(model, q, x, likelihood=likelihood).means)
 
     LIKELIHOODS = {  # noqa: RUF012
         "classes": (ba.Categorical(), 4, lambda n: torch.arange(n) % 4),

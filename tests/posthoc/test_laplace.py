@@ -180,7 +180,8 @@ class TestCurvature:
                 super().__init__()
                 self.model = mlp()
 
-            def forward(self, x, shift, scale=1.0):
+            def forward(self, x, shift=None, scale=1.0):
+                x, shift = (x["x"], x["shift"]) if isinstance(x, dict) else (x, shift)
                 return {"logits": self.model(x + shift) * scale}
 
         _, x, y, likelihood = case("categorical")
@@ -191,6 +192,7 @@ class TestCurvature:
         for data in (
             ((x, shift), y),
             ({"x": x, "shift": shift, "scale": 1.0}, y),
+            (({"x": x, "shift": shift},), y),
             [[[a, b], c] for a, b, c in loader],
         ):
             fitted = LaplaceApproximation(box, data, output=lambda out: out["logits"], **options)

@@ -193,10 +193,15 @@ class TestInputsKnownFromTraining:
                 super().__init__()
                 self.first, self.norm = nn.Linear(3, 2), nn.BatchNorm1d(2)
 
-            def forward(self, a, b):
+            def forward(self, a, b=None):
+                a, b = (a["a"], a["b"]) if isinstance(a, dict) else (a, b)
                 return self.norm(self.first(a) + b)
 
-        for call in (lambda net, a, b: net(a, b), lambda net, a, b: net(a=a, b=b)):
+        for call in (
+            lambda net, a, b: net(a, b),
+            lambda net, a, b: net(a=a, b=b),
+            lambda net, a, b: net({"a": a, "b": b}),
+        ):
             net = Two()
             opt = ba.IVON(net.named_parameters(), num_data=100)
             opt.attach(net)
@@ -205,7 +210,8 @@ class TestInputsKnownFromTraining:
             call(net, a, b).square().mean().backward()
             opt.step()
             kept = inputs_of(net)
-            parts = kept if isinstance(kept, tuple) else (kept["a"], kept["b"])
+            box = kept[0] if len(kept) == 1 else kept
+            parts = tuple(box.values()) if isinstance(box, dict) else box
             assert torch.equal(parts[0], a)
             assert torch.equal(parts[1], b)
             opt.eval()
@@ -217,12 +223,15 @@ class TestInputsKnownFromTraining:
             ba.predict(net, around(net, 0.25), draw(5, 3), likelihood=GAUSSIAN, batch_norm="own")
 
 
-@pytest.mark.parametrize("attached", [False, True])
-def test_running_statistics_with_samples_of_an_optimizer_are_warned_of(attached):
-    """If the inputs of training are not known, and only then."""
+@pytest.mark.parametrize("known", ["", "attached", "attached, in eval mode", "frozen"])
+def test_running_statistics_with_samples_of_an_optimizer_are_warned_of(known):
+    """If neither the inputs of training are known nor that the statistics were fixed, and only then."""
     net = network()
+    net[:6].requires_grad_(known != "frozen")
+    for norm in (net[1], net[5]):
+        norm.train("eval" not in known)
     opt = ba.BayesAdam(net.named_parameters(), num_data=20.0, batch_size=20)
-    if attached:
+    if "attached" in known:
         opt.attach(net)
     for _ in range(3):
         with opt.sampled_params():
@@ -231,9 +240,9 @@ def test_running_statistics_with_samples_of_an_optimizer_are_warned_of(attached)
         opt.step()
     q, options = opt.posterior(), {"likelihood": GAUSSIAN, "mc_samples": 2}
     message = "^the network has batch norm layers, and their running statistics are averages over the weight samples"
-    for learned in () if attached else (q, ba.Mixture([q, q])):
+    for learned in () if known else (q, ba.Mixture([q, q])):
         with pytest.warns(UserWarning, match=message):
             ba.predict(net, learned, draw(4, 3), **options)
-    for more in [{}] if attached else [{"batch_norm": None}, {"batch_norm": draw(20, 3)}, {"method": "mean"}]:
+    for more in [{}] if known else [{"batch_norm": None}, {"batch_norm": draw(20, 3)}, {"method": "mean"}]:
         ba.predict(net, q, draw(4, 3), **options, **more)
     ba.predict(net, around(net, 0.25), draw(4, 3), **options)

@@ -262,8 +262,9 @@ class TestChoice:
             learn({"a": np.ones(10)})
         with pytest.raises(TableError, match="^the table must have the columns that are named, it lacks 'z'$"):
             learn({"a": self.NOISE}, drop=["z"])
-        with pytest.raises(ValueError, match="^missing must be a list, got '-999'$"):
-            learn({"a": self.NOISE}, missing="-999")
+        for name, value in {"missing": "-999", "drop": pd.Index(["a"]), "keep": np.array(["a", "b"])}.items():
+            with pytest.raises(ValueError, match=f"^{name} must be a list, got "):
+                learn({"a": self.NOISE}, **{name: value})
 
     def test_missing_values_that_the_user_names(self):
         table = {"a": [1.0, -999.0, 3.0, 5.0], "b": ["x", " none yet ", "-999.0", "x"]}

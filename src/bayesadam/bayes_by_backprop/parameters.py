@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from bayesadam.bayes_by_backprop.draws import recording
 from bayesadam.bayes_by_backprop.fused import dense
 from bayesadam.checks import check_model
 from bayesadam.posterior import DiagonalGaussian
@@ -83,8 +84,9 @@ def replaced(model: nn.Module, parameters: Mapping[str, Tensor], values: Mapping
         for owner, name, parameter in places:
             value = by_id[id(parameter)]
             if isinstance(owner, nn.Embedding) and owner.padding_idx is not None:
-                rows = torch.arange(len(parameter), device=parameter.device).unsqueeze(1)
-                value = dense(torch.where(rows == owner.padding_idx, parameter.detach(), value))
+                with nullcontext() if torch.compiler.is_compiling() else recording():  # no part of a checkpoint
+                    rows = torch.arange(len(parameter), device=parameter.device).unsqueeze(1)
+                    value = dense(torch.where(rows == owner.padding_idx, parameter.detach(), value))
             owner._parameters[name] = value  # type: ignore[assignment]
         yield
     finally:

@@ -100,8 +100,8 @@ def _cut(tensor: Tensor, piece: Piece, flat: Flat) -> Tensor:
 def _normals(flat: Flat, pieces: Sequence[Piece], part: slice, draws: Draws) -> dict[str, Tensor]:
     """The noise of a block by name, flat and in the dtype of the state.
 
-    Where PyTorch's operations work on whole flats, the latest noise is
-    kept until there is another, since the passes of a step have it in common and drawing it takes most operations.
+    Where PyTorch's operations work on whole flats, the latest noise is kept until there is another, since the passes of
+    a step have it in common and drawing it takes most operations.
     """
     found: dict[str, Tensor] = {}
     runs = [

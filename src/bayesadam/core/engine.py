@@ -142,7 +142,8 @@ class Engine:
             self.collection.discard()  # a loop may be started again after an interrupt between a block and its step
             raise RuntimeError(
                 f"exactly mc_samples={count} blocks must be run before step(), got one more "
-                "(to accumulate gradients, call backward() several times inside one block)"
+                "(to accumulate gradients, call backward() several times inside one block; to run the network at a "
+                "sample outside of training, use posterior().applied(model))"
             )
 
     def _was_skipped(self) -> bool:

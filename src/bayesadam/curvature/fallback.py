@@ -111,7 +111,10 @@ class Replay:
         leaves, spec = tree_flatten((args, kwargs))
         out_leaves, out_spec = tree_flatten(output)
         if any(isinstance(value, PackedSequence) for value in (*args, *kwargs.values())):
-            raise RuntimeError(f"the input of {unit} must be a tensor, got a PackedSequence")
+            raise RuntimeError(
+                f"the input of {unit} must be a tensor, got a PackedSequence (pad the sequences, and take no outputs "
+                "of the padding)"
+            )
         inputs, axis, state_axis = _input_leaves(module, args, kwargs, leaves, size)
         for leaf in inputs:
             if is_sharded(leaves[leaf.position]):

@@ -88,7 +88,7 @@ class NegativeBinomial(_Counts):
     Args:
         dispersion: One number for all outputs, or a sequence or tensor with one per output; dimensionless.
         learned: Whether to make it a parameter (``log_dispersion``), to be given to the optimiser in a group with
-            ``perturb=False``.
+            ``perturb=False`` and a larger ``lr``.
 
     Raises:
         ValueError: The dispersion is not positive.

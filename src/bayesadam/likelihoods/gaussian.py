@@ -71,7 +71,7 @@ class Gaussian(RegressionLikelihood):
         noise_precision: Precision of the noise in the inverse squared units of the targets: one number for all outputs,
             or a sequence or tensor with one per output.
         learned: Whether to make it a parameter (``log_noise_precision``), to be given to the optimiser in a group with
-            ``perturb=False``.
+            ``perturb=False`` and a larger ``lr``.
 
     Raises:
         ValueError: The precision is not positive.

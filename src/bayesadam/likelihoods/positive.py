@@ -32,7 +32,7 @@ class LogNormal(_Positive):
         noise_precision: Precision of ``log y``: one number for all outputs, or a sequence or tensor with one per
             output.
         learned: Whether to make it a parameter (``log_noise_precision``), to be given to the optimiser in a group with
-            ``perturb=False``.
+            ``perturb=False`` and a larger ``lr``.
 
     Raises:
         ValueError: The precision is not positive.
@@ -100,7 +100,7 @@ class Gamma(_Positive):
     Args:
         shape: One number for all outputs, or a sequence or tensor with one per output; dimensionless.
         learned: Whether to make it a parameter (``log_shape``), to be given to the optimiser in a group with
-            ``perturb=False``.
+            ``perturb=False`` and a larger ``lr``.
 
     Raises:
         ValueError: The shape is not positive.

@@ -34,7 +34,7 @@ class StudentT(Likelihood):
         scale: Scale in the units of the target: one number for all outputs, or a sequence or tensor with one per
             output.
         learned: Whether to make both parameters (``log_degrees`` and ``log_scale``), to be given to the optimiser in a
-            group with ``perturb=False``.
+            group with ``perturb=False`` and a larger ``lr``.
 
     Raises:
         ValueError: Degrees or scale are not positive.

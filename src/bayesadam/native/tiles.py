@@ -197,9 +197,9 @@ def tanh(x):
 
 @triton.jit
 def power(x, y):
-    """``x ** y``, also for negative ``x`` if ``y`` is whole."""
+    """``x ** y``, also for negative ``x`` if ``y`` is whole, and 1 if ``y`` is 0."""
     y = tl.zeros_like(x) + y
-    size = tl.exp(y * tl.log(tl.abs(x)))
+    size = tl.exp(y * tl.log(tl.where(y == 0, 1.0, tl.abs(x))))
     signed = tl.where(tl.floor(y) != y, float("nan"), tl.where(2.0 * tl.floor(0.5 * y) == y, size, -size))
     return tl.where(x < 0, signed, size)
 

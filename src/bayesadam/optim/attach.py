@@ -32,11 +32,12 @@ def names_of(layout: Layout, model: nn.Module) -> dict[Tensor, str]:
     inner = innermost(model)
     spread(inner)
     names = names_in(inner)
-    for parameter, group, index in layout.members():
+    for parameter, group, _ in layout.members():
         if parameter not in names and group["perturb"]:
             raise ValueError(
-                f"model must have all perturbed parameters of the optimiser, got a model without number {index} "
-                f"of shape {tuple(parameter.shape)}"
+                f"model must have all perturbed parameters of the optimiser, got a model without "
+                f"{layout.name_of(parameter)} of shape {tuple(parameter.shape)} (those of a likelihood belong into a "
+                "group with perturb=False)"
             )
     return names
 

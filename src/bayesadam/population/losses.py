@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from bayesadam.checks import check_model
 from bayesadam.likelihoods import Likelihood
 from bayesadam.native.device import working_set
 from bayesadam.population.batches import Batch, Pair
@@ -41,6 +42,8 @@ class Losses:
     """
 
     def __init__(self, models: Sequence[nn.Module], criteria: Sequence[Likelihood | Objective]) -> None:
+        for model in models:
+            check_model(model)
         _check_alike("models must be of one architecture", models)
         kind = "objective" if isinstance(criteria[0], Objective) else "likelihood"
         _check_alike(f"{kind} must be of one kind for all members", criteria)

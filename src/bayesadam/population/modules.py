@@ -7,16 +7,21 @@ from collections.abc import Callable, Container, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from bayesadam.checks import made_by
 from bayesadam.functional.generators import GENERATORS
 
 
-def initialize(make: Callable[[], nn.Module], *, seeds: Iterable[int]) -> list[nn.Module]:
-    """Make one network for each seed, with weights drawn under it; the state of torch's generator is restored."""
+def initialize(make_model: Callable[[], nn.Module], *, seeds: Iterable[int]) -> list[nn.Module]:
+    """Make one network for each seed, with weights drawn under it; the state of torch's generator is restored.
+
+    Raises:
+        ValueError: ``make_model`` is no function that returns a network.
+    """
     models = []
     with GENERATORS, torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         for seed in seeds:
             torch.manual_seed(seed)
-            models.append(make())
+            models.append(made_by(make_model))
     return models
 
 

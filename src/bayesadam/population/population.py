@@ -17,6 +17,7 @@ from bayesadam.population.layout import Layout
 from bayesadam.population.losses import Losses
 from bayesadam.population.objective import Objective
 from bayesadam.posterior import DiagonalGaussian
+from bayesadam.posterior.padding import padding_rows
 from bayesadam.predictive.result import Predictive, from_outputs
 
 
@@ -167,11 +168,17 @@ class Population:
             sizes = dict(enumerate(self._layout.sizes))
             where: dict[str, Any] = {"stream": noise.POSTERIOR, "device": self._mean.device}
             eps = noise.normal_many([seed], [0], range(mc_samples), sizes, **where)[0].to(self._mean.dtype)
+        std = self._variance.sqrt()
+        model, parts = self._losses.template.model, self._layout.split(std)
+        rows = padding_rows(model)
+        for name, parameter in model.named_parameters():
+            if id(parameter) in rows and name in parts:
+                parts[name][:, rows[id(parameter)]] = 0.0
         self._losses.train(False)
         results = []
-        for member, (rows, likelihood) in enumerate(zip(inputs, self.likelihoods, strict=True)):
-            weights = torch.addcmul(self._mean[member], eps, self._variance[member].sqrt())
+        for member, (points, likelihood) in enumerate(zip(inputs, self.likelihoods, strict=True)):
+            weights = torch.addcmul(self._mean[member], eps, std[member])
             learned = self._tensors["mean"][member, self._losses.perturbed :].expand(len(weights), -1)
-            outputs = self._losses.outputs(torch.cat([weights, learned], dim=1), member, rows)
+            outputs = self._losses.outputs(torch.cat([weights, learned], dim=1), member, points)
             results.append(from_outputs(outputs, likelihood))
         return results

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -173,8 +174,10 @@ class Posterior(NetworkDistribution):
                 break
         for name, mean in self.mean.items():
             if name not in tensors:
+                inside = (repr(n) for n, t in tensors.items() if n.endswith(f".{name}") and t.shape == mean.shape)
                 raise ValueError(
-                    f"the model must have a parameter {name!r} as the posterior does, got none of that name"
+                    f"the model must have a parameter {name!r} as the posterior does, got "
+                    f"{next(inside, 'none of that name')} (posterior(model) of an optimiser is that of the model alone)"
                 )
             if tensors[name].shape != mean.shape:
                 raise ValueError(
@@ -199,20 +202,20 @@ class Posterior(NetworkDistribution):
         with exclusively(model), quietly(model), unsharded(model):
             tensors = self.match(model)
             apart, rows = self._apart_from(tensors.values()), padding_rows(model)
-            write = writing_parts(apart.writer(seed), tensors)
+            write_noisy = apart.writer(seed)
             padding = {name: rows[id(tensor)] for name, tensor in tensors.items() if id(tensor) in rows}
 
             @torch.no_grad()
-            def put(number: int | None) -> None:
-                write(tensors, number)
+            def write(targets: Mapping[str, Tensor], number: int | None) -> None:
+                write_noisy(targets, number)
                 if number is not None and padding:
                     center = apart._center(number)
                     for name, row in padding.items():
-                        tensors[name][row].copy_(center[name][row])
+                        targets[name][row].copy_(center[name][row])
 
             before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
             try:
-                yield put
+                yield partial(writing_parts(write, tensors), tensors)
             finally:
                 with torch.no_grad():
                     for name, tensor in tensors.items():

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bayesadam.posterior.wrappers import innermost
 
@@ -32,11 +33,16 @@ class TrainingInputs:
 
     Args:
         optimizer: Function without arguments that returns the optimiser, or ``None``.
+
+    Attributes:
+        fixed: Whether all batch norm layers were in evaluation mode in all training passes; None before the first one.
     """
 
     def __init__(self, optimizer: Callable[[], Any] = lambda: None) -> None:
+        self.fixed: bool | None = None
         self._optimizer = optimizer
-        self._kept: deque[tuple[int, int, Batch]] = deque()
+        self._kept: deque[tuple[int, int, list[Tensor]]] = deque()
+        self._spec: Any = None
         self._layers: list[_BatchNorm] = []
         self._handle: Any = None
 
@@ -58,36 +64,39 @@ class TrainingInputs:
         """The inputs that were kept, in a form that ``predict`` takes; None if there are none."""
         if not self._kept:
             return None
-        args, kwargs = zip(*(batch for _, _, batch in self._kept), strict=True)
-        if kwargs[0]:
-            return {name: torch.cat([found[name] for found in kwargs]) for name in kwargs[0]}
-        joined = tuple(torch.cat(parts) for parts in zip(*args, strict=True))
-        return joined[0] if len(joined) == 1 else joined
+        joined = [torch.cat(parts) for parts in zip(*(tensors for _, _, tensors in self._kept), strict=True)]
+        args, kwargs = tree_unflatten(joined, self._spec)
+        if kwargs:
+            return kwargs
+        return args[0] if len(args) == 1 and isinstance(args[0], Tensor) else args
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Handle a forward pass, after it."""
         optimizer = self._optimizer()
         if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()) or optimizer is None:
             return
-        if optimizer.param_groups[0]["weights"] != "mean" and all(layer.training for layer in self._layers):
+        if optimizer.param_groups[0]["weights"] == "mean":
+            return
+        changing = [layer.training for layer in self._layers]
+        self.fixed = self.fixed is not False and not any(changing)
+        if all(changing):
             self._keep((args, kwargs))
 
     def _keep(self, batch: Batch) -> None:
-        """Copy a batch, of which all arguments must be tensors with the same number of rows."""
-        values = [*batch[0], *batch[1].values()]
-        count = len(values[0]) if values and isinstance(values[0], Tensor) and values[0].ndim else 0
-        alike = all(isinstance(value, Tensor) and value.ndim and len(value) == count for value in values)
+        """Copy a batch, of which all arguments must be tensors with the same number of rows, or collections of them."""
+        tensors, spec = tree_flatten(batch)
+        count = len(tensors[0]) if tensors and isinstance(tensors[0], Tensor) and tensors[0].ndim else 0
+        alike = all(isinstance(value, Tensor) and value.ndim and len(value) == count for value in tensors)
         if not count or not alike or (batch[0] and batch[1]):
             return
-        size = math.ceil(sum(value.numel() * value.element_size() for value in values) / count)
+        size = math.ceil(sum(value.numel() * value.element_size() for value in tensors) / count)
         rows = min(count, ROWS, BYTES // max(size, 1))
         if rows == 0:
             return
-        args = tuple(value[:rows].detach().clone() for value in batch[0])
-        kwargs = {name: value[:rows].detach().clone() for name, value in batch[1].items()}
-        if self._kept and _form(self._kept[-1][2]) != _form((args, kwargs)):
+        if self._kept and (spec != self._spec or _form(self._kept[-1][2]) != _form(tensors)):
             self._kept.clear()
-        self._kept.append((rows, rows * size, (args, kwargs)))
+        self._spec = spec
+        self._kept.append((rows, rows * size, [value[:rows].detach().clone() for value in tensors]))
         while sum(kept for kept, _, _ in self._kept) > ROWS or sum(kept for _, kept, _ in self._kept) > BYTES:
             self._kept.popleft()
 
@@ -103,12 +112,23 @@ def inputs_of(model: nn.Module) -> Any:
     return None if known is None else known.inputs()
 
 
+def statistics_are_fixed(model: nn.Module) -> bool:
+    """Whether batch norm statistics are known not to depend on samples: all parameters up to the last such layer are
+    frozen, or the optimiser was attached and the layers were in evaluation mode in training.
+    """
+    layers, known = normalized(model), _KNOWN.get(innermost(model))
+    if not layers or (known is not None and known.fixed):
+        return True
+    modules = list(model.modules())
+    before = modules[: modules.index(layers[-1]) + 1]
+    return not any(p.requires_grad for module in before for p in module.parameters(recurse=False))
+
+
 def normalized(model: nn.Module) -> list[_BatchNorm]:
     """List the batch norm layers that have running statistics."""
     return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
 
 
-def _form(batch: Batch) -> list[Any]:
+def _form(tensors: list[Tensor]) -> list[Any]:
     """Return the properties that batches must share if they are to be joined."""
-    args, kwargs = batch
-    return [(name, v.shape[1:], v.dtype, v.device) for name, v in [*enumerate(args), *kwargs.items()]]
+    return [(tensor.shape[1:], tensor.dtype, tensor.device) for tensor in tensors]

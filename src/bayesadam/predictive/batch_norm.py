@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from bayesadam.posterior import Mixture, NetworkDistribution, Posterior
 from bayesadam.posterior.exclusive import exclusively
 from bayesadam.posterior.report import PER_TENSOR
-from bayesadam.posterior.training_inputs import normalized
+from bayesadam.posterior.training_inputs import normalized, statistics_are_fixed
 from bayesadam.predictive.batches import Rows, as_batches, call, groups, in_eval_mode, no_batches
 
 ROWS = 1000
@@ -81,16 +81,15 @@ class WithOwnStatistics(NetworkDistribution):
 
 
 def warn_of_running_statistics(model: nn.Module, posterior: NetworkDistribution) -> None:
-    """Warn if samples of an optimiser's posterior are about to be used with statistics that are averages over samples.
-
-    Layers whose statistics were fixed in training cannot be told from the others by now.
-    """
+    """Warn if samples of an optimiser's posterior are about to be used with statistics that may be averages of them."""
     parts = posterior.components if isinstance(posterior, Mixture) else (posterior,)
-    if any(isinstance(part, Posterior) and PER_TENSOR in part.hyperparameters for part in parts) and normalized(model):
+    trained = any(isinstance(part, Posterior) and PER_TENSOR in part.hyperparameters for part in parts)
+    if trained and not statistics_are_fixed(model):
         warnings.warn(
             "the network has batch norm layers, and their running statistics are averages over the weight samples of "
-            "training, with which predictions may be useless: call attach(model) of the optimiser before training, or "
-            "give predict inputs like those of training as batch_norm (None keeps the running statistics)",
+            "training, with which predictions may be useless: call attach(model) of the optimiser before training "
+            "(it keeps inputs that are tensors), or give predict inputs like those of training as batch_norm (None "
+            "keeps the running statistics)",
             UserWarning,
             stacklevel=4,
         )

@@ -431,10 +431,12 @@ def map_tensors(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _map(batch: Any, function: Callable[[Any], Any]) -> Any:
-    """Apply a function to all tensors and packed sequences of a batch."""
+    """Apply a function to all tensors and packed sequences of a batch, also to those in dicts and tuples within it."""
 
     def apply(value: Any) -> Any:
-        return function(value) if isinstance(value, Tensor | PackedSequence) else value
+        if isinstance(value, Tensor | PackedSequence):
+            return function(value)
+        return _map(value, function) if type(value) in (dict, tuple) else value
 
     if isinstance(batch, Mapping):
         return {key: apply(value) for key, value in batch.items()}

@@ -42,7 +42,10 @@ def batches_of_rows(
     _check(data)
     for pair in [data] if single else data:
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[1], Tensor):
-            raise ValueError(f"data must give pairs of inputs and a tensor of targets, got {_described(pair)}")
+            raise ValueError(
+                "data must give pairs of inputs and a tensor of targets (a single pair is a tuple), "
+                f"got {_described(pair)}"
+            )
         inputs, target = pair
         if isinstance(inputs, list):  # the default collate function makes lists of tuples
             inputs = tuple(inputs)

@@ -60,8 +60,9 @@ def predict(
         posterior: Posterior over the model's weights, or another distribution over networks, such as
             :class:`bayesadam.MCDropout`.
         inputs: A tensor; a tuple (``model(*inputs)``); a dict (``model(**inputs)``); or a loader that yields batches of
-            any of these. If a batch is a list or tuple, as ``(inputs, targets)``, only its first entry is used. Inputs
-            are moved to the model's device. A ``PackedSequence`` is used like a tensor with a row for each sequence.
+            any of these. A model that takes the dict itself needs it in a tuple, ``(inputs,)``. If a batch is a list or
+            tuple, as ``(inputs, targets)``, only its first entry is used. Inputs are moved to the model's device. A
+            ``PackedSequence`` is used like a tensor with a row for each sequence.
         likelihood: Likelihood of the targets given the output, one of :mod:`bayesadam.likelihoods` or your own. It
             determines the class of the result.
         mc_samples: Number of posterior samples. For a mixture it is rounded up to a multiple of the number of
@@ -101,7 +102,9 @@ def predict(
             like those of training, in any form that ``inputs`` may have, about 1,000 of which are used. ``None`` stands
             for the running statistics; use it if the model was trained further by other means. ``"auto"`` never
             changes the statistics for ``"linearized"`` and ``"moments"``, nor layers whose statistics were fixed in
-            training. A warning is issued if it uses running statistics with samples of an optimiser's posterior.
+            training. A warning is issued if it uses running statistics with samples of an optimiser's posterior, unless
+            everything up to the last such layer is frozen, or the model was attached and the layers were in evaluation
+            mode in training.
         progress: Whether to show a progress bar; by default it is shown for loaders in a terminal.
 
     Returns:

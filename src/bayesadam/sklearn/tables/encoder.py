@@ -94,7 +94,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     keep: Sequence[str] | None = None
     category: Sequence[str] = ()
     date: Sequence[str] = ()
-    missing: Sequence[str] = ()
+    missing: Sequence[object] = ()
     decimal: str | None = None
     day_first: bool = False
 
@@ -114,7 +114,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """
         for name in ("drop", "keep", "category", "date", "missing"):
             value = getattr(self, name)
-            if isinstance(value, str) or not (np.iterable(value) or (name == "keep" and value is None)):
+            if not isinstance(value, list | tuple) and not (name == "keep" and value is None):
                 raise ValueError(f"{name} must be a list, got {value!r}")
         table = self._table(X)
         unknown = [name for name in (*self.drop, *(self.keep or ()), *self.category, *self.date)]
@@ -204,10 +204,9 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def to_json(self) -> dict[str, Any]:
         """Return a dictionary that :meth:`from_json` reads."""
+        options = {name: list(v) if isinstance(v, tuple) else v for name, v in self.get_params().items()}
         return {
-            "options": {
-                name: list(value) if isinstance(value, tuple) else value for name, value in self.get_params().items()
-            },
+            "options": {**options, "missing": [str(value) for value in self.missing]},
             "columns": [to_json(column) for column in self.columns_],
             "left_out": self.left_out_,
             "names": self.feature_names_in_.tolist(),
