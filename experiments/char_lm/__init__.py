@@ -298,18 +298,27 @@ def _search(results: Results) -> pd.DataFrame:
 
 
 def _curves(results: Results, paper: Mapping[str, float]) -> Figure:
-    """Plot test losses by epoch, one line per seed, and a grey band from the lowest to the highest published loss."""
+    """Plot test losses by epoch, one line per seed, and a grey band from the lowest to the highest published loss.
+
+    Panels without a finished training are left out.
+    """
     shown = {
         "LSTM, decay scaled to the epochs run": ("lstm", ("vadagrad", "sgd", "adagrad", "adam")),
         "LSTM, no decay": ("constant", ("vadagrad", "sgd", "adagrad", "adam")),
         "LSTM, rates chosen on validation": ("lstm", ("ivon", "adamw", "bayesadam")),
         "transformer, rates chosen on validation": ("transformer", ("ivon", "adamw", "bayesadam")),
     }
+    curves = {
+        (title, name): [r["curve"] for key, r in results.items() if key.rpartition("-")[0] == f"{prefix}-{name}"]
+        for title, (prefix, names) in shown.items()
+        for name in names
+    }
+    shown = {title: part for title, part in shown.items() if any(curves[title, name] for name in part[1])}
     figure, axes = panels(1, len(shown), 3.6 * len(shown) + 0.6, 4.0, sharey=True)
-    for axis, (title, (prefix, methods)) in zip(axes[0], shown.items(), strict=True):
+    for axis, (title, (_, methods)) in zip(axes[0], shown.items(), strict=True):
         for name in methods:
             label, colour = LABELS[name]
-            for curve in (r["curve"] for key, r in results.items() if key.rpartition("-")[0] == f"{prefix}-{name}"):
+            for curve in curves[title, name]:
                 axis.plot(curve["epoch"], curve["test"], ".-", color=colour, label=label, linewidth=1.4)
                 label = "_"  # one entry of the legend for all seeds
         if methods[0] in paper:
@@ -318,5 +327,5 @@ def _curves(results: Results, paper: Mapping[str, float]) -> Figure:
         axis.set_title(title, fontsize=9.5)
         axis.set(xlabel="epoch", xlim=(0, None))
         axis.legend(frameon=False, fontsize=9)
-    axes[0, 0].set(ylabel="test loss of the mean network (nats per character)", ylim=(1.2, 3.2))
+    axes[0, 0].set(ylabel="test loss of the mean network (nats per character)", ylim=(1.1, 3.2))
     return figure
