@@ -22,8 +22,8 @@ CRASHES = {-signal.SIGSEGV, -signal.SIGABRT}
 def in_two_ranks(module, functions, folder, *, size=2):
     """Call each ``module.function(rank, folder)`` on all; what went wrong where they fail is in the assertion.
 
-    Gloo's own thread crashes in one of some hundred runs (a segmentation fault in ``pt_gloo_runloop``, which frees
-    memory for the second time). A run in which a thread of Python did not crash, but another one, is done again.
+    Gloo's own thread has been seen to crash (a segmentation fault in ``pt_gloo_runloop``; the cause is not known). A
+    run that ended by a crash of a thread that is none of Python's is done again.
     """
     for _ in range(3):
         codes = _exit_codes(module, functions, folder, size)

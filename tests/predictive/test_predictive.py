@@ -255,7 +255,7 @@ class TestLeavesNoTrace:
             ({"inputs": np.zeros((4, 3))}, "^inputs must be a tensor, a tuple, a dict or a loader .*, got ndarray"),
             ({"inputs": TensorDataset(draw(4, 3))}, "^inputs must be a tensor, .* of them, got TensorDataset "),
             ({"q": nn.Linear(3, 1)}, "^posterior must be a distribution over networks, got Linear$"),
-            ({"q": posterior_of(nn.Linear(8, 1))}, "^the model must .* 'weight' .*, got 'last.weight' "),
+            ({"q": posterior_of(nn.Linear(8, 1))}, "^the model must have a parameter 'weight' .*, got 'last.weight' "),
         ],
     )
     def test_refuses_options_before_the_model_runs(self, options, message):
@@ -734,6 +734,7 @@ SWAPPED = {
     "laplace": lambda q, net, x, options: ba.laplace(q, (x, x), **options),
     "attach": lambda q, net, x, options: ba.Vadam(net.named_parameters(), num_data=1).attach(q),
     "applied": lambda q, net, x, options: q.applied(q).__enter__(),
+    "match": lambda q, net, x, options: q.match(q),
     "squares": lambda q, net, x, options: ba.PerExampleSquares(q),
     "dropout": lambda q, net, x, options: ba.MCDropout(q),
     "swag": lambda q, net, x, options: ba.SWAG(q),
