@@ -133,6 +133,7 @@ def _units(start: str) -> list[Unit]:
         options = {**PUBLISHED["vadagrad"]["options"], "unit": unit}
         setting = {**PUBLISHED["vadagrad"], **steady, "options": options, "part": "search"}
         add(f"unit-{unit}", "lstm", 0, setting)
+    add("noiseless", "lstm", 0, {**PUBLISHED["vadagrad"], **steady, "method": "adagrad", "part": "search"})
     for name, published_setting in PUBLISHED.items():
         known = {key: value for key, value in published_setting.items() if (name, key) != ("vadagrad", "options")}
         for prefix, own in (("lstm", known), ("constant", {**known, **steady})):
@@ -218,7 +219,7 @@ def _tables(results: Results, paper: Mapping[str, float], epochs: Mapping[str, f
     for network in NETWORKS:
         title = f"{LABELS[network][0]}: test scores per character after {epochs[network]} epochs"
         tables[title] = _scores(results, network)
-    title = "VadaGrad's `s0 = 1e-4` in three units, without decay; the lowest validation loss is chosen"
+    title = "VadaGrad's `s0 = 1e-4` in three units, without decay; the lowest validation loss is chosen. Without noise, too"
     tables[title] = _units_of_s0(results)
     tables[f"Candidates after {epochs['search']} epochs, the mean network's loss; the best in bold"] = _search(results)
     return tables
@@ -274,8 +275,9 @@ def _scores(results: Results, network: str) -> pd.DataFrame:
 
 def _units_of_s0(results: Results) -> pd.DataFrame:
     rows = []
-    for unit, reading in UNITS.items():
-        if found := results.get(f"unit-{unit}"):
+    keys = {f"unit-{unit}": reading for unit, reading in UNITS.items()}
+    for key, reading in {**keys, "noiseless": "mean loss; no noise"}.items():
+        if found := results.get(key):
             widths = [Number(width) for width in found.get("widths", [None] * 3)]
             rows.append([reading, found["steps"], _validation(found), *widths])
     return frame(["gradient of s; variance", "steps", "validation loss", "width, 1%", "50%", "99%"], rows)

@@ -175,8 +175,9 @@ def make_optimizer(model: nn.Module, config: Mapping[str, Any], characters: int,
     if name == "sgd":
         return torch.optim.SGD(parameters, **options)
     if name == "adagrad":  # the paper's sum counts a squared gradient as 1 - beta, PyTorch's as 1
-        rate = options["lr"] / math.sqrt(1.0 - options["beta"])
-        return torch.optim.Adagrad(parameters, lr=rate)
+        share = 1.0 - options["beta"]
+        rate, start = options["lr"] / math.sqrt(share), options.get("s0", 0.0) / share
+        return torch.optim.Adagrad(parameters, lr=rate, initial_accumulator_value=start)
     if name == "adam":
         return torch.optim.Adam(parameters, **options)
     if name == "adamw":
