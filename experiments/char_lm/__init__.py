@@ -219,7 +219,7 @@ def _tables(results: Results, paper: Mapping[str, float], epochs: Mapping[str, f
     for network in NETWORKS:
         title = f"{LABELS[network][0]}: test scores per character after {epochs[network]} epochs"
         tables[title] = _scores(results, network)
-    title = "VadaGrad's `s0 = 1e-4` in three units, without decay; the lowest validation loss is chosen. Without noise, too"
+    title = "VadaGrad's `s0 = 1e-4` in three units, of which the best is chosen, and without noise; no decay"
     tables[title] = _units_of_s0(results)
     tables[f"Candidates after {epochs['search']} epochs, the mean network's loss; the best in bold"] = _search(results)
     return tables
@@ -316,12 +316,14 @@ def _curves(results: Results, paper: Mapping[str, float]) -> Figure:
         for name in names
     }
     shown = {title: part for title, part in shown.items() if any(curves[title, name] for name in part[1])}
+    long = any(len(curve["epoch"]) > 20 for found in curves.values() for curve in found)
+    style, limits = ("-", (1.15, 1.8)) if long else (".-", (1.1, 3.2))
     figure, axes = panels(1, len(shown), 3.6 * len(shown) + 0.6, 4.0, sharey=True)
     for axis, (title, (_, methods)) in zip(axes[0], shown.items(), strict=True):
         for name in methods:
             label, colour = LABELS[name]
             for curve in curves[title, name]:
-                axis.plot(curve["epoch"], curve["test"], ".-", color=colour, label=label, linewidth=1.4)
+                axis.plot(curve["epoch"], curve["test"], style, color=colour, label=label, linewidth=1.4)
                 label = "_"  # one entry of the legend for all seeds
         if methods[0] in paper:
             band = min(paper.values()), max(paper.values())
@@ -329,5 +331,5 @@ def _curves(results: Results, paper: Mapping[str, float]) -> Figure:
         axis.set_title(title, fontsize=9.5)
         axis.set(xlabel="epoch", xlim=(0, None))
         axis.legend(frameon=False, fontsize=9)
-    axes[0, 0].set(ylabel="test loss of the mean network (nats per character)", ylim=(1.1, 3.2))
+    axes[0, 0].set(ylabel="test loss of the mean network (nats per character)", ylim=limits)
     return figure
