@@ -304,28 +304,30 @@ def _curves(results: Results, paper: Mapping[str, float]) -> Figure:
 
     Panels without a finished training are left out.
     """
-    shown = {
-        "LSTM, decay scaled to the epochs run": ("lstm", ("vadagrad", "sgd", "adagrad", "adam")),
-        "LSTM, no decay": ("constant", ("vadagrad", "sgd", "adagrad", "adam")),
-        "LSTM, rates chosen on validation": ("lstm", ("ivon", "adamw", "bayesadam")),
-        "transformer, rates chosen on validation": ("transformer", ("ivon", "adamw", "bayesadam")),
+    choices = {
+        "LSTM, decay scaled to the epochs run": ("lstm", PUBLISHED),
+        "LSTM, no decay": ("constant", PUBLISHED),
+        "LSTM, rates chosen on validation": ("lstm", CHOSEN["lstm"]),
+        "transformer, rates chosen on validation": ("transformer", CHOSEN["transformer"]),
     }
-    curves = {
-        (title, name): [r["curve"] for key, r in results.items() if key.rpartition("-")[0] == f"{prefix}-{name}"]
-        for title, (prefix, names) in shown.items()
-        for name in names
-    }
-    shown = {title: part for title, part in shown.items() if any(curves[title, name] for name in part[1])}
-    long = any(len(curve["epoch"]) > 20 for found in curves.values() for curve in found)
+    shown: dict[str, dict[str, list[Any]]] = {}
+    for title, (prefix, methods) in choices.items():
+        curves = {
+            name: [r["curve"] for key, r in results.items() if key.rpartition("-")[0] == f"{prefix}-{name}"]
+            for name in methods
+        }
+        if any(curves.values()):
+            shown[title] = curves
+    long = any(len(c["epoch"]) > 20 for curves in shown.values() for found in curves.values() for c in found)
     style, limits = ("-", (1.15, 1.8)) if long else (".-", (1.1, 3.2))
     figure, axes = panels(1, len(shown), 3.6 * len(shown) + 0.6, 4.0, sharey=True)
-    for axis, (title, (_, methods)) in zip(axes[0], shown.items(), strict=True):
-        for name in methods:
+    for axis, (title, curves) in zip(axes[0], shown.items(), strict=True):
+        for name, found in curves.items():
             label, colour = LABELS[name]
-            for curve in curves[title, name]:
+            for curve in found:
                 axis.plot(curve["epoch"], curve["test"], style, color=colour, label=label, linewidth=1.4)
                 label = "_"  # one entry of the legend for all seeds
-        if methods[0] in paper:
+        if curves.keys() == paper.keys():
             band = min(paper.values()), max(paper.values())
             axis.axhspan(*band, color="0.8", label="published best, 200 epochs")
         axis.set_title(title, fontsize=9.5)
