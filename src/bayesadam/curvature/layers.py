@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,48 +47,32 @@ class Sink:
         closed.add_squares_(value, gradients, alpha=total.alpha, summed=summed)
 
 
-class Form(Protocol):
+class Form(abc.ABC):
     """Per-example gradients of one type of layer; the first axis of ``inputs`` and ``grads`` has the examples."""
 
+    @abc.abstractmethod
     def gradients(
         self, module: Any, inputs: Tensor, grads: Tensor, names: Sequence[str], scratch: Scratch
     ) -> dict[str, Tensor]:
         """Per-example gradients ``(m, *shape)`` by parameter name; in buffers, valid until the next call."""
 
-    def squares(self, module: Any, inputs: Tensor, grads: Tensor, sink: Sink) -> None:
-        """Add the squares of all examples to the sink."""
-
+    @abc.abstractmethod
     def bytes_each(self, module: Any, inputs: Tensor, grads: Tensor) -> int:
         """Memory that :meth:`gradients` takes for one example."""
 
+    @abc.abstractmethod
     def least_axes(self, module: Any) -> int:
         """Smallest number of axes of an input with a batch axis."""
 
     def prepare(self, module: Any, inputs: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
         """Compute values that depend on the whole minibatch; called before the other methods."""
-
-
-class Chunked(abc.ABC):
-    """Base class of forms that square the per-example gradients of a chunk of examples at a time; biases, which are
-    small, are squared at once.
-    """
-
-    def prepare(self, module: Any, inputs: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
-        """Part of the :class:`Form` protocol."""
         return inputs, grads
 
-    @abc.abstractmethod
-    def gradients(
-        self, module: Any, inputs: Tensor, grads: Tensor, names: Sequence[str], scratch: Scratch
-    ) -> dict[str, Tensor]:
-        """Part of the :class:`Form` protocol."""
-
-    @abc.abstractmethod
-    def bytes_each(self, module: Any, inputs: Tensor, grads: Tensor) -> int:
-        """Part of the :class:`Form` protocol."""
-
     def squares(self, module: Any, inputs: Tensor, grads: Tensor, sink: Sink) -> None:
-        """Part of the :class:`Form` protocol."""
+        """Add the squares of all examples to the sink.
+
+        The gradients of a chunk of examples are squared at a time, those of a bias, which is small, at once.
+        """
         if "bias" in sink.totals:
             sink.add("bias", self.gradients(module, inputs, grads, ("bias",), sink.scratch)["bias"])
         names = [name for name in sink.totals if name != "bias"]
@@ -101,13 +85,13 @@ class Chunked(abc.ABC):
                 sink.add(name, gradients)
 
 
-class LinearForm(Chunked):
+class LinearForm(Form):
     """``nn.Linear`` on ``(m, *positions, in)``."""
 
     def gradients(
         self, module: Any, inputs: Tensor, grads: Tensor, names: Sequence[str], scratch: Scratch
     ) -> dict[str, Tensor]:
-        """Part of the :class:`Form` protocol."""
+        """See :class:`Form`."""
         inputs, grads = _positions(inputs), _positions(grads)
         found = {}
         if "weight" in names:
@@ -145,11 +129,11 @@ class LinearForm(Chunked):
         return grads.reshape(-1, grads.shape[-1]).mT
 
     def bytes_each(self, module: Any, inputs: Tensor, grads: Tensor) -> int:
-        """Part of the :class:`Form` protocol."""
+        """See :class:`Form`."""
         return grads.element_size() * grads.shape[-1] * inputs.shape[-1]
 
     def least_axes(self, module: Any) -> int:
-        """Part of the :class:`Form` protocol."""
+        """See :class:`Form`."""
         return 2
 
     def backward(
@@ -164,13 +148,13 @@ class LinearForm(Chunked):
         )
 
 
-class ConvForm(Chunked):
+class ConvForm(Form):
     """``nn.Conv1d``, ``nn.Conv2d`` and ``nn.Conv3d`` with all their options."""
 
     def gradients(
         self, module: Any, inputs: Tensor, grads: Tensor, names: Sequence[str], scratch: Scratch
     ) -> dict[str, Tensor]:
-        """Part of the :class:`Form` protocol."""
+        """See :class:`Form`."""
         flat = grads.flatten(2)
         found = {}
         if "weight" in names:
@@ -198,14 +182,14 @@ class ConvForm(Chunked):
         return grads.movedim(1, 0).flatten(1)
 
     def bytes_each(self, module: Any, inputs: Tensor, grads: Tensor) -> int:
-        """Part of the :class:`Form` protocol."""
+        """See :class:`Form`."""
         kernel = math.prod(module.kernel_size)
         columns = module.in_channels * kernel * math.prod(grads.shape[2:])
         weight = module.out_channels * module.in_channels // module.groups * kernel
         return int(grads.element_size() * (columns + weight))
 
     def least_axes(self, module: Any) -> int:
-        """Part of the :class:`Form` protocol."""
+        """See :class:`Form`."""
         return len(module.kernel_size) + 2
 
     def backward(
@@ -231,13 +215,13 @@ class ConvForm(Chunked):
         return found
 
 
-class EmbeddingForm(Chunked):
+class EmbeddingForm(Form):
     """``nn.Embedding`` on indices of any shape ``(m, *positions)``."""
 
     def gradients(
         self, module: Any, inputs: Tensor, grads: Tensor, names: Sequence[str], scratch: Scratch
     ) -> dict[str, Tensor]:
-        """Part of the :class:`Form` protocol."""
+        """See :class:`Form`."""
         indices, grads = self._masked(module, inputs), _positions(grads)
         return {"weight": closed.embedding_gradients(indices, grads, module.num_embeddings)}
 
@@ -249,11 +233,11 @@ class EmbeddingForm(Chunked):
         closed.add_embedding_squares_(value, indices, grads, alpha=total.alpha)
 
     def bytes_each(self, module: Any, inputs: Tensor, grads: Tensor) -> int:
-        """Part of the :class:`Form` protocol."""
+        """See :class:`Form`."""
         return int(grads.element_size() * (module.num_embeddings + 1) * module.embedding_dim)
 
     def least_axes(self, module: Any) -> int:
-        """Part of the :class:`Form` protocol."""
+        """See :class:`Form`."""
         return 1
 
     def prepare(self, module: Any, inputs: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from bayesadam.curvature.layers import Chunked
+from bayesadam.curvature.layers import Form
 from bayesadam.curvature.totals import Scratch
 
 
-class NormForm(Chunked):
+class NormForm(Form):
     """Scale and shift of normalised inputs.
 
     Args:
@@ -28,7 +28,7 @@ class NormForm(Chunked):
     def gradients(
         self, module: Any, inputs: Tensor, grads: Tensor, names: Sequence[str], scratch: Scratch
     ) -> dict[str, Tensor]:
-        """Part of the :class:`Form` protocol."""
+        """See :class:`Form`."""
         found = {}
         if "weight" in names:
             found["weight"] = self._sum(module, self.normalise(module, inputs).mul_(grads))
@@ -37,7 +37,7 @@ class NormForm(Chunked):
         return found
 
     def bytes_each(self, module: Any, inputs: Tensor, grads: Tensor) -> int:
-        """Part of the :class:`Form` protocol."""
+        """See :class:`Form`."""
         return grads.element_size() * math.prod(grads.shape[1:])
 
     def least_axes(self, module: Any) -> int:
