@@ -210,7 +210,11 @@ class Collector:
             self.num_examples += during.size or 0
 
     def take(self, call: Call, *, sums: bool) -> dict[str, Tensor]:
-        """Square the call's per-example gradients, or keep the call if gradients of other calls must be added first."""
+        """Square the call's per-example gradients, or keep the call if gradients of other calls must be added first.
+
+        Returns:
+            The sums of the gradients by name, if they are requested and were computed.
+        """
         during = call.during
         self.arrive(during)
         summed: dict[str, Tensor] | None = {} if sums else None

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from bayesadam.curvature.layers import Sink
 from bayesadam.curvature.totals import Scratch, Total
+
+if TYPE_CHECKING:
+    from bayesadam.curvature.collector import Collector
 
 
 @dataclass(eq=False)
@@ -156,16 +159,6 @@ class Call:
         finally:
             if not self.kept:
                 self.inputs, self.grads = (), ()
-
-
-class Collector(Protocol):
-    """The collector that calls report to."""
-
-    generation: int
-    positions: dict[str, bool]
-
-    def take(self, call: Call, *, sums: bool) -> dict[str, Tensor]:
-        """Square the call's per-example gradients; return their sums if they are requested and were computed."""
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
