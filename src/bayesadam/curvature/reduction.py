@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,7 +48,7 @@ def _reduction(node: Any, size: int) -> str | None:
                 terms = {_reduction(following, size) for following, _ in inputs}
                 return "sum" if terms == {"sum"} and name.startswith("Add") else None
         elif name.startswith(("MulBackward", "DivBackward")):
-            if _factor(node, name, inputs) is None or _reduction(inputs[0][0], size) != "mean":
+            if not _is_by_share(node, name, inputs) or _reduction(inputs[0][0], size) != "mean":
                 return None
             return "mean"
         elif found is None and not name.startswith(
@@ -67,38 +68,24 @@ def _own_reduction(node: Any, name: str) -> str | None:
     return {1: "mean", 2: "sum"}.get(getattr(node, "_saved_reduction", 0))
 
 
-def _factor(node: Any, name: str, inputs: Sequence[Any]) -> float | None:
-    """The constant factor of a product, if it is one number in (0, 1]."""
+def _is_by_share(node: Any, name: str, inputs: Sequence[Any]) -> bool:
+    """Whether a product has a constant factor that is one number in (0, 1]."""
     try:
         other = getattr(node, "_saved_other", None)
     except RuntimeError:  # the graph was backwarded
-        return None
+        return False
     if len(inputs) != 1 or other is None or (isinstance(other, Tensor) and other.numel() != 1):
-        return None
-    value = float(other)
-    if value == 0.0:
-        return None
-    value = 1.0 / value if name.startswith("Div") else value
-    return value if 0.0 < value <= 1.0 else None
+        return False
+    return float(other) >= 1.0 if name.startswith("Div") else 0.0 < float(other) <= 1.0
 
 
-def _shape(inputs: Sequence[Any]) -> Sequence[int] | None:
-    """Shape of the first input of a node."""
+def _numel(inputs: Sequence[Any]) -> int | None:
+    """Number of values of the first input of a node, if it is known."""
     if not inputs:
         return None
     following, number = inputs[0]
     metadata = getattr(following, "_input_metadata", None)
-    return None if metadata is None or len(metadata) <= number else tuple(metadata[number].shape)
-
-
-def _numel(inputs: Sequence[Any]) -> int | None:
-    shape = _shape(inputs)
-    if shape is None:
-        return None
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count
+    return None if metadata is None or len(metadata) <= number else math.prod(metadata[number].shape)
 
 
 def _reduces_examples(node: Any, size: int) -> bool:
