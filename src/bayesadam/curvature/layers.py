@@ -96,13 +96,17 @@ class LinearForm(Form):
         found = {}
         if "weight" in names:
             shape = (inputs.shape[0], grads.shape[2], inputs.shape[2])
-            found["weight"] = closed.products(inputs, grads, scratch.get("gradients", shape, grads))
+            out = scratch.get("gradients", shape, grads)
+            found["weight"] = torch.bmm(grads.transpose(1, 2), inputs, out=out)  # the sum over positions
         if "bias" in names:
             found["bias"] = grads.sum(1)
         return found
 
     def squares(self, module: Any, inputs: Tensor, grads: Tensor, sink: Sink) -> None:
-        """See :class:`Form`; without positions no per-example gradient is made."""
+        """See :class:`Form`; without positions no per-example gradient is made.
+
+        The square of an outer product is the outer product of the squares, so their sum is one matrix product.
+        """
         if (inputs.ndim > 2 and math.prod(inputs.shape[1:-1]) != 1) or sink.summed is not None:
             super().squares(module, inputs, grads, sink)
             return
@@ -113,7 +117,7 @@ class LinearForm(Form):
             total = sink.totals["weight"]
             value, beta = total.open((grads.shape[1], inputs.shape[1]), grads, sink.alpha)
             right = torch.square(inputs, out=sink.scratch.get("squared inputs", inputs.shape, inputs))
-            closed.add_square_products_(value, right, squared, alpha=total.alpha, beta=beta)
+            value.addmm_(squared.t(), right, alpha=total.alpha, beta=beta)
         if "bias" in sink.totals:
             total = sink.totals["bias"]
             value, beta = total.open(grads.shape[1:], grads, sink.alpha)

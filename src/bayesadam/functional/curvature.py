@@ -58,33 +58,6 @@ def add_squares_(total: Tensor, gradients: Tensor, *, alpha: float = 1.0, summed
     total.add_(gradients.square_().sum(0), alpha=alpha)
 
 
-def add_square_products_(total: Tensor, inputs: Tensor, grads: Tensor, *, alpha: float, beta: float) -> None:
-    """``total <- beta total + alpha sum_i (grads[i] inputs[i]')^2``, for the weight of a linear layer without
-    positions.
-
-    The square of an outer product is the outer product of the squares, so the sum is one matrix product.
-
-    Args:
-        total: Total ``(out, in)``; changed in place, and not read if ``beta`` is 0.
-        inputs: Squares of the inputs, ``(m, in)``.
-        grads: Squares of the output gradients, ``(m, out)``.
-        alpha: Factor of the sum.
-        beta: Factor of the previous total.
-    """
-    total.addmm_(grads.t(), inputs, alpha=alpha, beta=beta)
-
-
-def products(inputs: Tensor, grads: Tensor, out: Tensor) -> Tensor:
-    """Gradients of a linear layer's weight, summed over positions.
-
-    Args:
-        inputs: Inputs, ``(m, positions, in)``.
-        grads: Output gradients, ``(m, positions, out)``.
-        out: Tensor ``(m, out, in)`` that is overwritten and returned.
-    """
-    return torch.bmm(grads.transpose(1, 2), inputs, out=out)
-
-
 def patches(padded: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
     """Patches of the input of a convolution under its kernel at every position, as a view.
 
