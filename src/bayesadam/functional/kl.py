@@ -66,11 +66,12 @@ def scale_mixture_log_prob(value: Tensor, weight: float, wide: float, narrow: fl
         # next addition, and terms beyond 80 are negligible.
         ratio = torch.abs(gap, out=second).clamp_max_(80.0).neg_().exp_()
         total = _sum(peak.add_(ratio.add_(1.0).log_()))
-        if not _wanted(value):
+        if not value.requires_grad:
             return total
         # -value (share / wide^2 + (1 - share) / narrow^2)
         slope = gap.clamp_max_(80.0).sigmoid_().mul_(narrow**-2 - wide**-2).sub_(narrow**-2).mul_(value)
-    return with_gradients(total, (value, slope))
+    result: Tensor = _Known.apply(total, value, slope)  # type: ignore[no-untyped-call]
+    return result
 
 
 def mixture_terms(value: Tensor, weight: float, wide: float, narrow: float) -> tuple[Tensor, Tensor]:
@@ -94,26 +95,19 @@ def gaussian_log_prob(log_stds: Tensor, eps: Sequence[Tensor]) -> Tensor:
     return -0.5 * squares - log_stds - 0.5 * LOG_2PI * sum(e.numel() for e in eps)
 
 
-def with_gradients(total: Tensor, *pairs: tuple[Tensor, Tensor]) -> Tensor:
-    """``total`` as a function of the first tensor of every pair, with the second one as its derivative."""
-    if not pairs:
-        return total
-    inputs, gradients = zip(*pairs, strict=True)
-    result: Tensor = _Known.apply(total, gradients, *inputs)  # type: ignore[no-untyped-call]
-    return result
-
-
 class _Known(torch.autograd.Function):
+    """``total`` as a function of ``value``, with ``slope`` as its derivative."""
+
     @staticmethod
-    def forward(ctx: Any, total: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
-        ctx.save_for_backward(*gradients)
+    def forward(ctx: Any, total: Tensor, value: Tensor, slope: Tensor) -> Tensor:
+        ctx.save_for_backward(slope)
         return total.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        needed = ctx.needs_input_grad[2:]
-        return None, None, *(s * grad if n else None for s, n in zip(ctx.saved_tensors, needed, strict=True))
+        (slope,) = ctx.saved_tensors
+        return None, slope * grad, None
 
 
 class _Bernoulli(torch.autograd.Function):
@@ -154,8 +148,3 @@ def _sum_of_squares(tensor: Tensor) -> Tensor:
         return _sum(tensor.square())
     norms: Tensor = torch.linalg.vector_norm(tensor, dim=-1)
     return norms.double().square().sum()
-
-
-def _wanted(*tensors: Tensor) -> bool:
-    """Whether a gradient may be needed; in the calling block alone they are switched off."""
-    return any(tensor.requires_grad for tensor in tensors)
