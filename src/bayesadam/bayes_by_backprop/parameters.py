@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bayesadam.bayes_by_backprop.draws import recording
 from bayesadam.bayes_by_backprop.fused import dense
 from bayesadam.checks import check_model
+from bayesadam.functional.curvature import wide
 from bayesadam.posterior import DiagonalGaussian
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -126,11 +127,6 @@ def around(net: nn.Module, wrapper: nn.Module | None) -> nn.Module:
             raise ValueError(f"wrapper must contain the network whose loss is computed, got {type(wrapper).__name__}")
         inner = wrapped
     return net if wrapper is None else wrapper
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype, or float32 if that is wider, since small steps are lost in narrower ones."""
-    return dtype if dtype.itemsize >= 4 else torch.float32
 
 
 def escaped(name: str) -> str:

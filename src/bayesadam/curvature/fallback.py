@@ -21,7 +21,7 @@ from bayesadam.curvature.layers import Sink
 from bayesadam.curvature.observe import observed
 from bayesadam.curvature.passes import Call, Unit, no_batch
 from bayesadam.curvature.totals import Scratch, chunks
-from bayesadam.functional.curvature import precision, wide
+from bayesadam.functional.curvature import precision, wide, widened
 from bayesadam.native.device import working_set
 from bayesadam.sharding import gathers_weights, is_sharded
 
@@ -167,7 +167,7 @@ class Replay:
         """Part of the :class:`Method` protocol."""
         context: Context = call.context
         module = call.unit.module
-        convert = _widened if context.low else _unchanged
+        convert = widened if context.low else _unchanged
         inputs = [convert(_take(t, leaf, part)) for t, leaf in zip(call.inputs, context.inputs, strict=True)]
         grads = []
         for leaf, grad, (mark, _) in zip(context.outputs, call.grads, context.marks, strict=True):
@@ -349,8 +349,7 @@ def _refuse_random(unit: Unit) -> None:
 
 def _mark(outputs: Tensor) -> tuple[Tensor, Tensor]:
     """A linear form of every example's outputs, and their norm; ``outputs`` is ``(m, ...)``."""
-    flat = outputs.reshape(len(outputs), -1)
-    flat = flat.to(wide(flat.dtype))
+    flat = widened(outputs.reshape(len(outputs), -1))
     weights = torch.arange(1, flat.shape[1] + 1, device=flat.device, dtype=flat.dtype).sin()
     return flat @ weights, torch.linalg.vector_norm(flat, dim=1)
 
@@ -360,10 +359,6 @@ def _take(tensor: Tensor, leaf: Leaf, part: slice) -> Tensor:
     if leaf.several:
         tensor = tensor.view(-1, leaf.several, *tensor.shape[1:])
     return tensor if leaf.axis is None else tensor.movedim(leaf.axis, 0)[part]
-
-
-def _widened(tensor: Tensor) -> Tensor:
-    return tensor.to(wide(tensor.dtype)) if tensor.is_floating_point() else tensor
 
 
 def _unchanged(tensor: Tensor) -> Tensor:

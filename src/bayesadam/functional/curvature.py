@@ -24,6 +24,11 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def widened(tensor: Tensor) -> Tensor:
+    """A tensor of numbers in float32 or wider; indices and masks as they are."""
+    return tensor.to(wide(tensor.dtype)) if tensor.is_floating_point() else tensor
+
+
 def precision(like: Tensor) -> float:
     """Relative rounding error of products like this tensor: for float32 off the CPU that of TF32, which PyTorch uses
     there for convolutions by default.

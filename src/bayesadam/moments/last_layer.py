@@ -14,9 +14,10 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from bayesadam.bayes_by_backprop.loss import Inputs, call, kl_scale
-from bayesadam.bayes_by_backprop.parameters import InitialStd, around, escaped, initial, wide
+from bayesadam.bayes_by_backprop.parameters import InitialStd, around, escaped, initial
 from bayesadam.checks import check_model
 from bayesadam.functional.autocast import without_autocast
+from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood
 from bayesadam.moments.objectives import expected_log_likelihood
 from bayesadam.moments.observer import Observer, version_of

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.bayes_by_backprop.parameters import InitialStd, as_posterior, escaped, initial, random_parameters, wide
+from bayesadam.bayes_by_backprop.parameters import InitialStd, as_posterior, escaped, initial, random_parameters
 from bayesadam.functional import empirical, kl
+from bayesadam.functional.curvature import wide
 from bayesadam.moments.values import Moments
 from bayesadam.posterior import BernoulliPosterior, DiagonalGaussian
 from bayesadam.priors import EmpiricalGaussianPrior, Prior, as_prior

@@ -28,7 +28,7 @@ from bayesadam.curvature.layers import Form
 from bayesadam.curvature.registry import form_of
 from bayesadam.curvature.totals import Scratch, chunks
 from bayesadam.functional.autocast import without_autocast
-from bayesadam.functional.curvature import precision, wide
+from bayesadam.functional.curvature import precision, wide, widened
 from bayesadam.predictive.batches import Rows
 from bayesadam.predictive.covariance import OutputCovariance
 from bayesadam.predictive.network import MeanNetwork
@@ -106,7 +106,7 @@ class Layerwise:
                 self._add(covariance, call, grad)
 
     def _add(self, covariance: OutputCovariance, call: _Call, grads: Tensor) -> None:
-        layer, inputs = call.layer, _widened(call.inputs)
+        layer, inputs = call.layer, widened(call.inputs)
         if isinstance(layer.module, nn.Linear) and inputs.ndim == 2:
             self._add_linear(covariance, layer, inputs, grads)
             return
@@ -197,9 +197,9 @@ class Layerwise:
             grad = torch.zeros(call.shape, device=found.device, dtype=found.dtype) if grad is None else grad
             tolerance = precision(grad) ** 0.5
             with without_autocast([grad]):
-                closed = self._closed(call.layer, _widened(call.inputs), _widened(grad))
+                closed = self._closed(call.layer, widened(call.inputs), widened(grad))
             for local, expected in zip(names, exact, strict=True):
-                expected = _widened(expected)
+                expected = widened(expected)
                 good.append(torch.dist(closed[local][0], expected) <= tolerance * expected.norm())
         if not all(truths(good)):
             raise NotLayerwiseError
@@ -240,7 +240,3 @@ def _recorded(layers: list[_Layer], calls: list[_Call]) -> Iterator[None]:
 def _gradients(found: Tensor, calls: list[_Call], direction: Tensor, *, retain: bool) -> tuple[Tensor | None, ...]:
     edges = [call.edge for call in calls]
     return torch.autograd.grad(found, edges, direction, retain_graph=retain, allow_unused=True)
-
-
-def _widened(tensor: Tensor) -> Tensor:
-    return tensor.to(wide(tensor.dtype)) if tensor.is_floating_point() else tensor

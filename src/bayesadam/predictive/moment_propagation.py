@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bayesadam.checks import truths
 from bayesadam.curvature.ranks import unwrapped
 from bayesadam.functional.autocast import without_autocast
-from bayesadam.functional.curvature import wide
+from bayesadam.functional.curvature import wide, widened
 from bayesadam.likelihoods import Likelihood
 from bayesadam.moments import Graph, Moments
 from bayesadam.posterior import BernoulliPosterior, DiagonalGaussian, NetworkDistribution, PartialGaussian, Posterior
@@ -81,7 +81,7 @@ def propagated_outputs(model: nn.Module, posterior: NetworkDistribution, inputs:
         placed = {name: _placed(value, name in random, covered[name], device) for name, value in weights.items()}
 
         def run(rows: Rows) -> tuple[Tensor, ...]:
-            args, kwargs = arguments(map_tensors(rows.batch, _widened))
+            args, kwargs = arguments(map_tensors(rows.batch, widened))
             with without_autocast([value.mean for value in placed.values()]):
                 result = graph.run(inner, placed, args, kwargs, covariance=how.link != "probit")
             rows.check(result.mean)
@@ -115,7 +115,3 @@ def _placed(value: Moments, random: bool, target: Tensor, device: torch.device) 
     """
     known = value if random else Moments(value.mean)
     return known.moved(lambda tensor: tensor.to(device, wide(target.dtype)))
-
-
-def _widened(tensor: Tensor) -> Tensor:
-    return tensor.to(wide(tensor.dtype)) if tensor.is_floating_point() else tensor
