@@ -102,7 +102,7 @@ def test_inputs_may_be_a_tuple_or_a_dict_and_output_takes_the_tensor_out():
     assert losses[0] == losses[1]
     plain = variational(Named(), seed=3).loss((x, 1.0), y, **options).item()
     assert plain != losses[0]
-    with pytest.raises(TypeError, match="output must be given for a network that returns no tensor .* got dict"):
+    with pytest.raises(TypeError, match="output must be given for a model that returns no tensor .* got dict"):
         variational(Named()).loss((x, 1.0), y, likelihood=LIKELIHOOD, num_data=12)
 
 

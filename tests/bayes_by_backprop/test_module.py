@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils.rnn import pack_sequence
 
 import bayesadam as ba
 from bayesadam import noise, priors
@@ -352,6 +353,28 @@ def test_continual_learning_from_a_posterior(tmp_path):
 
 def test_two_ranks(tmp_path):
     in_two_ranks("bayes_by_backprop.workers", ["data_parallel"], tmp_path)
+
+
+class LastState(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.recurrent = nn.GRU(2, 3)
+        self.last = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.last(self.recurrent(x)[1][-1])
+
+
+@pytest.mark.parametrize("make", [variational, ba.variational_last_layer])
+def test_packed_sequences_are_one_argument(make):
+    """As for ``predict``, although the class is a tuple."""
+    torch.manual_seed(0)
+    x, y = torch.randn(4, 5, 2), torch.randn(5, 1)
+    losses = []
+    for inputs in (x, pack_sequence(list(x.unbind(1)))):
+        torch.manual_seed(1)
+        losses.append(make(LastState()).loss(inputs, y, likelihood=ba.Gaussian(), num_data=5))
+    torch.testing.assert_close(*losses)
 
 
 def complex_model():

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bayesadam.bayes_by_backprop.draws import Draw, uncompiled
 from bayesadam.bayes_by_backprop.estimators import ESTIMATORS
-from bayesadam.bayes_by_backprop.loss import Inputs, kl_scale, output_of
+from bayesadam.bayes_by_backprop.loss import kl_scale
 from bayesadam.bayes_by_backprop.parameters import (
     InitialStd,
     around,
@@ -34,6 +34,7 @@ from bayesadam.functional.recomputation import in_backward, recomputed_by
 from bayesadam.functional.reparameterized import inverse_softplus, softplus
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import DiagonalGaussian
+from bayesadam.posterior.calls import Inputs, call
 from bayesadam.priors import GaussianPrior, Prior, as_prior
 
 _MASK = 2**32 - 1
@@ -235,7 +236,7 @@ class VariationalModule(nn.Module):
         terms = []
         for sample in range(mc_samples):
             with self.common_draw(mirrored=antithetic and sample % 2 == 1):
-                nll = likelihood.nll(output_of(net, inputs, output), target)
+                nll = likelihood.nll(call(net, inputs, output), target)
                 if scale and not self.closed_form:
                     nll = nll + (scale * self.kl_divergence()).to(nll)
                 elif scale and sample == 0:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
-from bayesadam.bayes_by_backprop.loss import Inputs, call, kl_scale
+from bayesadam.bayes_by_backprop.loss import kl_scale
 from bayesadam.bayes_by_backprop.parameters import InitialStd, around, escaped, initial
 from bayesadam.checks import check_model
 from bayesadam.functional.autocast import without_autocast
@@ -23,6 +23,7 @@ from bayesadam.moments.objectives import expected_log_likelihood
 from bayesadam.moments.observer import Observer, version_of
 from bayesadam.moments.values import Moments
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, PartialGaussian
+from bayesadam.posterior.calls import Inputs, arguments
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.priors import Prior, as_prior
 
@@ -183,7 +184,8 @@ class LastLayerModule(nn.Module):
                 or as for :meth:`forward`.
         """
         scale = kl_scale(num_data, kl_weight, temperature)
-        fit = expected_log_likelihood(likelihood, call(around(self, wrapper), inputs), target)
+        args, kwargs = arguments(inputs)
+        fit = expected_log_likelihood(likelihood, around(self, wrapper)(*args, **kwargs), target)
         return -fit.mean() + (scale * self.kl_divergence()).to(fit) if scale else -fit.mean()
 
     @torch.no_grad()

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bayesadam.bayes_by_backprop.loss import Inputs, call, kl_scale
+from bayesadam.bayes_by_backprop.loss import kl_scale
 from bayesadam.bayes_by_backprop.parameters import InitialStd, around
 from bayesadam.checks import check_model
 from bayesadam.functional.autocast import without_autocast
@@ -17,6 +17,7 @@ from bayesadam.moments.objectives import OBJECTIVES, log_fit
 from bayesadam.moments.values import Moments
 from bayesadam.moments.weights import BernoulliWeights, GaussianWeights
 from bayesadam.posterior import BernoulliPosterior, DiagonalGaussian
+from bayesadam.posterior.calls import Inputs, arguments
 from bayesadam.priors import Prior
 
 WEIGHTS = ("gaussian", "bernoulli")
@@ -113,7 +114,8 @@ class MomentModule(nn.Module):
         if objective not in OBJECTIVES:
             raise ValueError(f"objective must be one of {OBJECTIVES}, got {objective!r}")
         scale = kl_scale(num_data, kl_weight, temperature)
-        fit = log_fit(objective, likelihood, call(around(self, wrapper), inputs), target)
+        args, kwargs = arguments(inputs)
+        fit = log_fit(objective, likelihood, around(self, wrapper)(*args, **kwargs), target)
         return -fit.mean() + (scale * self.kl_divergence()).to(fit) if scale else -fit.mean()
 
     def posterior(self) -> DiagonalGaussian | BernoulliPosterior:

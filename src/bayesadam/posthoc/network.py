@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.likelihoods import Likelihood, check_likelihood
-from bayesadam.predictive.batches import Rows, call, in_eval_mode
+from bayesadam.posterior.calls import call
+from bayesadam.predictive.batches import Rows, in_eval_mode
 
 CURVATURES = ("ggn", "empirical_fisher")
 

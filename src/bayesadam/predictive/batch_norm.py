@@ -19,10 +19,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesadam.posterior import Mixture, NetworkDistribution, Posterior
+from bayesadam.posterior.calls import call
 from bayesadam.posterior.exclusive import exclusively
 from bayesadam.posterior.report import PER_TENSOR
 from bayesadam.posterior.training_inputs import normalized, statistics_are_fixed
-from bayesadam.predictive.batches import Rows, as_batches, call, groups, in_eval_mode, no_batches
+from bayesadam.predictive.batches import Rows, as_batches, groups, in_eval_mode, no_batches
 
 ROWS = 1000
 """Number of rows of the inputs that are used; with more rows the statistics hardly change."""

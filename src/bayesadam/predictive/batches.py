@@ -10,15 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.posterior.exclusive import exclusively
 from bayesadam.posterior.modes import quietly
 from bayesadam.progress import progress_bar
-
-Output = Callable[[Any], Tensor]
 
 PASS_ROWS, PASS_BYTES = 250, 2**18
 """Least number of rows of a pass by default on a CPU, and the size of their inputs up to which it has more."""
@@ -98,34 +95,6 @@ def joined(parts: Sequence[Tensor], what: str, axis: int = 0) -> Tensor:
 def no_batches() -> ValueError:
     """Make the error for a loader without batches."""
     return ValueError("inputs must have at least one batch, got an empty loader")
-
-
-def arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments for a model: a dict by name, a tuple in order, anything else as the only
-    argument.
-    """
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    several = isinstance(batch, tuple) and not isinstance(batch, PackedSequence)
-    return batch if several else (batch,), {}
-
-
-def call(model: nn.Module, batch: Any, output: Output | None, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
-    """Call a model and return its output tensor, with other tensors in place of its own if they are given.
-
-    Raises:
-        TypeError: The model does not return a tensor.
-    """
-    args, kwargs = arguments(batch)
-    result = model(*args, **kwargs) if tensors is None else functional_call(model, dict(tensors), args, kwargs)
-    if output is not None:
-        result = output(result)
-    if not isinstance(result, Tensor):
-        raise TypeError(
-            "output must be given for a model that returns no tensor (output=lambda out: out.logits, say), "
-            f"got {type(result).__name__}"
-        )
-    return result
 
 
 class Rows:

@@ -12,8 +12,9 @@ from bayesadam.curvature.totals import chunks
 from bayesadam.functional.curvature import precision
 from bayesadam.moments.observer import version_of
 from bayesadam.posterior import NetworkDistribution, PartialGaussian
+from bayesadam.posterior.calls import call
 from bayesadam.posterior.gaussian import GaussianPosterior
-from bayesadam.predictive.batches import Chunked, Rows, as_batches, call, draws_in_eval_mode, groups, joined
+from bayesadam.predictive.batches import Chunked, Rows, as_batches, draws_in_eval_mode, groups, joined
 from bayesadam.predictive.how import How
 
 WEIGHTS_BYTES = 2**26

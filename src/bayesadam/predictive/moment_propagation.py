@@ -15,9 +15,9 @@ from bayesadam.functional.curvature import wide, widened
 from bayesadam.likelihoods import Likelihood
 from bayesadam.moments import Graph, Moments
 from bayesadam.posterior import BernoulliPosterior, DiagonalGaussian, NetworkDistribution, PartialGaussian, Posterior
+from bayesadam.posterior.calls import arguments
 from bayesadam.predictive.batches import (
     Rows,
-    arguments,
     check_weights_are_used,
     in_eval_mode,
     map_tensors,

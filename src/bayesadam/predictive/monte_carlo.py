@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.posterior import NetworkDistribution
+from bayesadam.posterior.calls import call
 from bayesadam.predictive.batches import (
     Chunked,
     Rows,
     as_batches,
-    call,
     draws_in_eval_mode,
     groups,
     joined,

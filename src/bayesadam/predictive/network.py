@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.curvature.reentrant import RefusingReentrant
-from bayesadam.predictive.batches import Output, call
+from bayesadam.posterior.calls import Output, call
 
 
 def own_names(model: nn.Module, covered: Mapping[str, Tensor]) -> dict[str, str]:
