@@ -37,41 +37,25 @@ class GaussianPredictive(RegressionPredictive):
         aleatoric: Variance of the noise, independent over the outputs; of the mean's shape or broadcasting to it.
         log_aleatoric: Logarithm of that variance, if known; it is still accurate where the variance is too large or too
             small for its dtype.
+
+    Attributes:
+        epistemic: Epistemic variance: the variance of the network's prediction over the posterior, which more data
+            would reduce.
+        epistemic_covariance: Covariance of the outputs of a row, if it was given.
+        aleatoric: Aleatoric variance: the variance of the noise, which more data would not reduce.
     """
 
     independent = True
 
     def __init__(self, mean: Tensor, epistemic: Tensor, aleatoric: Tensor, log_aleatoric: Tensor | None = None) -> None:
         self.epistemic_covariance = None if epistemic.shape == mean.shape else epistemic
-        self._epistemic = epistemic if self.epistemic_covariance is None else _diagonal(epistemic, mean)
-        self._aleatoric = aleatoric.expand(mean.shape)
+        self.epistemic = epistemic if self.epistemic_covariance is None else _diagonal(epistemic, mean)
+        self.aleatoric = aleatoric.expand(mean.shape)
         self._log_aleatoric = log_aleatoric
         log_variances = None
         if log_aleatoric is not None:
-            log_variances = self._epistemic.clamp_min(0.0).log().logaddexp(log_aleatoric).unsqueeze(0)
-        super().__init__(mean.unsqueeze(0), (self._epistemic + self._aleatoric).unsqueeze(0), log_variances)
-
-    @cached_property
-    def mean(self) -> Tensor:
-        """Predictive mean, ``(N,)`` or ``(N, D)``."""
-        return self.means[0]
-
-    @cached_property
-    def epistemic(self) -> Tensor:
-        """Epistemic variance: the variance of the network's prediction over the posterior, which more data would
-        reduce.
-        """
-        return self._epistemic
-
-    @cached_property
-    def aleatoric(self) -> Tensor:
-        """Aleatoric variance: the variance of the noise, which more data would not reduce."""
-        return self._aleatoric
-
-    @cached_property
-    def variance(self) -> Tensor:
-        """Total variance, the sum of epistemic and aleatoric variance."""
-        return self.variances[0]
+            log_variances = self.epistemic.clamp_min(0.0).log().logaddexp(log_aleatoric).unsqueeze(0)
+        super().__init__(mean.unsqueeze(0), (self.epistemic + self.aleatoric).unsqueeze(0), log_variances)
 
     @cached_property
     def covariance(self) -> Tensor:
@@ -92,7 +76,7 @@ class GaussianPredictive(RegressionPredictive):
         # Outputs are scaled to variance 1, since the variance of the noise may be out of range of any dtype.
         log_variances = self.log_variances[0].double()
         units = (-0.5 * log_variances).exp()
-        log_noise = self._aleatoric.log() if self._log_aleatoric is None else self._log_aleatoric.expand(target.shape)
+        log_noise = self.aleatoric.log() if self._log_aleatoric is None else self._log_aleatoric.expand(target.shape)
         scaled = covariance * units.unsqueeze(-1) * units.unsqueeze(-2) + (log_noise - log_variances).exp().diag_embed()
         density = maps.gaussian_log_prob((target - self.mean) * units, scaled) - 0.5 * log_variances.sum(-1)
         return density.to(self.mean.dtype)

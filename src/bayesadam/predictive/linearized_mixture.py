@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import cast
 
 import torch
 from torch import Tensor
 
+from bayesadam.predictive.base import variance_of_strata
 from bayesadam.predictive.gaussian import GaussianLogitsPredictive, GaussianPredictive
 from bayesadam.predictive.mixture import MixturePredictive
 from bayesadam.predictive.result import ClassificationPredictive, Predictive, RegressionPredictive
@@ -25,8 +25,9 @@ class GaussianMixturePredictive(RegressionPredictive):
 
     Attributes:
         parts: Predictive distributions of the components.
-        within: Epistemic variances of the components, ``(K, N)`` or ``(K, N, D)``.
-        noise: Variances of the noise, of the same shape.
+        epistemic: Epistemic variance: the mean of the components' epistemic variances plus the variance of their means.
+        aleatoric: Aleatoric variance: the variance of the noise averaged over the components, which more data would not
+            reduce.
     """
 
     independent = True
@@ -38,23 +39,13 @@ class GaussianMixturePredictive(RegressionPredictive):
             return torch.stack([value.to(device) for value in values])
 
         self.parts = list(parts)
-        self.within = stacked(part.epistemic for part in parts)
-        self.noise = stacked(part.aleatoric for part in parts)
+        within = stacked(part.epistemic for part in parts)
+        noise = stacked(part.aleatoric for part in parts)
         log_variances = stacked(part.log_variances[0] for part in parts)
         means = stacked(part.mean for part in parts)
-        super().__init__(means, self.within + self.noise, log_variances, strata=len(means))
-
-    @cached_property
-    def epistemic(self) -> Tensor:
-        """Epistemic variance: the mean of the components' epistemic variances plus the variance of their means."""
-        return self.within.mean(0) + super().epistemic
-
-    @cached_property
-    def aleatoric(self) -> Tensor:
-        """Aleatoric variance: the variance of the noise averaged over the components, which more data would not
-        reduce.
-        """
-        return self.noise.mean(0)
+        super().__init__(means, within + noise, log_variances, strata=len(means))
+        self.epistemic = within.mean(0) + variance_of_strata(means, len(means))
+        self.aleatoric = noise.mean(0)
 
     def rescale(self, mean: Tensor | float, std: Tensor | float) -> GaussianMixturePredictive:
         """Return the distribution of ``mean + std * y``, which converts standardised targets to their original
