@@ -16,15 +16,15 @@ def rotate(matrices: Tensor, left: Tensor | None, right: Tensor | None, *, back:
 
     Args:
         matrices: Matrices ``X``, ``(..., O, I)``.
-        left: ``L``, ``(O, O)``, of the matrices' dtype; None for the identity.
-        right: ``R``, ``(I, I)``, of the matrices' dtype; None for the identity.
+        left: ``L``, ``(O, O)``, of any dtype; None for the identity.
+        right: ``R``, ``(I, I)``, of any dtype; None for the identity.
         back: Whether to compute ``L X R'``.
     """
     with without_autocast([matrices]):
         if left is not None:
-            matrices = (left if back else left.mT) @ matrices
+            matrices = (left if back else left.mT).to(matrices.dtype) @ matrices
         if right is not None:
-            matrices = matrices @ (right.mT if back else right)
+            matrices = matrices @ (right.mT if back else right).to(matrices.dtype)
     return matrices
 
 

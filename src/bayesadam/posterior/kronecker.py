@@ -109,7 +109,6 @@ class KroneckerGaussian(GaussianPosterior):
         ``eps`` is the noise that :class:`DiagonalGaussian` draws, so the samples agree where there are no bases.
         """
         std = {name: self.eigenvalues[name].sqrt() for name in self.random_names}
-        dtypes = {name: torch.promote_types(value.dtype, torch.float32) for name, value in std.items()}
         draws = {
             index: torch.empty_like(mean, dtype=torch.float32, memory_format=torch.contiguous_format)
             for index, (name, mean) in enumerate(self.mean.items())
@@ -123,9 +122,8 @@ class KroneckerGaussian(GaussianPosterior):
             for index, (name, mean) in enumerate(self.mean.items()):
                 value = mean
                 if number is not None and name in std:
-                    moved = rotate(
-                        as_matrix(draws[index] * std[name], mean), *self.bases(name, dtype=dtypes[name]), back=True
-                    )
+                    drawn = as_matrix(draws[index] * std[name], mean)
+                    moved = rotate(drawn, self.left.get(name), self.right.get(name), back=True)
                     value = mean + moved.view(mean.shape)
                 targets[name].detach().copy_(value)
             torch.clear_autocast_cache()
@@ -222,10 +220,10 @@ class KroneckerGaussian(GaussianPosterior):
             "Kronecker product without some of the weights (prune its marginal())"
         )
 
-    def bases(self, name: str, *, dtype: torch.dtype = torch.float64) -> tuple[Tensor | None, Tensor | None]:
-        """Left and right basis of a tensor in a dtype; ``None`` for the identity."""
+    def bases(self, name: str) -> tuple[Tensor | None, Tensor | None]:
+        """Left and right basis of a tensor in float64; ``None`` for the identity."""
         left, right = self.left.get(name), self.right.get(name)
-        return None if left is None else left.to(dtype), None if right is None else right.to(dtype)
+        return None if left is None else left.double(), None if right is None else right.double()
 
 
 def _sides(mean: Tensor) -> tuple[int, int]:

@@ -65,12 +65,7 @@ class WeightCovariance:
             return rows
         first = len(self.variance[name])
         matrices = rows.reshape(*rows.shape[:-1], first, rows.shape[-1] // first)
-        return rotate(matrices, as_dtype(left, rows.dtype), as_dtype(right, rows.dtype)).flatten(-2)
-
-
-def as_dtype(basis: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A basis in another dtype."""
-    return None if basis is None else basis.to(dtype)
+        return rotate(matrices, left, right).flatten(-2)
 
 
 def weight_covariance(posterior: NetworkDistribution) -> WeightCovariance:
