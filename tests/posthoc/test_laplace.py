@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import nn
 from torch.distributions import MultivariateNormal
+from torch.nn.utils import parametrize
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
 from bayesadam.functional.outputs import softmax_factor
+from bayesadam.moments.last_layer import is_plain_linear
 from bayesadam.posterior.partial import PartialGaussian
 from bayesadam.posthoc import LaplaceApproximation, laplace
-from bayesadam.posthoc import last_layer as last_layer_module
 from bayesadam.posthoc import network as network_module
 from bayesadam.predictive.jacobian import Pulled
 from posthoc.models import (
@@ -433,9 +434,12 @@ def test_whether_the_layer_gives_the_outputs(structure):
 
 
 def test_only_what_can_be_known_is_called_a_layer():
-    assert not last_layer_module._is_plain(nn.MultiheadAttention(4, 2))
-    assert last_layer_module._is_plain(nn.Linear(2, 2))
-    assert not last_layer_module._is_plain(convnet()[0])
+    assert not is_plain_linear(nn.MultiheadAttention(4, 2))
+    assert is_plain_linear(nn.Linear(2, 2))
+    assert not is_plain_linear(convnet()[0])
+    for name in ("weight", "bias"):  # the derivatives by what it is computed from are others
+        computed = parametrize.register_parametrization(nn.Linear(2, 2), name, nn.Softplus())
+        assert not is_plain_linear(computed)
 
 
 def test_full_curvature_of_low_rank():

@@ -6,7 +6,7 @@ Gaussian weights are Gaussian, and the expected log-likelihood under them has a 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +63,7 @@ class LastLayerModule(nn.Module):
         if covariance not in COVARIANCES:
             raise ValueError(f"covariance must be one of {COVARIANCES}, got {covariance!r}")
         name = _chosen(model, last_layer)
-        means = _own_parameters(model, name)
+        means = own_parameters(model, name)
         prior = as_prior(prior)
         if not prior.closed_form:
             raise ValueError(f"prior must have a divergence in closed form, got {type(prior).__name__}")
@@ -270,13 +270,7 @@ def variational_last_layer(
 
 
 def _chosen(model: nn.Module, name: str | None) -> str:
-    layers: list[str] = [
-        key
-        for key, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-        and type(module).forward is nn.Linear.forward
-        and module._parameters.get("weight") is not None
-    ]
+    layers = [key for key, module in model.named_modules() if is_plain_linear(module)]
     if not layers:
         raise ValueError("model must have an nn.Linear, got none")
     if name is not None and name not in layers:
@@ -284,8 +278,19 @@ def _chosen(model: nn.Module, name: str | None) -> str:
     return layers[-1] if name is None else name
 
 
-def _own_parameters(model: nn.Module, layer: str) -> dict[str, nn.Parameter]:
-    """Weight and bias of a layer, by the model's names."""
+def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a module is a linear layer whose weight and bias are parameters and not computed from other tensors."""
+    own = {key for key, _ in module.named_parameters()}
+    plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+    return plain and "weight" in own and own <= {"weight", "bias"}
+
+
+def own_parameters(model: nn.Module, layer: str) -> dict[str, nn.Parameter]:
+    """Weight and bias of a layer, by the model's names.
+
+    Raises:
+        ValueError: One is frozen, or shared with another module.
+    """
     prefix = f"{layer}." if layer else ""
     own = {f"{prefix}{key}": parameter for key, parameter in model.get_submodule(layer).named_parameters()}
     everywhere = [id(p) for _, p in model.named_parameters(remove_duplicate=False)]

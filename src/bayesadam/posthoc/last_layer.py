@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import abc
 from contextlib import ExitStack
-from typing import Any, ClassVar, NamedTuple, TypeGuard
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from bayesadam.moments.last_layer import is_plain_linear, own_parameters
 from bayesadam.posthoc.full import check_size
 from bayesadam.posthoc.network import Network
 from bayesadam.predictive.batches import Rows
@@ -63,7 +64,7 @@ class LastLayer(abc.ABC):
         self._is_named = name is not None
         self._calls: list[Call] = []
         self._handle: RemovableHandle | None = None
-        self._layers = {key: module for key, module in network.model.named_modules() if _is_plain(module)}
+        self._layers = {key: module for key, module in network.model.named_modules() if is_plain_linear(module)}
         if name is not None:
             self._take(name)
         elif not self._layers:
@@ -73,14 +74,7 @@ class LastLayer(abc.ABC):
         if name not in self._layers:
             raise ValueError(f"last_layer must be the name of an nn.Linear, one of {list(self._layers)}, got {name!r}")
         self.name, self.layer = name, self._layers[name]
-        prefix = f"{self.name}." if self.name else ""
-        own = {f"{prefix}{key}": parameter for key, parameter in self.layer.named_parameters()}
-        everywhere = [id(p) for _, p in self.network.model.named_parameters(remove_duplicate=False)]
-        for key, parameter in own.items():
-            if not parameter.requires_grad or everywhere.count(id(parameter)) > 1:
-                state = "shared with another module" if parameter.requires_grad else "frozen"
-                raise ValueError(f"last_layer must have trainable parameters of its own, got {key!r}, which is {state}")
-        self.names = list(own)
+        self.names = list(own_parameters(self.network.model, name))
         self._begin()
         self._handle = self.layer.register_forward_hook(self._capture, prepend=True)
 
@@ -227,10 +221,3 @@ class LastLayerSum(LastLayer):
             pulled.append(factor.sum(1).mT)
         vectors = torch.cat(pulled, dim=-1).flatten(0, 1)
         self.matrix.addmm_(vectors.T, vectors)
-
-
-def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether a module is a linear layer whose weight is a parameter and not computed from other tensors."""
-    own = {key for key, parameter in module._parameters.items() if parameter is not None}
-    plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
-    return plain and "weight" in own and own <= {"weight", "bias"}

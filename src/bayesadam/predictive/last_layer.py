@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from bayesadam.curvature.totals import chunks
 from bayesadam.functional.curvature import precision
+from bayesadam.moments.last_layer import is_plain_linear
 from bayesadam.moments.observer import version_of
 from bayesadam.posterior import NetworkDistribution, PartialGaussian
 from bayesadam.posterior.calls import call
@@ -88,7 +89,6 @@ def random_layer(model: nn.Module, posterior: NetworkDistribution) -> nn.Linear 
     random = {id(tensors[name]) for name in posterior.random_names}
     uses = [id(p) for _, p in model.named_parameters(remove_duplicate=False)]
     for module in model.modules():
-        plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
-        if plain and random and random <= set(map(id, module._parameters.values())) and "weight" in module._parameters:
-            return module if all(uses.count(each) == 1 for each in random) else None  # type: ignore[return-value]
+        if is_plain_linear(module) and random and random <= set(map(id, module.parameters())):
+            return module if all(uses.count(each) == 1 for each in random) else None
     return None
