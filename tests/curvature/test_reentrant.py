@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import bayesadam as ba
+from bayesadam.posthoc import LaplaceApproximation
 from posterior.kinds import around
 
 LIKELIHOOD = ba.Gaussian(1.0)
@@ -42,10 +43,9 @@ REFUSED = pytest.mark.filterwarnings("ignore:None of the inputs have requires_gr
 def test_it_is_refused(requires_grad):
     model, pair = Checkpointed(reentrant=True), data(requires_grad=requires_grad)
     message = "must be the non-reentrant one .* got a .* with use_reentrant=True"
-    for structure, curvature in (("diagonal", "ggn"), ("full", "empirical_fisher")):
-        options = {"structure": structure, "curvature": curvature, "prior_precision": 1.0}
+    for structure, curvature in (("diagonal", "ggn"), ("kron", "ggn"), ("full", "empirical_fisher")):
         with pytest.raises(RuntimeError, match=message):
-            ba.laplace(model, pair, likelihood=LIKELIHOOD, **options)
+            LaplaceApproximation(model, pair, likelihood=LIKELIHOOD, structure=structure, curvature=curvature)
     for checkpointed in (model, Checkpointed(reentrant=True, whole=True)):
         with pytest.raises(RuntimeError, match=message):
             ba.predict(checkpointed, around(model), pair[0], likelihood=LIKELIHOOD, method="linearized")

@@ -1,6 +1,8 @@
-"""The diagonal of the curvature, summed from squared gradients of examples."""
+"""Curvatures that are summed during backward passes; the diagonal, from squared gradients of examples."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -11,15 +13,17 @@ from bayesadam.posthoc.network import Network
 from bayesadam.predictive.batches import Rows
 
 
-class DiagonalSum:
-    """``sum_n diag(J_n' H_n J_n)``, by one backward pass for each column of the factor of ``H``.
+class BackwardSum:
+    """A sum over the data by one backward pass for each column of the factor of ``H``.
 
-    Gradients are squared by :class:`PerExampleSquares`, so no tensor has the size of examples times weights.
+    Args:
+        network: The network.
+        squares: What follows these passes.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, squares: PerExampleSquares) -> None:
         self.network = network
-        self.squares = PerExampleSquares(network.model, reduction="sum")
+        self.squares = squares
         self.squares.start()
 
     def add(self, rows: Rows, target: Tensor) -> Tensor:
@@ -29,18 +33,37 @@ class DiagonalSum:
                 output = self.network(rows.batch)
             if parts := self.network.parts(rows, output, target, by_columns=True):
                 return torch.cat([self.add(*part) for part in parts])
+            self._announce(output, target)
             vectors, count = self.network.columns(output, target)
             self.squares.backward_each(output, vectors, count)
         return output.detach()
 
-    def result(self) -> dict[str, Tensor]:
-        """The sum by name, 0 where the outputs do not depend on a weight; copies in float32 or wider."""
+    def _announce(self, output: Tensor, target: Tensor) -> None:
+        """Prepare the backward passes of a batch."""
+
+    def diagonal(self, but: Collection[str | None] = ()) -> dict[str, Tensor]:
+        """The sum of squares by name, 0 where the outputs do not depend on a weight; copies in float32 or wider."""
         found = {}
         for name, parameter in self.network.trainable.items():
-            mean = self.squares.mean_squares(parameter)
-            found[name] = torch.zeros_like(parameter) if mean is None else mean * self.squares.num_examples
+            if name not in but:
+                mean = self.squares.mean_squares(parameter)
+                found[name] = torch.zeros_like(parameter) if mean is None else mean * self.squares.num_examples
         return found
 
     def close(self) -> None:
         """Remove the hooks from the model."""
         self.squares.stop()
+
+
+class DiagonalSum(BackwardSum):
+    """``sum_n diag(J_n' H_n J_n)``.
+
+    Gradients are squared by :class:`PerExampleSquares`, so no tensor has the size of examples times weights.
+    """
+
+    def __init__(self, network: Network) -> None:
+        super().__init__(network, PerExampleSquares(network.model, reduction="sum"))
+
+    def result(self) -> dict[str, Tensor]:
+        """The sum by name; see :meth:`diagonal`."""
+        return self.diagonal()

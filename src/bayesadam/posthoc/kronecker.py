@@ -15,9 +15,9 @@ from torch import Tensor
 from bayesadam.curvature.factors import KroneckerFactors, LayerFactors
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.posterior.kronecker import KroneckerGaussian
+from bayesadam.posthoc.diagonal import BackwardSum
 from bayesadam.posthoc.last_layer import Call, LastLayer
 from bayesadam.posthoc.network import Network
-from bayesadam.predictive.batches import Rows
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class KroneckerCurvature:
         return KroneckerGaussian(mean, variance, left, right, hyperparameters=told)
 
 
-class KroneckerSum:
-    """Factors of ``sum_n J_n' H_n J_n``, by one backward pass for each column of the factor of ``H``.
+class KroneckerSum(BackwardSum):
+    """Factors of ``sum_n J_n' H_n J_n``.
 
     Raises:
         ValueError: A layer is too wide.
@@ -105,9 +105,8 @@ class KroneckerSum:
     structure = "kron"
 
     def __init__(self, network: Network) -> None:
-        self.network = network
         self.factors = KroneckerFactors(network.model, reduction="sum")
-        self.factors.start()
+        super().__init__(network, self.factors)
         for module, name in self.factors.factored():
             weight: Any = module.weight
             for side, what in ((len(weight), "outputs"), (weight[0].numel(), "inputs")):
@@ -115,32 +114,15 @@ class KroneckerSum:
                     self.close()
                     raise _too_wide(self.structure, side, f"{what} of {name!r}")
 
-    def add(self, rows: Rows, target: Tensor) -> Tensor:
-        """Add a batch and return its outputs, detached."""
-        with torch.enable_grad():
-            output = self.network(rows.batch)
-            if parts := self.network.parts(rows, output, target, by_columns=True):
-                return torch.cat([self.add(*part) for part in parts])
-            if self.network.is_block(output, target):
-                self.factors.give(output, lambda: self.network.total(output, target))
-            vectors, count = self.network.columns(output, target)
-            self.factors.backward_each(output, vectors, count)
-        return output.detach()
+    def _announce(self, output: Tensor, target: Tensor) -> None:
+        if self.network.is_block(output, target):
+            self.factors.give(output, lambda: self.network.total(output, target))
 
     def result(self) -> KroneckerCurvature:
-        """The factors, and the diagonal for all other tensors: 0 where the outputs do not depend on a weight."""
+        """The factors, and the diagonal for all other tensors."""
         layers = tuple(self.factors.layers())
         factored = {name for layer in layers for name in (layer.weight, layer.bias)}
-        diagonal = {}
-        for name, parameter in self.network.trainable.items():
-            if name not in factored:
-                mean = self.factors.mean_squares(parameter)
-                diagonal[name] = torch.zeros_like(parameter) if mean is None else mean * self.factors.num_examples
-        return KroneckerCurvature(layers, diagonal)
-
-    def close(self) -> None:
-        """Remove the hooks from the model."""
-        self.factors.stop()
+        return KroneckerCurvature(layers, self.diagonal(but=factored))
 
 
 class LastLayerKroneckerSum(LastLayer):
