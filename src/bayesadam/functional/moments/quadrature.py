@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,27 @@ def gauss_hermite(
     """
     if nodes < 1:
         raise ValueError(f"nodes must be at least 1, got {nodes!r}")
-    return elementwise(_Transform(function, *hermite(nodes)), mean, variance)
+    every_point, every_weight = hermite(nodes)
+
+    def moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        std, centre = root(variance), function(mean)
+        axes = [1] * mean.ndim
+        at_once = max(1, AT_ONCE // max(1, mean.numel()))
+        gaps = []
+        shift = torch.zeros_like(centre)
+        for first in range(0, len(every_point), at_once):
+            some = slice(first, first + at_once)
+            points, weights = (mean.new_tensor(every[some]).view(-1, *axes) for every in (every_point, every_weight))
+            step = points * std
+            above, below = function(mean + step) - centre, function(mean - step) - centre
+            gaps.append((weights, above, below))
+            shift = shift + (weights * (above + below)).sum(0)
+        spread = (1.0 - 2.0 * sum(every_weight)) * shift.square()  # at the node 0, if there is one
+        for weights, above, below in gaps:
+            spread = spread + (weights * ((above - shift).square() + (below - shift).square())).sum(0)
+        return centre + shift, spread.clamp_min(0.0)
+
+    return elementwise(moments, mean, variance)
 
 
 @functools.cache
@@ -95,31 +114,6 @@ def central_moments(gap: Gap, slopes: Slopes, mean: Tensor, variance: Tensor, no
     """
     result: tuple[Tensor, Tensor] = _Central.apply(mean, variance, gap, slopes, nodes)  # type: ignore[no-untyped-call]
     return result
-
-
-@dataclass(frozen=True)
-class _Transform:
-    function: Callable[[Tensor], Tensor]
-    points: tuple[float, ...]
-    weights: tuple[float, ...]
-
-    def __call__(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        std, centre = root(variance), self.function(mean)
-        axes = [1] * mean.ndim
-        at_once = max(1, AT_ONCE // max(1, mean.numel()))
-        gaps = []
-        shift = torch.zeros_like(centre)
-        for first in range(0, len(self.points), at_once):
-            some = slice(first, first + at_once)
-            points, weights = (mean.new_tensor(every[some]).view(-1, *axes) for every in (self.points, self.weights))
-            step = points * std
-            above, below = self.function(mean + step) - centre, self.function(mean - step) - centre
-            gaps.append((weights, above, below))
-            shift = shift + (weights * (above + below)).sum(0)
-        spread = (1.0 - 2.0 * sum(self.weights)) * shift.square()  # at the node 0, if there is one
-        for weights, above, below in gaps:
-            spread = spread + (weights * ((above - shift).square() + (below - shift).square())).sum(0)
-        return centre + shift, spread.clamp_min(0.0)
 
 
 class _Central(torch.autograd.Function):
