@@ -19,7 +19,7 @@ from bayesadam.curvature.hooks import Called, Counts, Entered, Left, Refused
 from bayesadam.curvature.layers import Form, Sink
 from bayesadam.curvature.passes import Call, Method, Pass, Slot, Unit, in_functorch, nodes_of, tensors_in
 from bayesadam.curvature.totals import CHUNK, Scratch, Total, chunks
-from bayesadam.curvature.units import closed_form, units_of
+from bayesadam.curvature.units import units_of
 from bayesadam.functional.curvature import wide
 from bayesadam.functional.recomputation import in_backward
 from bayesadam.native.device import working_set
@@ -42,9 +42,7 @@ class Collector:
         positions: Embeddings by name for which it is known whether their indices are positions.
     """
 
-    def __init__(
-        self, root: nn.Module, *, sums: bool, closed: Callable[[Form, nn.Module], Method] = closed_form
-    ) -> None:
+    def __init__(self, root: nn.Module, *, sums: bool, closed: Callable[[Form, nn.Module], Method]) -> None:
         self.root = root
         self.closed = closed
         self.sums = sums

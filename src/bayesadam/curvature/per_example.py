@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from bayesadam.checks import check_model
 from bayesadam.curvature import ranks
+from bayesadam.curvature.closed import ClosedForm
 from bayesadam.curvature.collector import Collector
-from bayesadam.curvature.passes import Slot
+from bayesadam.curvature.layers import Form
+from bayesadam.curvature.passes import Method, Slot
 from bayesadam.curvature.reduction import reduction_of
-from bayesadam.curvature.units import closed_form
 from bayesadam.sharding import is_sharded
 
 
@@ -57,9 +58,6 @@ class PerExampleSquares:
         ValueError: The reduction is neither, or the model is compiled or replicated over devices, so that its layers
             have no hooks.
     """
-
-    _closed = staticmethod(closed_form)
-    """Gives the method of a layer with a closed form."""
 
     def __init__(self, model: nn.Module, *, reduction: str = "mean") -> None:
         if reduction not in ("mean", "sum"):
@@ -192,6 +190,11 @@ class PerExampleSquares:
                 "optimizer with the same PerExampleSquares (use one optimizer with param groups)"
             )
         return value
+
+    @staticmethod
+    def _closed(form: Form, module: nn.Module) -> Method:
+        """The method of a layer with a closed form."""
+        return ClosedForm(form)
 
     def _slot(self, parameter: Tensor) -> Slot:
         if parameter not in self._slots:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from bayesadam.curvature.closed import ClosedForm
 from bayesadam.curvature.fallback import Replay
 from bayesadam.curvature.layers import Form
 from bayesadam.curvature.passes import Method, Slot, Unit
@@ -19,13 +18,8 @@ OPAQUE: tuple[type[nn.Module], ...] = (nn.MultiheadAttention, nn.RNNBase)
 """Modules that use their children's parameters without calling the children."""
 
 
-def closed_form(form: Form, module: nn.Module) -> Method:
-    """The method of a layer with a closed form, which sums squares."""
-    return ClosedForm(form)
-
-
 def units_of(
-    root: nn.Module, totals: dict[str, Total], closed: Callable[[Form, nn.Module], Method] = closed_form
+    root: nn.Module, totals: dict[str, Total], closed: Callable[[Form, nn.Module], Method]
 ) -> tuple[list[Unit], list[Slot]]:
     """The modules that have parameters of their own, and the parameters.
 
