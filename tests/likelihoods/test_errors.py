@@ -34,6 +34,7 @@ class Count(Likelihood):
 
 Z, Y = torch.zeros(3, 2), torch.ones(3, 2)
 CLASSES = torch.zeros(5, 3)
+SAMPLES = CLASSES.expand(4, 5, 3)
 
 
 def mixture(likelihood):
@@ -83,9 +84,26 @@ VALUES = {
     "poisson: shape": (lambda: Poisson().nll(Z, Y[:, 0]), "the output's shape (3, 2), got (3,)"),
     "own: shape": (lambda: Exponential().nll(Z, Y[:, 0]), "the output's shape (3, 2), got (3,)"),
     "mixture: shape": (lambda: mixture(Exponential()).log_prob(Y), "the output's shape (4, 2), got (3, 2)"),
-    "classes: shape": (lambda: ba.Categorical().nll(CLASSES, torch.zeros(5, 1).long()), "(5,), the logits' without"),
-    "classes: one-hot": (lambda: ba.Categorical().nll(CLASSES, torch.zeros(5, 3).long()), "(5,), the logits' without"),
+    "classes: shape": (
+        lambda: ba.Categorical().nll(CLASSES, torch.zeros(5, 1).long()),
+        "shape without classes (5,), got",
+    ),
+    "classes: one-hot": (
+        lambda: ba.Categorical().nll(CLASSES, torch.zeros(5, 3).long()),
+        "shape without classes (5,), got",
+    ),
     # targets that cannot occur
+    "gaussian: axes": (
+        lambda: ba.Gaussian().nll(Z, Y[0]),
+        "that count data points, got the shape (2,) (log_prob takes",
+    ),
+    "gaussian: samples": (lambda: ba.Gaussian().nll(Z.expand(4, 3, 2), Y), "output (4, 3, 2) that count data points"),
+    "bernoulli: axes": (lambda: ba.Bernoulli().nll(Z, numbers(0, 1)), "must have all axes of the output (3, 2)"),
+    "classes: axes": (lambda: ba.Categorical().nll(SAMPLES, numbers(0, 1, 2, 1, 0)), "got the shape (5,) (log_prob"),
+    "classes: tempered": (
+        lambda: ba.Categorical().tempered(2.0).nll(SAMPLES, numbers(0, 1, 2, 1, 0)),
+        "must have all axes of the output (4, 5, 3)",
+    ),
     "above 1": (lambda: ba.Bernoulli().nll(Z[0], numbers(0, 2)), "target must be in [0, 1], got 2.0"),
     "below 0": (lambda: ba.Bernoulli().nll(Z[0], numbers(0.5, -0.5)), "target must be in [0, 1], got -0.5"),
     "class 3": (lambda: ba.Categorical().nll(CLASSES, numbers(0, 1, 2, 3, 0)), "target must be in [0, 3), got 0 to 3"),

@@ -218,7 +218,8 @@ class TestIgnoredClasses:
             for likelihood, divisor in ((ba.Categorical(), 1.0), (ba.Categorical().tempered(2.0), 2.0)):
                 expected = nn.functional.cross_entropy(output.flatten(0, -2) / divisor, target.flatten())
                 torch.testing.assert_close(likelihood.nll(output, target), expected)
-                torch.testing.assert_close(likelihood.nll(output.expand(2, *shape), target), expected)
+                with pytest.raises(ValueError, match="target must have all axes of the output"):
+                    likelihood.nll(output.expand(2, *shape), target)
         assert likelihood.nll(output, target.fill_(-100)).isnan()
 
     def test_held_out_rows_are_left_out(self):

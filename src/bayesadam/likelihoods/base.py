@@ -28,8 +28,9 @@ class Likelihood(nn.Module):
 
     The last axis of an output has the outputs of one data point, and every axis before it counts data points: outputs
     ``(N, T, D)`` are those of ``N T`` data points, and outputs ``(N,)`` of ``N`` with one output each. Leading sample
-    axes of an output broadcast against the target. With ``outputs_per_target = 2`` targets ``(N, D)`` have outputs
-    ``(N, 2 D)``, which ``output.chunk(2, -1)`` divides; a data point with one target has a target ``(1,)``.
+    axes of an output broadcast against the target, except in the loss :meth:`nll`, where they would be a mistake. With
+    ``outputs_per_target = 2`` targets ``(N, D)`` have outputs ``(N, 2 D)``, which ``output.chunk(2, -1)`` divides; a
+    data point with one target has a target ``(1,)``.
 
     A subclass must define one of :meth:`log_density`, :meth:`element_log_density` and :meth:`distribution`. This is
     enough for training, posterior samples, Laplace approximations and predictive densities. The other methods are
@@ -137,8 +138,14 @@ class Likelihood(nn.Module):
         return self.log_density(output, target)
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
-        """Mean negative log-likelihood over the data points: the training loss, 0-d."""
-        return -self.log_prob(output, target).mean()
+        """Mean negative log-likelihood over the data points: the training loss, 0-d.
+
+        Raises:
+            ValueError: As for :meth:`log_prob`, or the output has sample axes.
+        """
+        density = self.log_prob(output, target)
+        check_every_axis(density.shape, output, target)
+        return -density.mean()
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         """Return :meth:`nll`, so that a likelihood can be used as a loss module."""
@@ -327,6 +334,15 @@ def check_likelihood(value: Any, *, where: str = "", learned: bool = True) -> No
     names = [name for name, parameter in value.named_parameters() if parameter.requires_grad]
     if names and not learned:
         raise ValueError(f"likelihood must have no learned parameters, got {names}")
+
+
+def check_every_axis(points: torch.Size, output: Tensor, target: Tensor) -> None:
+    """Raise ``ValueError`` unless the shape of the densities begins as the target's, without sample axes before it."""
+    if points != target.shape[: len(points)]:
+        raise ValueError(
+            f"target must have all axes of the output {tuple(output.shape)} that count data points, got the shape "
+            f"{tuple(target.shape)} (log_prob takes outputs of several samples)"
+        )
 
 
 def check_shape(shape: torch.Size, target: Tensor, described: str = "the output's shape") -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from bayesadam.functional import moments as maps
 from bayesadam.functional.outputs import log_softmax, logistic_scale, softmax_factor
 from bayesadam.likelihoods.adaptive import log_expectation
-from bayesadam.likelihoods.base import Likelihood, check_shape
+from bayesadam.likelihoods.base import Likelihood, check_every_axis, check_shape
 from bayesadam.likelihoods.parameters import check_values, diagonal_factor, set_log
 
 BOUNDS = {"tilted": maps.expected_log_softmax, "jensen": maps.jensen_log_softmax}
@@ -39,7 +39,10 @@ class ClassificationLikelihood(Likelihood, abc.ABC):
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean negative log-likelihood over the data points that are not ignored: the training loss, 0-d."""
         counted = self.counted(target)
-        return super().nll(output, target) if counted is None else super().nll(output[..., counted, :], target[counted])
+        if counted is None:
+            return super().nll(output, target)
+        check_every_axis(output.shape[:-1], output, target)
+        return super().nll(output[counted], target[counted])
 
 
 class Bernoulli(ClassificationLikelihood):
@@ -143,12 +146,8 @@ class Categorical(ClassificationLikelihood):
                 UserWarning,
                 stacklevel=2,
             )
+        check_shape(output.shape[:-1], target, "the logits' shape without classes")
         classes = output.shape[-1]
-        shape = output.shape[:-1]
-        if shape[len(shape) - target.ndim :] != target.shape or len(shape) < target.ndim:
-            raise ValueError(
-                f"target must be of shape {tuple(shape)}, the logits' without classes, got {tuple(target.shape)}"
-            )
         if target.is_floating_point() or target.is_complex():
             raise ValueError(f"target must be integer class numbers, got dtype {target.dtype}")
         if target.device.type == "cuda":
@@ -163,7 +162,8 @@ class Categorical(ClassificationLikelihood):
         if type(self).log_density is not Categorical.log_density:
             return super().nll(output, target)
         self.check(output, target.where(target != IGNORED, 0))
-        labels = target.long().expand(output.shape[:-1]).reshape(-1)
+        check_every_axis(output.shape[:-1], output, target)
+        labels = target.long().reshape(-1)
         return functional.cross_entropy(output.reshape(-1, output.shape[-1]), labels, ignore_index=IGNORED)
 
     def log_density(self, output: Tensor, target: Tensor) -> Tensor:
