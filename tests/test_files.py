@@ -122,7 +122,7 @@ class TestLeftovers:
         process.kill()
         process.join()
         assert path.read_text() == "half"
-        assert files.is_temporary(path.parent.name)
+        assert files._TEMPORARY.fullmatch(path.parent.name)
         files.write_text(tmp_path / "other", "new")
         assert path.exists()
         for each in (path, path.parent):

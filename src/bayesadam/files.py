@@ -33,6 +33,7 @@ MOST_TENSORS, MOST_HEADER = 2**16, 2**26
 kilobyte of memory, so that a damaged or malicious file could otherwise take many times its size.
 """
 _TEMPORARY = re.compile(r"\.bayesadam-\w{8}\.tmp")
+"""Names of the temporary folders of :func:`whole_file`."""
 _LOST = 86_400.0
 """Seconds without a change after which a temporary folder is that of a process that was killed."""
 
@@ -55,7 +56,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     if target.exists() and not target.is_file():
         raise OSError(errno.EINVAL, "Not a regular file", os.fspath(path))
     try:
-        remove_temporaries(target.parent)
+        _remove_temporaries(target.parent)
         folder = Path(tempfile.mkdtemp(".tmp", ".bayesadam-", target.parent))
     except OSError as error:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from None
@@ -92,17 +93,12 @@ def locked(folder: str | os.PathLike[str], *, shared: bool = False) -> Iterator[
         yield
 
 
-def is_temporary(name: str) -> bool:
-    """Whether a name is that of a temporary folder of :func:`whole_file`."""
-    return _TEMPORARY.fullmatch(name) is not None
-
-
-def remove_temporaries(folder: Path, unchanged_for: float = _LOST) -> None:
-    """Remove the temporary folders of processes that were killed, which nobody has changed for so many seconds."""
+def _remove_temporaries(folder: Path) -> None:
+    """Remove the temporary folders of processes that were killed."""
     with suppress(OSError):
-        for path in [path for path in folder.iterdir() if is_temporary(path.name)]:
+        for path in [path for path in folder.iterdir() if _TEMPORARY.fullmatch(path.name)]:
             changed = max(entry.stat().st_mtime for entry in (path, *path.iterdir()))
-            if time.time() - changed >= unchanged_for:
+            if time.time() - changed >= _LOST:
                 shutil.rmtree(path, ignore_errors=True)
 
 
