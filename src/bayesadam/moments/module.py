@@ -13,7 +13,7 @@ from bayesadam.checks import check_model
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.likelihoods import Likelihood
 from bayesadam.moments.graph import Graph
-from bayesadam.moments.objectives import OBJECTIVES, log_fit
+from bayesadam.moments.objectives import OBJECTIVES
 from bayesadam.moments.values import Moments
 from bayesadam.moments.weights import BernoulliWeights, GaussianWeights
 from bayesadam.posterior import BernoulliPosterior, DiagonalGaussian
@@ -112,10 +112,10 @@ class MomentModule(nn.Module):
                 target does not fit.
         """
         if objective not in OBJECTIVES:
-            raise ValueError(f"objective must be one of {OBJECTIVES}, got {objective!r}")
+            raise ValueError(f"objective must be one of {tuple(OBJECTIVES)}, got {objective!r}")
         scale = kl_scale(num_data, kl_weight, temperature)
         args, kwargs = arguments(inputs)
-        fit = log_fit(objective, likelihood, around(self, wrapper)(*args, **kwargs), target)
+        fit = OBJECTIVES[objective](likelihood, around(self, wrapper)(*args, **kwargs), target)
         return -fit.mean() + (scale * self.kl_divergence()).to(fit) if scale else -fit.mean()
 
     def posterior(self) -> DiagonalGaussian | BernoulliPosterior:

@@ -7,13 +7,6 @@ from torch import Tensor
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.moments.values import Moments
 
-OBJECTIVES = ("ropd", "vi")
-
-
-def log_fit(objective: str, likelihood: Likelihood, output: Moments, target: Tensor) -> Tensor:
-    """Return an objective for every data point: :func:`log_predictive` or :func:`expected_log_likelihood`."""
-    return (log_predictive if objective == "ropd" else expected_log_likelihood)(likelihood, output, target)
-
 
 def expected_log_likelihood(likelihood: Likelihood, output: Moments, target: Tensor) -> Tensor:
     """Return ``E log p(y | output)`` over Gaussian outputs for every data point, in nats, summed over its outputs.
@@ -48,3 +41,7 @@ def log_predictive(likelihood: Likelihood, output: Moments, target: Tensor) -> T
     check_likelihood(likelihood)
     likelihood.check(output.mean, target)
     return likelihood.log_expected_density(output.mean, output.spread(), target, output.covariance)
+
+
+OBJECTIVES = {"ropd": log_predictive, "vi": expected_log_likelihood}
+"""Objectives for every data point, by their names as ``objective=`` of a loss."""
