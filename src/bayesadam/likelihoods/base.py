@@ -11,7 +11,7 @@ from torch.distributions import Distribution
 
 from bayesadam.functional.generators import seeded
 from bayesadam.likelihoods import fallbacks
-from bayesadam.likelihoods.parameters import check_values
+from bayesadam.likelihoods.parameters import check_values, summed
 
 DRAWS = 1024
 """Number of draws from which mean and variance of the target are estimated if only ``sample`` is defined."""
@@ -114,10 +114,10 @@ class Likelihood(nn.Module):
         """:meth:`log_prob` without the check of values, for targets that were checked before."""
         if self.defines("element_log_density"):
             terms = self.element_log_density(output, target)
-            return terms.sum(-1) if target.ndim > 1 else terms
+            return summed(terms, target)
         given = self._distribution("log_density", output)
         terms = given.log_prob(target)
-        return terms.sum(-1) if target.ndim > 1 and not given.event_shape else terms
+        return terms if given.event_shape else summed(terms, target)
 
     def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
         """Terms of the sum :meth:`log_density`, for targets that depend only on the output at their own position.

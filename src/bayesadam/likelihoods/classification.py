@@ -15,7 +15,7 @@ from bayesadam.functional import moments as maps
 from bayesadam.functional.outputs import log_softmax, logistic_scale, softmax_factor
 from bayesadam.likelihoods.adaptive import log_expectation
 from bayesadam.likelihoods.base import Likelihood, check_every_axis, check_shape
-from bayesadam.likelihoods.parameters import check_values, diagonal_factor, set_log
+from bayesadam.likelihoods.parameters import check_values, diagonal_factor, set_log, summed
 
 BOUNDS = {"tilted": maps.expected_log_softmax, "jensen": maps.jensen_log_softmax}
 """Lower bounds of the expected log probability of a class, by name."""
@@ -88,7 +88,7 @@ class Bernoulli(ClassificationLikelihood):
         labels = target.to(mean.dtype)
         terms = labels * maps.expected_log_sigmoid(mean, variance)
         terms = terms + (1.0 - labels) * maps.expected_log_sigmoid(-mean, variance)
-        return terms.sum(-1) if target.ndim > 1 else terms
+        return summed(terms, target)
 
     def log_expected_density(
         self, mean: Tensor, variance: Tensor, target: Tensor, covariance: Tensor | None = None
@@ -103,7 +103,7 @@ class Bernoulli(ClassificationLikelihood):
         if soft.any():
             density = log_expectation(lambda output: self.element_log_density(output, labels), mean, variance)
             terms = torch.where(soft, density.to(terms.dtype), terms)
-        return terms.sum(-1) if target.ndim > 1 else terms
+        return summed(terms, target)
 
 
 class Categorical(ClassificationLikelihood):

@@ -10,7 +10,7 @@ from torch.distributions import Distribution
 
 from bayesadam.functional.special import betainc, log_mixed, log_poisson, stirling_error
 from bayesadam.likelihoods.base import Likelihood, check_shape
-from bayesadam.likelihoods.parameters import check_values, diagonal_factor, set_log
+from bayesadam.likelihoods.parameters import check_values, diagonal_factor, set_log, summed
 
 POISSON = 1e18
 """Inverse of the dispersion from which the density is that of a Poisson distribution."""
@@ -68,7 +68,7 @@ class Poisson(_Counts):
     def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
         """Expected log density in closed form; the expected rate is the mean of a log-normal variable."""
         terms = self._terms(mean, mean + 0.5 * variance, target)
-        return terms.sum(-1) if target.ndim > 1 else terms
+        return summed(terms, target)
 
     def _terms(self, output: Tensor, log_rate: Tensor, target: Tensor) -> Tensor:
         """Terms of the log density from an expected output and the logarithm of the expected rate."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bayesadam.functional.moments.quadrature import gauss_hermite
 from bayesadam.likelihoods.adaptive import log_expectation
+from bayesadam.likelihoods.parameters import summed
 
 if TYPE_CHECKING:
     from bayesadam.likelihoods.base import Likelihood
@@ -89,7 +90,7 @@ def _terms(likelihood: Likelihood, capability: str, mean: Tensor, target: Tensor
     if likelihood.defines("element_log_density"):
         return (
             lambda output: likelihood.element_log_density(output, target),
-            lambda values: values.sum(-1) if target.ndim > 1 else values,
+            lambda values: summed(values, target),
         )
     with torch.no_grad():
         shape = likelihood.log_density(mean, target).shape

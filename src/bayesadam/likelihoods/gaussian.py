@@ -12,7 +12,7 @@ from torch.distributions import Distribution, Normal
 from bayesadam.checks import check, is_positive
 from bayesadam.functional import moments as maps
 from bayesadam.likelihoods.base import Likelihood, check_shape
-from bayesadam.likelihoods.parameters import diagonal_factor, set_log, with_log
+from bayesadam.likelihoods.parameters import diagonal_factor, set_log, summed, with_log
 
 
 class RegressionLikelihood(Likelihood, abc.ABC):
@@ -38,7 +38,7 @@ class RegressionLikelihood(Likelihood, abc.ABC):
     def log_density(self, output: Tensor, target: Tensor) -> Tensor:
         """Log density, summed over the outputs of a data point."""
         mean, log_variance = self.mean_and_log_variance(output)
-        return _summed(gaussian_log_density(target - mean, log_variance), target)
+        return summed(gaussian_log_density(target - mean, log_variance), target)
 
     def tempered(self, temperature: float) -> RegressionLikelihood:
         """Return a copy with the variance of the noise multiplied by the temperature."""
@@ -58,7 +58,7 @@ class RegressionLikelihood(Likelihood, abc.ABC):
         """
         center, spread, log_noise = self.under_gaussian(mean, variance)
         if covariance is None:
-            return _summed(gaussian_log_density(target - center, (spread + log_noise.exp()).log()), target)
+            return summed(gaussian_log_density(target - center, (spread + log_noise.exp()).log()), target)
         width = center.shape[-1]
         total = covariance[..., :width, :width] + torch.diag_embed(log_noise.exp())
         return maps.gaussian_log_prob(target - center, total)
@@ -138,7 +138,7 @@ class Gaussian(RegressionLikelihood):
         """``log N(y | mean, s2) - variance / (2 s2)`` (Bayer et al. 2015, section 3.3)."""
         _, log_noise = self.mean_and_log_variance(mean)
         terms = gaussian_log_density(target - mean, log_noise) - 0.5 * variance * (-log_noise).exp()
-        return _summed(terms, target)
+        return summed(terms, target)
 
 
 class HeteroscedasticGaussian(RegressionLikelihood):
@@ -180,7 +180,7 @@ class HeteroscedasticGaussian(RegressionLikelihood):
         (center, log_noise), (spread, wobble) = mean.chunk(2, -1), variance.chunk(2, -1)
         squares = (target - center).square() + spread
         terms = -0.5 * (squares * (0.5 * wobble - log_noise).exp() + log_noise + math.log(2.0 * math.pi))
-        return _summed(terms, target)
+        return summed(terms, target)
 
 
 class TemperedRegression(RegressionLikelihood):
@@ -226,8 +226,3 @@ def gaussian_log_density(residual: Tensor, log_variance: Tensor) -> Tensor:
     # The log variance is used directly, because the variance and its inverse may be out of the range of float32.
     white = residual * (-0.5 * log_variance).exp()
     return -0.5 * (white.square() + log_variance + math.log(2.0 * math.pi))
-
-
-def _summed(terms: Tensor, target: Tensor) -> Tensor:
-    """Sum over the outputs of a data point."""
-    return terms.sum(-1) if target.ndim > 1 else terms

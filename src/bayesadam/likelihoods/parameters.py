@@ -1,4 +1,4 @@
-"""Helpers for positive parameters of likelihoods, checks of target values, and diagonal curvature factors."""
+"""Helpers for positive parameters of likelihoods, checks of target values, curvature factors, and sums over outputs."""
 
 from __future__ import annotations
 
@@ -52,3 +52,8 @@ def check_values(target: Tensor, fine: Tensor, rule: str) -> None:
 def diagonal_factor(roots: Tensor) -> Tensor:
     """Blocks of one output each, ``(N, P, 1, 1)``, from the square roots of a diagonal curvature ``(N, ...)``."""
     return roots.reshape(len(roots), -1, 1, 1)
+
+
+def summed(terms: Tensor, target: Tensor) -> Tensor:
+    """Sum of terms over the outputs of a data point, along the last axis unless this counts data points."""
+    return terms.sum(-1) if target.ndim > 1 else terms

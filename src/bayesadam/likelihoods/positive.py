@@ -9,7 +9,7 @@ from torch.distributions import Distribution
 from bayesadam.functional.special import log_poisson
 from bayesadam.likelihoods.base import Likelihood, check_shape
 from bayesadam.likelihoods.gaussian import gaussian_log_density
-from bayesadam.likelihoods.parameters import check_values, diagonal_factor, set_log
+from bayesadam.likelihoods.parameters import check_values, diagonal_factor, set_log, summed
 
 
 class _Positive(Likelihood):
@@ -78,7 +78,7 @@ class LogNormal(_Positive):
     def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
         """Expected log density in closed form, as for a Gaussian ``log y``."""
         terms = self.element_log_density(mean, target) - 0.5 * variance * self.log_noise_precision.to(mean).exp()
-        return terms.sum(-1) if target.ndim > 1 else terms
+        return summed(terms, target)
 
     def log_expected_density(
         self, mean: Tensor, variance: Tensor, target: Tensor, covariance: Tensor | None = None
@@ -87,7 +87,7 @@ class LogNormal(_Positive):
         log_target = _log(target, mean)
         log_variance = (variance + (-self.log_noise_precision.to(mean)).exp()).log()
         terms = gaussian_log_density(log_target - mean, log_variance) - log_target
-        return terms.sum(-1) if target.ndim > 1 else terms
+        return summed(terms, target)
 
 
 class Gamma(_Positive):
@@ -147,7 +147,7 @@ class Gamma(_Positive):
     def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
         """Expected log density in closed form; the expected ``exp(-output)`` is the mean of a log-normal variable."""
         terms = self._terms(mean, _log(target, mean) - mean + 0.5 * variance, target)
-        return terms.sum(-1) if target.ndim > 1 else terms
+        return summed(terms, target)
 
     def _terms(self, output: Tensor, log_ratio: Tensor, target: Tensor) -> Tensor:
         """Terms of the log density from the logarithm of the ratio of target and mean, or of the expected ratio.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.likelihoods import Likelihood, gaussian_log_density
-from bayesadam.likelihoods.parameters import check_values
+from bayesadam.likelihoods.parameters import check_values, summed
 from bayesadam.predictive.base import PredictiveDistribution, log_mean_exp, variance_of_strata
 from bayesadam.predictive.mixture import MixturePredictive
 
@@ -105,7 +105,7 @@ class RegressionPredictive(PredictiveDistribution):
     def _log_densities(self, target: Tensor) -> Tensor:
         self._check(target)
         terms = gaussian_log_density(target - self.means, self.log_variances)
-        return terms.sum(-1) if target.ndim > 1 else terms
+        return summed(terms, target)
 
     def _check(self, target: Tensor) -> None:
         if target.shape != self.mean.shape:
@@ -166,7 +166,7 @@ class ClassificationPredictive(PredictiveDistribution):
             shares = torch.stack([1.0 - labels, labels], dim=-1)
             # The log probability of the other class may be minus infinity, and its target 0.
             terms = torch.where(shares > 0, shares * self.log_probs, 0.0).sum(-1)
-            return terms.sum(-1) if target.ndim > 1 else terms
+            return summed(terms, target)
         if target.is_floating_point() or target.is_complex():
             raise ValueError(f"target must be integer class numbers, got dtype {target.dtype}")
         on_gpu = self.log_probs.is_cuda  # where ``gather`` checks the range itself, and nobody has to wait

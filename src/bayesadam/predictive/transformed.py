@@ -12,6 +12,7 @@ from torch import Tensor
 from bayesadam.functional.generators import seeded
 from bayesadam.functional.moments.quadrature import gauss_hermite
 from bayesadam.functional.monotone import Monotone
+from bayesadam.likelihoods.parameters import summed
 from bayesadam.predictive.base import PredictiveDistribution
 from bayesadam.predictive.gaussian import GaussianPredictive
 
@@ -109,7 +110,7 @@ class TransformedPredictive(PredictiveDistribution):
         terms = terms + self._each("log_slope", target)
         possible = value.isfinite() & (target >= self._least)
         terms = torch.where(possible, terms, -torch.inf)
-        return (terms.sum(-1) if target.ndim > 1 else terms).unsqueeze(0)
+        return summed(terms, target).unsqueeze(0)
 
     def cdf(self, target: Tensor) -> Tensor:
         """``P(y <= target)`` of each of the targets, of their shape."""
