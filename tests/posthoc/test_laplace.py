@@ -218,6 +218,35 @@ class TestCurvature:
             expected = slow_matrix(model, x, y, ba.Categorical(), "ggn")
             torch.testing.assert_close(values(fitted), part(structure, expected, len(values(fitted))), **EXACT)
 
+    @pytest.mark.parametrize("structure", ["diagonal", "kron", "full", "badam"])
+    def test_a_layer_with_two_names(self, structure):
+        """As with one name, and the model keeps its own parameters."""
+
+        class Twice(nn.Module):
+            def __init__(self, layer, head):
+                super().__init__()
+                self.layer, self.head = layer, head
+
+            def forward(self, x):
+                return self.head(self.layer(self.layer(x).tanh()).tanh())
+
+        likelihood, found, x, y = ba.Gaussian(4.0), [], draw(N, 3, seed=4), draw(N, 2, seed=5)
+        for several_names in (True, False):
+            torch.manual_seed(0)
+            layer, head = nn.Linear(3, 3, **F64), nn.Linear(3, 2, **F64)
+            own = [*layer.parameters(), *head.parameters()]
+            model = nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), head) if several_names else Twice(layer, head)
+            if structure == "badam":
+                adam = torch.optim.Adam(model.parameters())
+                likelihood.nll(model(x), y).backward()
+                adam.step()
+                q = ba.badam(adam, model, num_data=N, prior_precision=1.0, data=(x, y), likelihood=likelihood)
+            else:
+                q = laplace(model, (x, y), likelihood=likelihood, structure=structure, prior_precision=1.0)
+            found.append(ba.predict(model, q, x, likelihood=likelihood, method="linearized").variance)
+            assert all(a is b for a, b in zip([*layer.parameters(), *head.parameters()], own, strict=True))
+        torch.testing.assert_close(*found, **EXACT)
+
     def test_shared_weights(self):
         class Tied(nn.Module):
             def __init__(self):

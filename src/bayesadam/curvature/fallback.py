@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
+from torch.func import vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils.rnn import PackedSequence
@@ -23,6 +23,7 @@ from bayesadam.curvature.passes import Call, Unit, no_batch
 from bayesadam.curvature.totals import Scratch, chunks
 from bayesadam.functional.curvature import precision, wide, widened
 from bayesadam.native.device import working_set
+from bayesadam.posterior.calls import call_with
 from bayesadam.sharding import gathers_weights, is_sharded
 
 LIMIT = 32 * 2**20
@@ -229,7 +230,7 @@ class Replay:
                     tensor.unsqueeze(leaf.axis) if leaf.axis is not None and not leaf.several else tensor
                 )
             args, kwargs = tree_unflatten(given, context.spec)
-            found, _ = tree_flatten(functional_call(bare, {**fixed, **values}, args, kwargs))
+            found, _ = tree_flatten(call_with(bare, {**fixed, **values}, args, kwargs))
             return [found[leaf.position].squeeze(leaf.axis) for leaf in context.outputs]
 
         axes = [None if leaf.axis is None else 0 for leaf in context.inputs]

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from bayesadam.curvature.totals import Scratch
 from bayesadam.likelihoods import Likelihood
@@ -15,6 +14,7 @@ from bayesadam.population.curvature import Gradients, diagonal
 from bayesadam.population.layout import Layout
 from bayesadam.population.objective import Member
 from bayesadam.population.perceptron import Layers, Perceptron, plain_layers
+from bayesadam.posterior.calls import call_with
 
 Tensors = Mapping[str, Tensor]
 
@@ -97,7 +97,7 @@ class ClosedForm:
         if self._learned.shapes:
             values |= self._aligned(self._learned.split(learned), output, 2)
         if values:  # they broadcast, which costs much less than vmap
-            return -batch.mean(functional_call(self._log_density, values, (output, batch.y.unsqueeze(1))))
+            return -batch.mean(call_with(self._log_density, values, (output, batch.y.unsqueeze(1))))
         count, samples, points = output.shape[:3]
         rows = output.transpose(0, 1).reshape(samples, count * points, *output.shape[3:])
         density = self._likelihood.log_density(rows, batch.y.flatten(0, 1))
@@ -106,7 +106,7 @@ class ClosedForm:
     def _slope(self, output: Tensor, constants: Tensors, target: Tensor) -> Tensor:
         """``d log p / d output``, of the output's shape."""
         values, inputs = self._aligned(constants, output, 1), (output, target.unsqueeze(1))
-        slope: Tensor = functional_call(self._score, values, inputs) if values else self._likelihood.score(*inputs)
+        slope: Tensor = call_with(self._score, values, inputs) if values else self._likelihood.score(*inputs)
         return slope
 
     @staticmethod
@@ -118,7 +118,7 @@ class ClosedForm:
 
 
 class _Method(nn.Module):
-    """A method of a likelihood as the forward method of a module, as ``functional_call`` needs it."""
+    """A method of a likelihood as the forward method of a module, as ``call_with`` needs it."""
 
     def __init__(self, likelihood: Likelihood, name: str) -> None:
         super().__init__()

@@ -17,8 +17,9 @@ from bayesadam.population.batches import Batch, Pair
 from bayesadam.population.closed import ClosedForm, Tensors
 from bayesadam.population.curvature import Gradients, by_autograd, with_squares
 from bayesadam.population.layout import Layout
-from bayesadam.population.modules import differing_constants, places, signature
+from bayesadam.population.modules import differing_constants, signature
 from bayesadam.population.objective import Member, Objective
+from bayesadam.posterior.calls import places
 
 CACHE = 2**24
 """Approximate memory in bytes of what is computed together on a CPU: the size of a core's caches."""
@@ -176,7 +177,7 @@ class Losses:
             raise ValueError(f"{where}: {error}") from None
 
     def _run(self, values: Tensors, *inputs: Tensor) -> Any:
-        # Tied weights are passed explicitly, since functional_call's tie_weights leaves batched tensors in modules.
+        # As call_with does it, with places that are the same for all calls.
         placed = {place: values[name] for place, name in self._places.items()}
         return functional_call(self.template, placed, inputs, tie_weights=False)
 

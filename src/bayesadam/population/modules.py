@@ -39,17 +39,6 @@ def signature(module: nn.Module) -> list[object]:
     return kinds + [(name, t.shape, t.dtype, t.device, t.requires_grad) for name, t in tensors(module)]
 
 
-def places(module: nn.Module) -> dict[str, str]:
-    """The name of the tensor at every place of a module that has one; tied tensors have several places."""
-    names = {tensor: name for name, tensor in tensors(module)}
-    return {
-        f"{prefix}{'.' if prefix else ''}{place}": names[tensor]
-        for prefix, part in module.named_modules()
-        for place, tensor in [*part._parameters.items(), *part._buffers.items()]
-        if tensor is not None
-    }
-
-
 def differing_constants(modules: Sequence[nn.Module], trained: Container[str]) -> dict[str, Tensor]:
     """Tensors that are not trained and differ between the modules, by name, each ``(P, ...)``."""
     by_name = [dict(tensors(module)) for module in modules]

@@ -26,6 +26,27 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return inputs if several else (inputs,), {}
 
 
+def places(module: nn.Module) -> dict[str, str]:
+    """The name of the tensor at every place of a module that has one; tied tensors have several places."""
+    names = {t: name for name, t in [*module.named_parameters(), *module.named_buffers()]}
+    return {
+        f"{prefix}{'.' if prefix else ''}{place}": names[tensor]
+        for prefix, part in module.named_modules()
+        for place, tensor in [*part._parameters.items(), *part._buffers.items()]
+        if tensor is not None
+    }
+
+
+def call_with(module: nn.Module, tensors: Mapping[str, Tensor], args: Any, kwargs: dict[str, Any] | None = None) -> Any:
+    """Call a module with other tensors in place of its own of these names, wherever they are, and put its own back.
+
+    With ``functional_call``'s ``tie_weights``, a module that has two names would keep the other tensors: PyTorch
+    exchanges them once for each name, and then puts back what it found the second time.
+    """
+    placed = {place: tensors[name] for place, name in places(module).items() if name in tensors}
+    return functional_call(module, placed, args, kwargs, tie_weights=False)
+
+
 def call(model: nn.Module, inputs: Any, output: Output | None, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
     """Call a model and return its output tensor, with other tensors in place of its own if they are given.
 
@@ -33,7 +54,7 @@ def call(model: nn.Module, inputs: Any, output: Output | None, tensors: Mapping[
         TypeError: The model does not return a tensor.
     """
     args, kwargs = arguments(inputs)
-    result = model(*args, **kwargs) if tensors is None else functional_call(model, dict(tensors), args, kwargs)
+    result = model(*args, **kwargs) if tensors is None else call_with(model, tensors, args, kwargs)
     if output is not None:
         result = output(result)
     if not isinstance(result, Tensor):
