@@ -21,9 +21,9 @@ from bayesadam.curvature.layers import Sink
 from bayesadam.curvature.observe import observed
 from bayesadam.curvature.passes import Call, Unit, no_batch
 from bayesadam.curvature.totals import Scratch, chunks
+from bayesadam.functional.calls import call_with
 from bayesadam.functional.curvature import precision, wide, widened
 from bayesadam.native.device import working_set
-from bayesadam.posterior.calls import call_with
 from bayesadam.sharding import gathers_weights, is_sharded
 
 LIMIT = 32 * 2**20

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.curvature.totals import Scratch
+from bayesadam.functional.calls import call_with
 from bayesadam.likelihoods import Likelihood
 from bayesadam.population.batches import Batch
 from bayesadam.population.curvature import Gradients, diagonal
 from bayesadam.population.layout import Layout
 from bayesadam.population.objective import Member
 from bayesadam.population.perceptron import Layers, Perceptron, plain_layers
-from bayesadam.posterior.calls import call_with
 
 Tensors = Mapping[str, Tensor]
 

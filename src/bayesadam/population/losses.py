@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from bayesadam.checks import check_model
+from bayesadam.functional.calls import places
 from bayesadam.likelihoods import Likelihood
 from bayesadam.native.device import working_set
 from bayesadam.population.batches import Batch, Pair
@@ -19,7 +20,6 @@ from bayesadam.population.curvature import Gradients, by_autograd, with_squares
 from bayesadam.population.layout import Layout
 from bayesadam.population.modules import differing_constants, signature
 from bayesadam.population.objective import Member, Objective
-from bayesadam.posterior.calls import places
 
 CACHE = 2**24
 """Approximate memory in bytes of what is computed together on a CPU: the size of a core's caches."""

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.utils.rnn import PackedSequence
+
+from bayesadam.functional.calls import call_with
 
 Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """What a network is called with: a tensor; a tuple, ``net(*inputs)``; or a dict, ``net(**inputs)``."""
@@ -24,27 +25,6 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (), dict(inputs)
     several = isinstance(inputs, tuple) and not isinstance(inputs, PackedSequence)
     return inputs if several else (inputs,), {}
-
-
-def places(module: nn.Module) -> dict[str, str]:
-    """The name of the tensor at every place of a module that has one; tied tensors have several places."""
-    names = {t: name for name, t in [*module.named_parameters(), *module.named_buffers()]}
-    return {
-        f"{prefix}{'.' if prefix else ''}{place}": names[tensor]
-        for prefix, part in module.named_modules()
-        for place, tensor in [*part._parameters.items(), *part._buffers.items()]
-        if tensor is not None
-    }
-
-
-def call_with(module: nn.Module, tensors: Mapping[str, Tensor], args: Any, kwargs: dict[str, Any] | None = None) -> Any:
-    """Call a module with other tensors in place of its own of these names, wherever they are, and put its own back.
-
-    With ``functional_call``'s ``tie_weights``, a module that has two names would keep the other tensors: PyTorch
-    exchanges them once for each name, and then puts back what it found the second time.
-    """
-    placed = {place: tensors[name] for place, name in places(module).items() if name in tensors}
-    return functional_call(module, placed, args, kwargs, tie_weights=False)
 
 
 def call(model: nn.Module, inputs: Any, output: Output | None, tensors: Mapping[str, Tensor] | None = None) -> Tensor:

@@ -1,0 +1,30 @@
+"""Calling a module with other tensors in place of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+
+def places(module: nn.Module) -> dict[str, str]:
+    """The name of the tensor at every place of a module that has one; tied tensors have several places."""
+    names = {t: name for name, t in [*module.named_parameters(), *module.named_buffers()]}
+    return {
+        f"{prefix}{'.' if prefix else ''}{place}": names[tensor]
+        for prefix, part in module.named_modules()
+        for place, tensor in [*part._parameters.items(), *part._buffers.items()]
+        if tensor is not None
+    }
+
+
+def call_with(module: nn.Module, tensors: Mapping[str, Tensor], args: Any, kwargs: dict[str, Any] | None = None) -> Any:
+    """Call a module with other tensors in place of its own of these names, wherever they are, and put its own back.
+
+    With ``functional_call``'s ``tie_weights``, a module that has two names would keep the other tensors: PyTorch
+    exchanges them once for each name, and then puts back what it found the second time.
+    """
+    placed = {place: tensors[name] for place, name in places(module).items() if name in tensors}
+    return functional_call(module, placed, args, kwargs, tie_weights=False)
