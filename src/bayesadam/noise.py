@@ -261,7 +261,7 @@ def _table(out: Tensor, seeds: Sequence[int], steps: Any, numbers: Any, sizes: M
     low, high, step = words[:, :1, None], words[:, 1:, None], np.array(steps)[:, None, None]
     rows = np.arange(len(seeds) * len(numbers)).reshape(len(seeds), -1, 1)
     places = out.data_ptr() + 4 * (rows * counts.sum() + np.cumsum(counts) - counts)
-    columns = 0, counts, lanes, low, high, step, np.array(numbers)[:, None], list(sizes), 1, places
+    columns = 0, counts, lanes, low, high, step, np.array(numbers)[:, None], list(sizes), places
     return np.stack(np.broadcast_arrays(*columns), axis=-1, dtype=np.int64)
 
 
@@ -289,7 +289,7 @@ def lanes_of(numel: int) -> int:
 def table_row(place: int, run: Run, seed: int, step: int, number: int) -> list[int]:
     """A row of the table of ``native/normal.cpp``, for a run whose noise is written to a place in memory."""
     index, first, size, whole = run
-    return [first, size, lanes_of(whole), seed & _MASK, seed >> 32, step, number, index, 1, place]
+    return [first, size, lanes_of(whole), seed & _MASK, seed >> 32, step, number, index, place]
 
 
 def _native(out: Tensor) -> Fill | None:
@@ -320,7 +320,7 @@ def _compiled() -> Fill | None:
 
     def fill(table: NDArray[np.int64], numel: int) -> None:
         threads = 1 if numel <= ALONE else torch.get_num_threads()
-        count = ctypes.c_int64(table.size // 10)
+        count = ctypes.c_int64(table.size // kernels.FILL_COLUMNS)
         function(count, ctypes.c_void_p(table.ctypes.data), ctypes.c_int(threads))
 
     return _tried(fill, torch.device("cpu"))
@@ -331,7 +331,7 @@ def _kernel(device: torch.device) -> Fill | None:
     """The kernel of a GPU, after comparison with PyTorch's operations; ``None`` if it cannot be compiled or differs."""
 
     def fill(table: NDArray[np.int64], numel: int) -> None:
-        kernels.fill(table.reshape(-1, 10), device)
+        kernels.fill(table.reshape(-1, kernels.FILL_COLUMNS), device)
 
     try:
         return _tried(fill, device)
