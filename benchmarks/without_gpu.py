@@ -93,7 +93,6 @@ def title(work: Work) -> str:
         type(each.rule).__name__,
         each.kind,
         f"mean={each.mean}",
-        f"then={each.then}",
         f"curvature={each.curvature}",
     ]
     parts += ["low memory"] * (not each.stored) + ["priors of weights"] * each.per_weight
@@ -143,7 +142,7 @@ def compiled(names: Sequence[str]) -> dict[str, Any]:
     results = {}
     for work in passes(names):
         each, weights, real = work
-        if each.kind != "update" or each.then != "sample" or each.per_weight:
+        if each.kind != "update" or not each.resamples or each.per_weight:
             continue
         text = gpu.source(launch.program_of(each, weights, real), each.draws, real)
         functions = gpu.functions(text)

@@ -42,8 +42,9 @@ class Pass:
 
     Attributes:
         rule: Rule of the method.
-        kind: ``"sample"``: put a sample into the weights. ``"update"``: make a step of the rule. ``"collect"``: average
-            the curvature of a sample into ``collected``. ``"restore"``: replace the sample in the weights by the mean.
+        kind: ``"sample"``: put a sample into the weights. ``"update"``: make a step of the rule; weights that hold a
+            sample then get the next one, others the mean. ``"collect"``: average the curvature of a sample into
+            ``collected``. ``"restore"``: replace the sample in the weights by the mean.
         statics: The rule's static options.
         mean: Where the mean is: ``"state"``; ``"weights"``, which the state's mean follows if it has one; or
             ``"sample"``, where it must be recomputed as ``theta - sigma eps``.
@@ -51,7 +52,6 @@ class Pass:
         deviation: Where ``theta - mu`` comes from, for rules that use it: ``"weights"``, the difference; ``"eps"``,
             drawn again and rounded like the difference; ``"exact"``, drawn again; or ``None``.
         curvature: ``"rule"``; ``"collected"``, given; or ``None``.
-        then: What an update puts into the weights: ``"mean"``, ``"sample"`` (the next one), or ``None``.
         per_weight: Whether every weight has a prior of its own.
         has_prior: Whether the method has a prior.
         default_start: Whether the initial precision is the rule's default, for priors of single weights.
@@ -66,7 +66,6 @@ class Pass:
     stored: bool = True
     deviation: str | None = None
     curvature: str | None = None
-    then: str | None = None
     per_weight: bool = False
     has_prior: bool = True
     default_start: bool = False
@@ -84,8 +83,12 @@ class Pass:
     def draws(self) -> tuple[str, ...]:
         """Names of the noise that it needs."""
         this = self.mean == "sample" or self.deviation in ("eps", "exact")
-        following = self.kind == "sample" or self.then == "sample"
-        return (*(["eps"] if this else []), *(["next_eps"] if following else []))
+        return (*(["eps"] if this else []), *(["next_eps"] if self.kind == "sample" or self.resamples else []))
+
+    @property
+    def resamples(self) -> bool:
+        """Whether it is an update of weights that hold a sample."""
+        return self.kind == "update" and self.mean != "weights"
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -127,9 +130,9 @@ class Pass:
             moved = torch.where(skip, mean, moved)
             new = {n: value if value is state[n] else torch.where(skip, state[n], value) for n, value in new.items()}
         results = {**new, **counters} if self.guarded else dict(new)
-        if self.then == "sample":
+        if self.resamples:
             results["weights"] = perturbed(rule, moved, {**state, **new}, values["next_eps"], after)
-        elif self.then == "mean":
+        else:
             results["weights"] = moved
         return self._with_mean(results, moved)
 

@@ -231,6 +231,5 @@ class Updates:
             "mean": ("state" if flat.stored else "sample") if drop_in else "weights",
             "deviation": flat.deviation(held=drop_in) if noisy else None,
             "curvature": curvature,
-            "then": "sample" if drop_in else "mean",
         }
         run(self.layout, flat, "update", chosen, numbers, lists, draws, self._found, **entries)

@@ -25,7 +25,7 @@ CHUNK = 4096
 """Elements that a program of the check looks at together."""
 PROGRAMS = 1024
 """Largest number of programs of the check. They share the elements, and each writes its own result."""
-FILL_COLUMNS = 10
+FILL_COLUMNS = 9
 """Columns of a table of noise, see ``normal.cpp``."""
 NONE = 2**31 - 1
 """What the check writes if it finds nothing."""

@@ -137,16 +137,15 @@ def fill(parts, table, columns: tl.constexpr):
     """
     _, row, tile, lane, lanes, begin = place(parts, table, columns)
     size = tl.load(row + 1)
-    out = tl.load(row + 9).to(tl.pointer_type(tl.float32)) + begin
+    out = tl.load(row + 8).to(tl.pointer_type(tl.float32)) + begin
     mean, deviation, positions, channels = out, out, 0, 0
     if columns > FILL_COLUMNS:
-        mean = tl.load(row + 10).to(tl.pointer_type(tl.float32)) + begin
-        deviation = tl.load(row + 11).to(tl.pointer_type(tl.float32)) + begin
-        positions, channels = tl.load(row + 12).to(tl.int32), tl.load(row + 13).to(tl.int32)
-    sign = tl.load(row + 8).to(tl.float32)
+        mean = tl.load(row + 9).to(tl.pointer_type(tl.float32)) + begin
+        deviation = tl.load(row + 10).to(tl.pointer_type(tl.float32)) + begin
+        positions, channels = tl.load(row + 11).to(tl.int32), tl.load(row + 12).to(tl.int32)
     a, b, c, d = normals(
         *(tile, lane, tl.load(row + 7)),
-        *(tl.load(row + 3), tl.load(row + 4), tl.load(row + 5), tl.load(row + 6), sign),
+        *(tl.load(row + 3), tl.load(row + 4), tl.load(row + 5), tl.load(row + 6), 1.0),
     )
     store(lane, lane, lanes, begin, size, positions, channels, out, mean, deviation, a, columns)
     store(lanes + lane, lane, lanes, begin, size, positions, channels, out, mean, deviation, b, columns)
