@@ -170,10 +170,8 @@ class Population:
             eps = noise.normal_many([seed], [0], range(mc_samples), sizes, **where)[0].to(self._mean.dtype)
         std = self._variance.sqrt()
         model, parts = self._losses.template.model, self._layout.split(std)
-        rows = padding_rows(model)
-        for name, parameter in model.named_parameters():
-            if id(parameter) in rows and name in parts:
-                parts[name][:, rows[id(parameter)]] = 0.0
+        for name, row in padding_rows(model, {name: model.get_parameter(name) for name in parts}).items():
+            parts[name][:, row] = 0.0  # so that they keep their means, as in ``Posterior.draws``
         self._losses.train(False)
         results = []
         for member, (points, likelihood) in enumerate(zip(inputs, self.likelihoods, strict=True)):
