@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 from bayesadam.checks import check_model
 from bayesadam.likelihoods import Likelihood
 from bayesadam.native.device import working_set
-from bayesadam.population.batches import Batch, Pair
+from bayesadam.population.batches import Batch, Pair, data_owners
 from bayesadam.population.closed import ClosedForm, Tensors
 from bayesadam.population.curvature import Gradients, by_autograd, with_squares
 from bayesadam.population.layout import Layout
@@ -128,8 +128,7 @@ class Losses:
             TypeError: A network under a likelihood does not return a tensor.
         """
         self.train(False)  # dropout must not draw
-        distinct = {(id(x), id(y)): member for member, (x, y) in reversed(list(enumerate(data)))}
-        for member in sorted(distinct.values()):
+        for member in sorted(set(data_owners(data))):
             values = self.layout.split(theta[member])
             values |= {key: value[member] for key, value in self.constants.items()}
             self._check_member(values, *data[member], f"{name} of member {member}")
