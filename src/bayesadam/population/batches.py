@@ -71,7 +71,7 @@ class Batch:
     def shares(self, values: Tensor) -> Tensor:
         """Contribution of every data point to the mean: ``(k, S, M, D)`` times its weight."""
         if self.weight is None:
-            return values / values.shape[2] if values.shape[2] > 1 else values
+            return values / values.shape[2]
         return values * self.weight[:, None, :, None].to(values.dtype)
 
 
