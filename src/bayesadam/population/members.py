@@ -127,7 +127,7 @@ def configure(
     has_rows = any(prior is not None for prior in priors) or any(h.get("prior_precision") == INIT for h in hypers)
     members = []
     for hyper, prior, values in zip(hypers, priors, parameters, strict=True):
-        members.append({"mean": layout.flatten({name: values[name] for name in layout.shapes})})
+        members.append({"mean": layout.flatten(values)})
         members[-1] |= _start(
             rule, hyper, members[-1]["mean"], _prior(prior, hyper, values, layout) if has_rows else {}
         )
