@@ -175,7 +175,7 @@ def perturbed(data: Pair, likelihood: Likelihood, member: int, seed: int) -> tup
         scale = (0.5 * likelihood.mean_and_log_variance(y)[1]).exp()  # y is output plus noise
         return (x, y + scale * _normal(y, member, _TARGETS, seed)), None
     rows = torch.empty(len(y), dtype=torch.float64, device=y.device)
-    return (x, y.clone()), -torch.special.log_ndtr(_normal(rows, member, _WEIGHTS, seed))  # standard exponential
+    return data, -torch.special.log_ndtr(_normal(rows, member, _WEIGHTS, seed))  # standard exponential
 
 
 def _normal(like: Tensor, member: int, purpose: int, seed: int) -> Tensor:

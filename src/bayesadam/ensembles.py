@@ -14,14 +14,12 @@ from bayesadam.checks import check_count, check_new, check_pair, check_positive,
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim import OPTIMIZERS, VOGN, BayesAdam, PerturbedOptimizer
-from bayesadam.population import order
+from bayesadam.population import METHODS, order
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, KroneckerGaussian, Mixture, PartialGaussian
 from bayesadam.progress import Advance, progress_bar
 
 Gaussians = DenseGaussian | DiagonalGaussian | KroneckerGaussian
 """What the optimisers' posteriors are."""
-
-METHODS = (*OPTIMIZERS, "adam")
 
 
 @torch.inference_mode(False)

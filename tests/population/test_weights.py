@@ -41,6 +41,18 @@ def test_weighted_members_are_as_alone(batch_size):
             torch.testing.assert_close(nets.mean[name][member], value.detach(), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("batch_size", [BATCH, 100])
+def test_members_with_the_same_data_may_have_different_weights(batch_size):
+    (x, y), models, likelihood = regression((13,))[0], models_of(), noise_of(2.0)
+    weights = [draw(13, seed=30 + member).exp() for member in range(3)]
+    options = {**OPTIONS, "likelihood": likelihood, "batch_size": batch_size}
+    nets = population.train(models, (x, y), sample_weight=[*weights, weights[0]], **options)
+    for member, (model, weight) in enumerate(zip(models, [*weights, weights[0]], strict=True)):
+        expected = alone(model, x, y, weight, likelihood, batch_size, OPTIONS["seed"] + member)
+        for name, value in expected.items():
+            torch.testing.assert_close(nets.mean[name][member], value.detach(), rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize("method", ["vadam", "ivon", "bbb"])
 @pytest.mark.parametrize("learned", [False, True])
 def test_a_weight_of_two_is_two_rows(method, learned):

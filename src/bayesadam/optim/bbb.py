@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from bayesadam.core.rule import Hyper, Option, Rule, State, Updated, with_prior
-from bayesadam.functional.reparameterized import inverse_softplus
+from bayesadam.functional.reparameterized import inverse_softplus, softplus
 from bayesadam.optim.adam import adam
 from bayesadam.optim.base import PerturbedOptimizer, Prior
 
@@ -63,7 +62,7 @@ class BayesByBackpropRule(Rule):
 
 def scale_of(rho: Tensor) -> Tensor:
     """``log(1 + e^rho)``; positive even where the exact value underflows."""
-    return F.softplus(rho, threshold=40.0).clamp_min(torch.finfo(rho.dtype).tiny)  # linear only where exact
+    return softplus(rho).clamp_min(torch.finfo(rho.dtype).tiny)
 
 
 class BayesByBackprop(PerturbedOptimizer):

@@ -42,6 +42,12 @@ def order(num_data: int, *, seed: int, epoch: int, size: int | None = None) -> N
     return generator.permutation(num_data) if size is None else generator.integers(num_data, size=size)
 
 
+def data_owners(data: Sequence[Sequence[Tensor]]) -> list[int]:
+    """For every member, the number of the first member that has the same tensors, which may be itself."""
+    first: dict[tuple[int, ...], int] = {}
+    return [first.setdefault(tuple(map(id, tensors)), member) for member, tensors in enumerate(data)]
+
+
 @dataclass(frozen=True)
 class Batch:
     """One minibatch of each of the first ``k`` members.
@@ -65,12 +71,12 @@ class Batch:
     def shares(self, values: Tensor) -> Tensor:
         """Contribution of every data point to the mean: ``(k, S, M, D)`` times its weight."""
         if self.weight is None:
-            return values / values.shape[2] if values.shape[2] > 1 else values
+            return values / values.shape[2]
         return values * self.weight[:, None, :, None].to(values.dtype)
 
 
 class Pool:
-    """The data sets of all members in one tensor; data that members share are stored once.
+    """The data sets of all members in one tensor; data that members share, with their weights, are stored once.
 
     Args:
         data: Pair ``(x, y)`` of every member; the same tensors for members that share them.
@@ -93,16 +99,18 @@ class Pool:
         steps_per_epoch: int | None = None,
         weights: Sequence[Tensor] | None = None,
     ) -> None:
-        keys = [(id(x), id(y)) for x, y in data]
-        owners = {key: member for member, key in reversed(list(enumerate(keys)))}
-        distinct = sorted(owners.values())
+        stored: list[tuple[Tensor, ...]] = list(data)
+        if weights is not None:
+            stored = [(*pair, weight) for pair, weight in zip(data, weights, strict=True)]
+        owners = data_owners(stored)
+        distinct = sorted(set(owners))
         self.sizes = [len(x) for x, _ in data]
         ends = np.cumsum([self.sizes[member] for member in distinct])
         first = dict(zip(distinct, [0, *ends[:-1].tolist()], strict=True))
-        self._starts = [first[owners[key]] for key in keys]
-        parts = zip(*(data[member] for member in distinct), strict=True)
-        self._x, self._y = (torch.cat(part) if len(part) > 1 else part[0] for part in parts)
-        self._weight = None if weights is None else torch.cat([weights[member] for member in distinct])
+        self._starts = [first[owner] for owner in owners]
+        parts = zip(*(stored[member] for member in distinct), strict=True)
+        self._x, self._y, *weight = (torch.cat(part) if len(part) > 1 else part[0] for part in parts)
+        self._weight = weight[0] if weight else None
         self._batch_size, self._replacement = batch_size, steps_per_epoch is not None
         self.batches = [steps_per_epoch or -(-size // batch_size) for size in self.sizes]
         self.widths = [batch_size if self._replacement else min(batch_size, size) for size in self.sizes]

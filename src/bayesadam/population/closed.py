@@ -28,32 +28,27 @@ class ClosedForm:
     Args:
         layers: Layers of the network.
         likelihood: The likelihood.
-        layout: Layout of all parameters.
-        perturbed: Number of the network's weights, the first ones.
+        weights: Layout of the network's weights, the first coordinates.
+        learned: Layout of the likelihood's learned parameters, the others.
     """
 
-    def __init__(self, layers: Layers, likelihood: Likelihood, layout: Layout, perturbed: int) -> None:
-        self._layers = layers
-        shapes = layout.shapes.items()
-        self._learned = Layout({name: shape for name, shape in shapes if name.startswith("likelihood.")})
-        self._weights = Layout({name: shape for name, shape in shapes if name not in self._learned.shapes})
-        self._perturbed, self._scratch = perturbed, Scratch()
-        self._likelihood = likelihood
+    def __init__(self, layers: Layers, likelihood: Likelihood, weights: Layout, learned: Layout) -> None:
+        self._layers, self._likelihood, self._scratch = layers, likelihood, Scratch()
+        self._weights, self._learned = weights, learned
         self._log_density, self._score = _Method(likelihood, "log_density"), _Method(likelihood, "score")
         self._has_score = likelihood.defines("score") and not self._learned.shapes
 
     @classmethod
-    def of(cls, member: Member, layout: Layout, perturbed: int, constants: Tensors) -> ClosedForm | None:
-        """The closed form for members, given their layout and the constants that differ, if there is one."""
+    def of(cls, member: Member, weights: Layout, learned: Layout, constants: Tensors) -> ClosedForm | None:
+        """The closed form for members, given their layouts and the constants that differ, if there is one."""
         layers, likelihood = plain_layers(member.model), member.likelihood
         if layers is None or not isinstance(likelihood, Likelihood):
             return None
-        varying = bool(constants) or any(name.startswith("likelihood.") for name in layout.shapes)
         if not all(p.requires_grad for p in member.model.parameters()):
             return None
-        if varying and not likelihood.defines("element_log_density"):
+        if (constants or learned.shapes) and not likelihood.defines("element_log_density"):
             return None
-        return cls(layers, likelihood, layout, perturbed)
+        return cls(layers, likelihood, weights, learned)
 
     def handles(self, batch: Batch, curvature: str | None) -> bool:
         """Whether there is a closed form for inputs of this shape and this curvature."""
@@ -65,7 +60,7 @@ class ClosedForm:
 
     def gradients(self, theta: Tensor, constants: Tensors, batch: Batch, curvature: str | None) -> Gradients:
         """Losses, gradients and curvature, as in :meth:`bayesadam.population.losses.Losses.gradients`."""
-        weights, learned = theta[..., : self._perturbed], theta[..., self._perturbed :]
+        weights, learned = theta.split_with_sizes([self._weights.numel, self._learned.numel], dim=-1)
         with torch.no_grad():
             trace = Perceptron(self._layers, self._weights.split(weights), batch.x, self._scratch)
         inputs: list[Tensor] = []

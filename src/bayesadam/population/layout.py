@@ -30,13 +30,11 @@ class Layout:
         return sum(self.sizes)
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Concatenate tensors of shape ``(..., *shape)`` to one of shape ``(..., numel)``."""
-        leading = {name: tensors[name].shape[: tensors[name].ndim - len(shape)] for name, shape in self.shapes.items()}
-        parts = [tensors[name].reshape((*axes, -1)) for name, axes in leading.items()]
-        return torch.cat(parts, dim=-1)
+        """Concatenate the tensors of these names to one of shape ``(numel,)``; others are left out."""
+        return torch.cat([tensors[name].flatten() for name in self.shapes])
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """Invert :meth:`flatten`; the result are views where the memory layout allows it."""
+        """Invert :meth:`flatten` for ``(..., numel)``; the result are views where the memory layout allows it."""
         parts = flat.split_with_sizes(self.sizes, dim=-1)
         return {
             name: part.reshape((*flat.shape[:-1], *shape))

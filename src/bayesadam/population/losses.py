@@ -14,7 +14,7 @@ from bayesadam.checks import check_model
 from bayesadam.functional.calls import places
 from bayesadam.likelihoods import Likelihood
 from bayesadam.native.device import working_set
-from bayesadam.population.batches import Batch, Pair
+from bayesadam.population.batches import Batch, Pair, data_owners
 from bayesadam.population.closed import ClosedForm, Tensors
 from bayesadam.population.curvature import Gradients, by_autograd, with_squares
 from bayesadam.population.layout import Layout
@@ -34,9 +34,10 @@ class Losses:
 
     Attributes:
         template: A member; its tensors that are not trained and equal in all members are used for all.
-        layout: Layout of the trainable parameters: first the network's weights, then the learned parameters of the
-            likelihood or objective, with the prefix ``likelihood``.
-        perturbed: Number of the network's weights, which a rule may perturb.
+        weights: Layout of the network's trainable weights, which a rule may perturb.
+        learned: Layout of the learned parameters of the likelihood or objective, with the prefix ``likelihood``.
+        layout: Layout of both, one after the other.
+        perturbed: Number of the network's weights.
         noise_sizes: Sizes of the noise's tensors by noise index, as the library's optimiser would number them.
         constants: Tensors that are not trained and differ, each ``(P, ...)``.
         activations: Number of values that a network's layers return for one data point; set by :meth:`check`.
@@ -52,14 +53,16 @@ class Losses:
         self.template = copy.deepcopy(members[0])
         trained = {name: p for name, p in self.template.named_parameters() if p.requires_grad}
         _check_network(self.template.model)
-        self.layout = Layout({_public(name): p.shape for name, p in trained.items()})
+        self.weights = Layout({_public(n): p.shape for n, p in trained.items() if n.startswith("model.")})
+        self.learned = Layout({n: p.shape for n, p in trained.items() if n.startswith("likelihood.")})
+        self.layout = Layout({**self.weights.shapes, **self.learned.shapes})
         numbered = enumerate(self.template.model.parameters())  # frozen ones count
         self.noise_sizes = {index: p.numel() for index, p in numbered if p.requires_grad}
-        self.perturbed = sum(self.noise_sizes.values())
+        self.perturbed = self.weights.numel
         self.constants = {_public(name): value for name, value in differing_constants(members, trained).items()}
         named = {place: _public(name) for place, name in places(self.template).items()}
         self._places = {place: n for place, n in named.items() if n in self.layout.shapes or n in self.constants}
-        self._closed = ClosedForm.of(self.template, self.layout, self.perturbed, self.constants)
+        self._closed = ClosedForm.of(self.template, self.weights, self.learned, self.constants)
         self._modes = [(module, module.training) for module in self.template.modules()]
         self.activations = 1
 
@@ -129,8 +132,7 @@ class Losses:
             TypeError: A network under a likelihood does not return a tensor.
         """
         self.train(False)  # dropout must not draw
-        distinct = {(id(x), id(y)): member for member, (x, y) in reversed(list(enumerate(data)))}
-        for member in sorted(distinct.values()):
+        for member in sorted(set(data_owners(data))):
             values = self.layout.split(theta[member])
             values |= {key: value[member] for key, value in self.constants.items()}
             self._check_member(values, *data[member], f"{name} of member {member}")

@@ -29,7 +29,7 @@ POSSIBLE = {
     "correction": ("elementwise", None),
 }
 _OF_ADAM = ("lr", "betas", "eps", "weight_decay", "seed", "num_data", "prior")
-_REFUSED = ("maximize", "extra", "curvature", "rank_samples", "low_memory", "compile")
+_REFUSED = ("maximize", "curvature", "rank_samples", "low_memory", "compile")
 SHARED = ("mc_samples", "antithetic")
 COMMON = ("lr", "betas", "num_data", "temperature", "prior_precision", "initial_precision")
 _REPORTED = ("method", "seed", *SHARED, *COMMON)
@@ -127,7 +127,7 @@ def configure(
     has_rows = any(prior is not None for prior in priors) or any(h.get("prior_precision") == INIT for h in hypers)
     members = []
     for hyper, prior, values in zip(hypers, priors, parameters, strict=True):
-        members.append({"mean": layout.flatten({name: values[name] for name in layout.shapes})})
+        members.append({"mean": layout.flatten(values)})
         members[-1] |= _start(
             rule, hyper, members[-1]["mean"], _prior(prior, hyper, values, layout) if has_rows else {}
         )

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from bayesadam import noise
 from bayesadam.likelihoods import Likelihood
-from bayesadam.population.layout import Layout
 from bayesadam.population.losses import Losses
 from bayesadam.population.objective import Objective
 from bayesadam.posterior import DiagonalGaussian
@@ -43,8 +42,6 @@ class Population:
         self.epochs, self.stopped = epochs, list(stopped)
         self._losses, self._criteria, self._hypers, self._tensors = losses, criteria, hypers, tensors
         self._curves, self._members = curves, list(members)
-        shapes = losses.layout.shapes
-        self._layout = Layout({name: shapes[name] for name in list(shapes)[: len(losses.noise_sizes)]})
         self._mean, self._variance = (tensors[name][:, : losses.perturbed] for name in ("mean", "variance"))
 
     @cached_property
@@ -59,12 +56,12 @@ class Population:
     @cached_property
     def mean(self) -> dict[str, Tensor]:
         """Means of every weight tensor by name, ``(P, ...)``."""
-        return self._layout.split(self._mean)
+        return self._losses.weights.split(self._mean)
 
     @cached_property
     def variance(self) -> dict[str, Tensor]:
         """Posterior variances of every weight tensor by name, ``(P, ...)``; 0 for a method without noise."""
-        return self._layout.split(self._variance)
+        return self._losses.weights.split(self._variance)
 
     @cached_property
     def state(self) -> dict[str, dict[str, Tensor]]:
@@ -88,15 +85,14 @@ class Population:
 
     @cached_property
     def _trained_criteria(self) -> list[Likelihood | Objective]:
-        values = self._losses.layout.split(self._tensors["mean"])
-        learned = [name for name in values if name not in self._layout.shapes]
-        if not learned:
+        values = self._losses.learned.split(self._tensors["mean"][:, self._losses.perturbed :])
+        if not values:
             return list(self._criteria)
         copies = [copy.deepcopy(criterion) for criterion in self._criteria]
         with torch.no_grad():
             for member, criterion in enumerate(copies):
-                for name in learned:
-                    criterion.get_parameter(name.removeprefix("likelihood.")).copy_(values[name][member])
+                for name, value in values.items():
+                    criterion.get_parameter(name.removeprefix("likelihood.")).copy_(value[member])
         return copies
 
     def select(self, members: Sequence[int]) -> Population:
@@ -165,15 +161,13 @@ class Population:
             raise ValueError(f"x must be one tensor or one for each of {len(self)} members, got {len(inputs)}")
         eps = self._mean.new_zeros(1, 1)
         if method == "monte_carlo" and self._variance.any():
-            sizes = dict(enumerate(self._layout.sizes))
+            sizes = dict(enumerate(self._losses.weights.sizes))
             where: dict[str, Any] = {"stream": noise.POSTERIOR, "device": self._mean.device}
             eps = noise.normal_many([seed], [0], range(mc_samples), sizes, **where)[0].to(self._mean.dtype)
         std = self._variance.sqrt()
-        model, parts = self._losses.template.model, self._layout.split(std)
-        rows = padding_rows(model)
-        for name, parameter in model.named_parameters():
-            if id(parameter) in rows and name in parts:
-                parts[name][:, rows[id(parameter)]] = 0.0
+        model, parts = self._losses.template.model, self._losses.weights.split(std)
+        for name, row in padding_rows(model, {name: model.get_parameter(name) for name in parts}).items():
+            parts[name][:, row] = 0.0  # so that they keep their means, as in ``Posterior.draws``
         self._losses.train(False)
         results = []
         for member, (points, likelihood) in enumerate(zip(inputs, self.likelihoods, strict=True)):

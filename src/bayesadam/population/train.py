@@ -102,9 +102,9 @@ def train(
             replacement, and each has ``batch_size`` data points, even if there are fewer data. Epochs are the unit of
             ``epochs``, ``validation`` and ``on_epoch``, and each costs some time, so for small problems an epoch should
             have at least a few hundred steps.
-        sample_weight: Weights of the data points in the mean loss, ``(n,)``: for all members, or one tensor per member;
-            members that share data must share weights. They are divided by their mean, so only their ratios matter.
-            They cannot be used with methods that square the gradients of single data points.
+        sample_weight: Weights of the data points in the mean loss, ``(n,)``: for all members, or one tensor per member.
+            They are divided by their mean, so only their ratios matter. They cannot be used with methods that square
+            the gradients of single data points.
         validation: Held-out data, in the form of ``data``. Their mean negative log predictive density is recorded every
             epoch.
         patience: Number of epochs without improvement on the validation data after which a member stops; its best
@@ -223,7 +223,7 @@ def _pairs(name: str, data: Pair | Sequence[Pair], count: int) -> list[Pair]:
 
 
 def _weights(sample_weight: Tensor | Sequence[Tensor], pairs: Sequence[Pair]) -> list[Tensor]:
-    """Weights of every member's data points, with a mean of 1 in float64."""
+    """Weights of every member's data points, with a mean of 1 in float64; members that share them have one object."""
     weights = _per_member("sample_weight", sample_weight, len(pairs), shared=isinstance(sample_weight, Tensor))
     for member, (weight, (x, _)) in enumerate(zip(weights, pairs, strict=True)):
         if weight.shape != (len(x),):
@@ -233,4 +233,5 @@ def _weights(sample_weight: Tensor | Sequence[Tensor], pairs: Sequence[Pair]) ->
     good = truths((weight.isfinite() & (weight >= 0)).all() & (weight.sum() > 0) for weight in weights)
     if not all(good):
         raise ValueError(f"sample_weight of member {good.index(False)} must be finite, not negative and not all 0")
-    return [weight.double() / weight.double().mean() for weight in weights]
+    scaled = {id(weight): weight.double() / weight.double().mean() for weight in weights}
+    return [scaled[id(weight)] for weight in weights]

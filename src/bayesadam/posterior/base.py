@@ -201,9 +201,8 @@ class Posterior(NetworkDistribution):
         """
         with exclusively(model), quietly(model), unsharded(model):
             tensors = self.match(model)
-            apart, rows = self._apart_from(tensors.values()), padding_rows(model)
+            apart, padding = self._apart_from(tensors.values()), padding_rows(model, tensors)
             write_noisy = apart.writer(seed)
-            padding = {name: rows[id(tensor)] for name, tensor in tensors.items() if id(tensor) in rows}
 
             @torch.no_grad()
             def write(targets: Mapping[str, Tensor], number: int | None) -> None:
