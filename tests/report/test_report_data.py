@@ -9,9 +9,12 @@ import pytest
 import torch
 from scipy import stats
 
-from bayesadam.predictive import ClassificationPredictive, GaussianPredictive
+from bayesadam.likelihoods import StudentT
+from bayesadam.predictive import ClassificationPredictive, GaussianPredictive, MixturePredictive
 from bayesadam.report import write_report
 from bayesadam.sklearn import Settings, TableEncoder
+from bayesadam.sklearn.runs.evaluation import predict_held_out
+from bayesadam.sklearn.runs.explain import effects
 from bayesadam.sklearn.runs.report_data import report_data
 from bayesadam.sklearn.tables.read_table import TableFile
 from bayesadam.sklearn.tables.splits import Split
@@ -149,3 +152,20 @@ def test_without_rows_left_out_only_held_out_rows_are_judged(tmp_path):
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Of 60 rows that its networks had not seen" in page
     assert "Judged by" not in page
+
+
+def test_without_a_mean_there_is_the_median():
+    """Student's t with up to 1 degree of freedom has no mean."""
+    area = table()[["area"]]
+    matrix = area.to_numpy().copy()
+
+    def predictive(rows):
+        center = torch.tensor(rows[:, 0])
+        return MixturePredictive(torch.stack([center - 1.0, center + 1.0]), StudentT(0.8, scale=0.1))
+
+    found = predict_held_out(predictive(matrix), matrix[:, 0])
+    np.testing.assert_allclose(found["mean"], matrix[:, 0], atol=1e-3)
+    found = effects(area, matrix[:, 0], matrix, [slice(0, 1)], predictive, 0, classes=False)
+    assert found["importance"][0]["gain"] > 10
+    curve = found["dependence"][0]["curves"][0]
+    assert np.all(np.diff(curve["mean"]) > 0)

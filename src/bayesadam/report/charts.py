@@ -150,10 +150,7 @@ def effect(entry: Mapping[str, Any], name: str, task: str, target: str, classes:
     regression, texts = task == "regression", entry["at"]
     lines = [[curve["mean"], *(end for band in curve["bands"] for end in band)] for curve in entry["curves"]]
     curves = [np.array(own, dtype=np.float64) for own in lines]
-    labels = [
-        "mean prediction" if regression else f"is {classes[curve['label']] if classes else curve['label']}"
-        for curve in entry["curves"]
-    ]
+    labels = ["mean prediction" if regression else f"is {classes[curve['label']]}" for curve in entry["curves"]]
     cells = []
     for curve in curves:
         shown = column(curve[:3].ravel()) if regression else [percent(end) for end in curve[:3].ravel()]

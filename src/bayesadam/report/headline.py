@@ -26,7 +26,7 @@ def headline(held_out: Predicted | None, unseen: Predicted | None, margins: Mapp
         margins: NLL of each other model minus ours, and the standard error of the difference, by name of the model.
     """
     if held_out is None or unseen is None:
-        return [Markup("No rows were held out, so nothing is known about how good the model is on new data.")]
+        return [Markup("No prediction of a held-out row is finite, so nothing is known about new data.")]
     return [
         sentence for sentence in (_error(held_out), _promise(unseen), _knows(unseen), _comparison(margins)) if sentence
     ]

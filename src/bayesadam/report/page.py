@@ -23,19 +23,19 @@ from bayesadam.report.scores import confusion, importance, scores
 
 def render(data: Mapping[str, Any]) -> str:
     """Return the whole page as text."""
-    held_out = predicted(data.get("held_out"), data["task"])
-    unseen = predicted(data.get("unseen"), data["task"]) or held_out
+    held_out = predicted(data["held_out"], data["task"])
+    unseen = predicted(data["unseen"] or data["held_out"], data["task"])
+    created = data["created"][:16].replace("T", " ")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["percent"] = percent
     return environment.from_string(_file("template.html")).render(
         regression=data["task"] == "regression",
-        target=data.get("target"),
-        title=str(data.get("title") or data.get("target") or "Report"),
-        subtitle=_subtitle(data),
-        headline=headline(held_out, unseen, data.get("margins") or {}),
-        judged=f"{len(unseen):,}" if unseen is not None and data.get("unseen") else "",
-        epistemic="" if unseen is None else verdict.epistemic(unseen, data.get("epistemic_error")),
-        explained=data.get("explained") or {},
+        target=data["target"],
+        subtitle=[f"{data['task'].capitalize()} of {data['target']}", data["data"]["file"], created],
+        headline=headline(held_out, unseen, data["margins"]),
+        judged=f"{len(unseen):,}" if unseen is not None and data["unseen"] else "",
+        epistemic="" if unseen is None else verdict.epistemic(unseen, data["epistemic_error"]),
+        explained=data["explained"],
         charts=_charts(data, held_out, unseen),
         tables=_tables(data, held_out),
         style=Markup(_style()),
@@ -44,8 +44,8 @@ def render(data: Mapping[str, Any]) -> str:
 
 def _charts(data: Mapping[str, Any], held_out: Any, unseen: Any) -> dict[str, list[Chart]]:
     """Return the charts of the sections."""
-    task, target, explained = data["task"], str(data.get("target") or "target"), data.get("explained") or {}
-    classes, entries = [str(label) for label in data.get("classes") or ()], explained.get("dependence") or []
+    task, target, classes = data["task"], data["target"], data["classes"]
+    entries = data["explained"].get("dependence", [])
     found = {
         "inputs": [drawn.effect(entry, f"dependence-{i}", task, target, classes) for i, entry in enumerate(entries)]
     }
@@ -60,33 +60,20 @@ def _charts(data: Mapping[str, Any], held_out: Any, unseen: Any) -> dict[str, li
 
 def _tables(data: Mapping[str, Any], held_out: Any) -> dict[str, Any]:
     """Return the contents of the tables of the sections; a section without them has none, or an empty one."""
-    metrics = {model: values for model, values in (data.get("metrics") or {}).items() if values}
-    explained = data.get("explained") or {}
-    groups = explained.get("groups")
-    given = data.get("reproduce") or {}
-    settings = {name: value for name, value in (given.get("config") or {}).items() if value not in (None, [], False)}
+    metrics, explained, given = data["metrics"], data["explained"], data["reproduce"]
+    settings = {name: value for name, value in given["config"].items() if value not in (None, [], False)}
     found = {
-        "scores": metrics and {"columns": scores(metrics), "models": list(metrics), "ours": OURS},
-        "inputs": explained.get("importance") and importance(explained["importance"]),
-        "failures": groups and verdict.failures(groups, data["task"]),
-        "surprises": data.get("surprises") and {"rows": data["surprises"], "target": data["target"]},
-        "data": data.get("data"),
-        "reproduce": given and {**given, "config": json.dumps(settings, indent=2, ensure_ascii=False, default=str)},
+        "scores": {"columns": scores(metrics), "models": list(metrics), "ours": OURS},
+        "surprises": data["surprises"] and {"rows": data["surprises"], "target": data["target"]},
+        "data": data["data"],
+        "reproduce": {**given, "config": json.dumps(settings, indent=2, ensure_ascii=False)},
     }
-    if isinstance(held_out, PredictedClasses) and data.get("classes"):
+    if explained:
+        found["inputs"] = importance(explained["importance"])
+        found["failures"] = explained["groups"] and verdict.failures(explained["groups"], data["task"])
+    if isinstance(held_out, PredictedClasses):
         found["predictions"] = confusion(held_out, data["classes"])
     return found
-
-
-def _subtitle(data: Mapping[str, Any]) -> list[str]:
-    kind = data["task"].capitalize()
-    created = str(data.get("created") or "")[:16].replace("T", " ")
-    parts = [
-        f"{kind} of {data['target']}" if data.get("target") else kind,
-        (data.get("data") or {}).get("file"),
-        created,
-    ]
-    return [str(part) for part in parts if part]
 
 
 def _style() -> str:

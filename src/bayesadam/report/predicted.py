@@ -125,11 +125,9 @@ class PredictedClasses:
 Predicted = PredictedNumbers | PredictedClasses
 
 
-def predicted(columns: Mapping[str, Any] | None, task: str) -> Predicted | None:
+def predicted(columns: Mapping[str, Any], task: str) -> Predicted | None:
     """Return the rows of the report's data without those whose prediction is missing; ``None`` if there are none."""
     kind = PredictedNumbers if task == "regression" else PredictedClasses
-    if not columns:
-        return None
     arrays: dict[str, Array] = {name: np.array(columns[name], dtype=np.float64) for name in kind.__dataclass_fields__}
     required = ("y", "mean", "lower", "upper", "pit") if task == "regression" else ("label", "probs")
     known = np.logical_and.reduce(

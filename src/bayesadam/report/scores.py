@@ -20,11 +20,9 @@ Column = tuple[str, str, dict[str, tuple[str, bool]]]
 
 
 def scores(metrics: Mapping[str, Any]) -> list[Column]:
-    """Return the columns, that of the error first. No duration is marked as the best."""
-    models = {model: values or {} for model, values in metrics.items()}
-    names = list(dict.fromkeys(name for values in models.values() for name in values))
-    names.sort(key=lambda name: name not in ("RMSE", "accuracy"))
-    return [_column(name, {model: values.get(name) for model, values in models.items()}) for name in names]
+    """Return the columns of scores that all models have, that of the error first. No duration is marked as the best."""
+    names = sorted(next(iter(metrics.values())), key=lambda name: name not in ("RMSE", "accuracy"))
+    return [_column(name, {model: values[name] for model, values in metrics.items()}) for name in names]
 
 
 def _column(name: str, values: Mapping[str, float | None]) -> Column:

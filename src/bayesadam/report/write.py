@@ -16,14 +16,12 @@ def write_report(path: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
 
     The page has sections on the result in words, the scores with those of other models, predictions, calibration, the
     relation of error and uncertainty, the importance of inputs, groups of rows with wrong uncertainty, the most
-    surprising rows, the data, and how to reproduce it. Sections without data, or with too few data for a
-    chart, are omitted.
+    surprising rows, the data, and how to reproduce it. Sections with too few data are omitted.
 
     Args:
         path: Path of the file. An existing file is replaced.
-        data: JSON values: ``version`` (2), ``task`` (``"regression"`` or ``"classification"``), and any of the other
-            entries that :func:`bayesadam.sklearn.runs.report_data.report_data` returns. Numbers that are missing are
-            ``None``.
+        data: JSON values that :func:`bayesadam.sklearn.runs.report_data.report_data` returns. Numbers that are missing
+            are ``None``.
 
     Raises:
         ImportError: Matplotlib or SciPy is not installed.

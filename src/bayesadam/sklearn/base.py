@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from bayesadam import population
-from bayesadam.checks import is_whole
+from bayesadam.checks import check_count, check_positive, is_whole
 from bayesadam.functional.generators import GENERATORS
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import Mixture
@@ -146,13 +146,11 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             value = getattr(self, name)
             if value is not None and not is_whole(value):
                 raise ValueError(f"{name} must be None or a whole number of at least 1, got {value!r}")
-        if not is_whole(self.mc_samples):
-            raise ValueError(f"mc_samples must be a whole number of at least 1, got {self.mc_samples!r}")
-        for name in ("lr", "prior_precision", "time_budget"):
-            value = getattr(self, name)
-            fine = isinstance(value, int | float | np.number) and 0 < value < np.inf
-            if not fine and not (name == "time_budget" and value is None):
-                raise ValueError(f"{name} must be a positive, finite number, got {value!r}")
+        check_count("mc_samples", self.mc_samples)
+        check_positive("lr", self.lr)
+        check_positive("prior_precision", self.prior_precision)
+        if self.time_budget is not None:
+            check_positive("time_budget", self.time_budget)
         if self.encoder is not None and not isinstance(self.encoder, TableEncoder):
             raise ValueError(f"encoder must be None or a TableEncoder, got {self.encoder!r}")
         for name in ("standardize", "early_stopping", "calibrate"):

@@ -144,20 +144,17 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         first = not hasattr(self, "posterior_")
         if first and classes is None:
             raise ValueError("classes must be given in the first call of partial_fit, got None")
-        if first:
-            self._check()
-            checked = self._validated(X, y, classes=classes, sample_weight=sample_weight)
-            rows = weighed(*checked, sample_weight, groups)
-            self._learn_scales(*rows)
-            self._networks_only = True
-            with threads_for(len(rows[0])):
-                return self._train(*rows, on_epoch)
-        if classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
+        if not first and classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
             raise ValueError(f"classes must be those of the first call, {self.classes_!r}, got {classes!r}")
         self._check()
-        rows = weighed(*self._validated(X, y, classes=self.classes_, reset=False), sample_weight, groups)
+        known = classes if first else self.classes_
+        checked = self._validated(X, y, classes=known, sample_weight=sample_weight, reset=first)
+        rows = weighed(*checked, sample_weight, groups)
+        if first:
+            self._learn_scales(*rows)
+            self._networks_only = True
         with threads_for(len(rows[0])):
-            return self._train(*rows, on_epoch, self.posterior_)
+            return self._train(*rows, on_epoch, None if first else self.posterior_)
 
     _companions: list[Companion] = field(init=False)
     _networks_only: bool = field(init=False)

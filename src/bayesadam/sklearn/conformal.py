@@ -20,12 +20,6 @@ AT_ONCE = 2**22
 """Maximum size of an intermediate result, which limits the number of rows that are evaluated together."""
 
 
-def check_coverage(coverage: object) -> None:
-    """Raise ``ValueError`` for what is not a probability in (0, 1)."""
-    if not isinstance(coverage, int | float | np.number) or not 0 < coverage < 1:
-        raise ValueError(f"coverage must be in (0, 1), got {coverage!r}")
-
-
 def check_method(method: object, left_out: object) -> None:
     """Raise ``ValueError`` for a method of intervals that is unknown, or that needs rows which no member left out."""
     if not isinstance(method, str) or method not in INTERVALS:

@@ -40,7 +40,7 @@ class RegressionEnsemble(BayesianMLP):
     _y_mean: Array
     _y_std: Array
     _patterns: list[NoisePattern | None]
-    _reach: Reach | None
+    _reach: Reach
     _companions: list[Companion]
     _left_out: LeftOutScores | None
     """Errors on the rows that members left out, for cross-conformal intervals."""
@@ -91,7 +91,7 @@ class RegressionEnsemble(BayesianMLP):
         reach = Reach.of(as_array(inputs), weight)
         if before is None:
             self._reach, self._companions = reach, []
-        elif self._reach is not None:
+        else:
             self._reach = self._reach.joined(reach)
         if before is not None and self._calibrates:
             patterns = list(self._patterns)
@@ -230,7 +230,7 @@ class RegressionEnsemble(BayesianMLP):
 
     def _beyond(self, inputs: Array, epistemic: Array, aleatoric: Array) -> Array:
         """Return epistemic variances, ``(N, K)``, which are larger beyond the region of the training rows."""
-        return epistemic if self._reach is None else epistemic + self._reach.leverage(inputs)[:, None] * aleatoric
+        return epistemic + self._reach.leverage(inputs)[:, None] * aleatoric
 
     def _in_units(self, mean: Array, epistemic: Array, aleatoric: Array) -> GaussianPredictive | TransformedPredictive:
         """Return the predictive distribution in the units of the targets, given standardised moments, ``(N, K)``."""

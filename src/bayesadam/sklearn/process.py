@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.distance import cdist
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
@@ -66,7 +65,7 @@ class ProcessPart:
         clipped = np.clip(inputs.astype(np.float64), self.low, self.high)
         found = clipped @ self.slope + self.intercept
         for length, coefficient in zip(self.length, self.coefficient, strict=True):
-            found += _bell(clipped / length, self.rows / length) @ coefficient
+            found += RBF(length)(clipped, self.rows) @ coefficient
         return np.asarray(found)
 
 
@@ -99,7 +98,7 @@ def process_parts(
     for half in (odd, ~odd):
         signal, *length, linear, noise = _kernel(rows[half], targets[half])
         scale = np.broadcast_to(length, rows.shape[1])
-        covariance = signal * _bell(rows / scale, rows / scale) + linear * (1.0 + rows @ rows.T)
+        covariance = signal * RBF(scale)(rows, rows) + linear * (1.0 + rows @ rows.T)
         inverse = np.linalg.inv(covariance + np.diag(noise * weight.mean() / weight))
         coefficient = inverse @ targets
         for fold in np.unique(divided.fold[~half]):
@@ -111,11 +110,6 @@ def process_parts(
         intercept += 0.5 * linear * coefficient.sum(0)
     ends = rows.min(0), rows.max(0)
     return [(ProcessPart(*ends, rows, np.stack(lengths), np.stack(coefficients), slope, intercept), unseen)]
-
-
-def _bell(first: Floats, second: Floats) -> Floats:
-    """Return the squared exponential kernel of length 1."""
-    return np.asarray(np.exp(-0.5 * cdist(first, second, "sqeuclidean")))
 
 
 def _kernel(rows: Floats, targets: Floats) -> Floats:

@@ -16,6 +16,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
+from bayesadam.checks import check
 from bayesadam.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesadam.predictive import GaussianPredictive, MixturePredictive
 from bayesadam.predictive.transformed import TransformedPredictive
@@ -23,7 +24,7 @@ from bayesadam.scaling import column_scales
 from bayesadam.sklearn import likelihoods, target_transform
 from bayesadam.sklearn.base import Array, continues
 from bayesadam.sklearn.choice import choose
-from bayesadam.sklearn.conformal import check_coverage, check_method
+from bayesadam.sklearn.conformal import check_method
 from bayesadam.sklearn.ensemble import RegressionEnsemble, as_array
 from bayesadam.sklearn.failures import all_or_nothing
 from bayesadam.sklearn.member_training import TrainingStatus
@@ -204,7 +205,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             ValueError: The coverage is out of range, the method is unknown or not available, or there are too few rows
                 for the coverage.
         """
-        check_coverage(coverage)
+        check("coverage", coverage, "in (0, 1)", lambda value: 0 < value < 1)
         check_is_fitted(self, "posterior_")
         check_method(method, self._left_out)
         if method == "cross":

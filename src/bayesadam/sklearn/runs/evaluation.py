@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from bayesadam import metrics
 from bayesadam.predictive import ClassificationPredictive, GaussianPredictive, MixturePredictive
+from bayesadam.sklearn.runs.predict_table import means
 from bayesadam.sklearn.runs.prepare import Prepared
 
 COVERAGE = 0.95
@@ -60,7 +61,7 @@ def predict_held_out(pred: Any, y: NDArray[Any]) -> Arrays:
         part = torch.rand(len(y), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         values = {
             "y": y,
-            "mean": pred.mean,
+            "mean": means(pred),
             "std": pred.variance.sqrt(),
             "epistemic_std": pred.epistemic.sqrt(),
             "lower": lower,

@@ -14,6 +14,7 @@ from sklearn.feature_selection import mutual_info_classif, mutual_info_regressio
 
 from bayesadam.report.numbers import NONE
 from bayesadam.sklearn.runs.evaluation import COVERAGE, Arrays
+from bayesadam.sklearn.runs.predict_table import means
 
 Matrix = NDArray[np.float64]
 Predictive = Callable[[Matrix], Any]
@@ -109,7 +110,7 @@ def _informative(matrix: Matrix, targets: NDArray[Any], parts: Sequence[slice], 
 def _loss(found: Any, targets: NDArray[Any]) -> float:
     """Return the root mean squared error, or the mean negative log-likelihood, which is limited for each row."""
     if not hasattr(found, "probs"):
-        return float(np.sqrt(np.mean((_array(found.mean) - targets) ** 2)))
+        return float(np.sqrt(np.mean((_array(means(found)) - targets) ** 2)))
     return -float(found.log_prob(torch.as_tensor(targets, device=found.device)).clamp_min(-LARGEST_NLL).mean())
 
 
@@ -133,7 +134,7 @@ def _dependence(
     }
     if not hasattr(found, "probs"):
         mean, *variances = (
-            _array(part).reshape(shape).mean(1) for part in (found.mean, found.variance, found.epistemic)
+            _array(part).reshape(shape).mean(1) for part in (means(found), found.variance, found.epistemic)
         )
         bands = [[(mean + sign * np.sqrt(variance)).tolist() for sign in (-2, 2)] for variance in variances]
         return entry | {"curves": [{"label": None, "mean": mean.tolist(), "bands": bands}]}

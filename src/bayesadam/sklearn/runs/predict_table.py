@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from numpy.typing import NDArray
 from pyarrow import csv, parquet
 
@@ -119,13 +120,17 @@ def write_predictions(table: pa.Table, out: Path) -> None:
         temporary.write_bytes(content.getvalue())
 
 
+def means(pred: Any) -> torch.Tensor:
+    """Return the means of numbers, or their medians where there is no mean (Student's t with up to 1 degree)."""
+    mean: torch.Tensor = pred.mean
+    return mean.where(~mean.isnan(), pred.quantile(0.5)) if mean.isnan().any() else mean
+
+
 def _regression(pred: Any, coverage: float, quantiles: Sequence[float]) -> dict[str, NDArray[Any]]:
     tail = 0.5 * (1.0 - coverage)
     lower, upper, *others = pred.quantile([tail, 1.0 - tail, *quantiles])
-    mean = pred.mean
-    mean = mean.where(~mean.isnan(), pred.quantile(0.5)) if mean.isnan().any() else mean
     std = _numbers(pred.variance.sqrt())
-    columns = {"mean": _numbers(mean), "std": np.where(np.isfinite(std), std, np.nan)}
+    columns = {"mean": _numbers(means(pred)), "std": np.where(np.isfinite(std), std, np.nan)}
     columns |= {"lower": _numbers(lower), "upper": _numbers(upper)}
     return columns | {f"quantile_{level:g}": _numbers(own) for level, own in zip(quantiles, others, strict=True)}
 

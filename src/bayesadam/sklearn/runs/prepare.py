@@ -16,7 +16,7 @@ from bayesadam.sklearn.tables.csv_numbers import numbers_in
 from bayesadam.sklearn.tables.describe import values_of
 from bayesadam.sklearn.tables.encoder import TableEncoder, numbers_rows
 from bayesadam.sklearn.tables.findings import Findings, Place, TableError, quoted
-from bayesadam.sklearn.tables.frames import as_table, cleaned
+from bayesadam.sklearn.tables.frames import as_table
 from bayesadam.sklearn.tables.read_table import TableFile, read_table
 from bayesadam.sklearn.tables.splits import (
     Split,
@@ -94,8 +94,7 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
     else:
         file = TableFile(settings.data, as_table(frame), first_line=0)
     settings, notes = _with_names(settings, file.table.column_names)
-    columns = [cleaned(column, settings.missing) for column in as_table(file.table).columns]
-    table = pa.table(columns, names=file.table.column_names)
+    table = as_table(file.table, settings.missing)
     column = table.column(settings.target)
     target = read_target(settings.target, column, settings.task, place=file.place, decimal=file.decimal)
     for name in ("noise", "transform", "likelihood"):

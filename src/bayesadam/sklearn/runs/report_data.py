@@ -58,15 +58,11 @@ def report_data(
         unseen_rows = np.concatenate([split.held_out, left_out[0]])
         unseen = {name: np.concatenate([values, left_out[1][name]]) for name, values in held_out.items()}
     try:
-        explained = _explained(prepared, estimator, settings.seed)
-        if explained:
-            names = [entry["name"] for entry in explained["importance"]]
-            explained["groups"] = groups(prepared.inputs.iloc[unseen_rows], names, unseen)
+        explained = _explained(prepared, estimator, settings.seed, unseen_rows, unseen)
     except Exception as error:  # no finished fit is lost for a part of the report
         notes.append(f"the report does not describe the inputs: {type(error).__name__}: {error}")
     return {
         "version": VERSION,
-        "title": target.name,
         "task": target.task,
         "target": target.name,
         "classes": [str(label) for label in target.classes],
@@ -96,8 +92,12 @@ def report_data(
     }
 
 
-def _explained(prepared: Prepared, estimator: Any, seed: int) -> dict[str, Any]:
-    """Return the effects of the inputs, computed on the held-out rows, or on all rows if those are too few."""
+def _explained(
+    prepared: Prepared, estimator: Any, seed: int, unseen_rows: NDArray[np.int64], unseen: Arrays
+) -> dict[str, Any]:
+    """Return the effects of the inputs, computed on the held-out rows, or on all rows if those are too few, and groups
+    of the unseen rows; an empty dictionary if all rows are too few.
+    """
     few = len(prepared.split.held_out) < FEWEST
     rows = np.arange(len(prepared.y)) if few else prepared.split.held_out
     if len(rows) < FEWEST:
@@ -112,6 +112,8 @@ def _explained(prepared: Prepared, estimator: Any, seed: int) -> dict[str, Any]:
         seed,
         classes=len(prepared.target.classes) > 0,
     )
+    names = [entry["name"] for entry in found["importance"]]
+    found["groups"] = groups(prepared.inputs.iloc[unseen_rows], names, unseen)
     return found | {"about": f"Computed on {'all' if few else 'the held-out'} rows."}
 
 

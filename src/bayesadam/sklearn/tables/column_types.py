@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from bayesadam.sklearn.tables.csv_numbers import as_text, flags, means_missing, numbers_in
+from bayesadam.sklearn.tables.csv_numbers import as_text, means_missing, numbers_in
 from bayesadam.sklearn.tables.dates import Date, are_cells
 from bayesadam.sklearn.tables.findings import Findings
 
@@ -78,7 +78,7 @@ class Number:
             rule = (f"numbers in {self.unit!r}" if self.unit else "finite numbers") + ", with a decimal comma" * (
                 self.decimal == ","
             )
-            findings.unreadable(self.name, column, absent & are_cells(column) & ~_are_nan(column), rule)
+            findings.unreadable(self.name, column, absent & are_cells(column), rule)
         room = _FAR * (self.largest - self.least)
         far = (values < self.least - room) | (values > self.largest + room)
         findings.outside(self.name, values, far, (self.least, self.largest))
@@ -266,10 +266,6 @@ def _codes(text: pa.ChunkedArray, levels: tuple[str, ...]) -> NDArray[np.int64]:
     codes: NDArray[np.int64] = compute.fill_null(indices, -2).to_numpy().astype(np.int64)
     codes[compute.is_null(text).to_numpy()] = -1
     return codes
-
-
-def _are_nan(column: pa.ChunkedArray) -> NDArray[np.bool_]:
-    return flags(compute.is_nan(column)) if pa.types.is_floating(column.type) else np.zeros(len(column), dtype=bool)
 
 
 def _digits(values: NDArray[Any]) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from bayesadam.sklearn.tables.csv_numbers import are_codes, are_plain, as_text, flags, means_missing
+from bayesadam.sklearn.tables.csv_numbers import are_codes, are_plain, as_text, flags, is_text, means_missing
 from bayesadam.sklearn.tables.findings import Findings
 
 Floats = NDArray[np.float64]
@@ -118,8 +118,7 @@ class Date:
 def are_cells(column: pa.ChunkedArray) -> NDArray[np.bool_]:
     """Return a mask of the cells that hold something, which no mark of a missing value does."""
     there = flags(column.is_valid())
-    text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-    return there & ~means_missing(as_text(column)) if text else there
+    return there & ~means_missing(as_text(column)) if is_text(column.type) else there
 
 
 def as_times(column: pa.ChunkedArray, order: str = FIRST) -> Times:

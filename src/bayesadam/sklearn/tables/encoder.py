@@ -40,7 +40,7 @@ from bayesadam.sklearn.tables.csv_numbers import (
 )
 from bayesadam.sklearn.tables.dates import Date, order_of
 from bayesadam.sklearn.tables.findings import Findings, Place, TableError, quoted, row_place
-from bayesadam.sklearn.tables.frames import as_table, cleaned
+from bayesadam.sklearn.tables.frames import as_table
 from bayesadam.sklearn.tables.memory import require_memory
 
 FEW = 10
@@ -116,9 +116,9 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             value = getattr(self, name)
             if not isinstance(value, list | tuple) and not (name == "keep" and value is None):
                 raise ValueError(f"{name} must be a list, got {value!r}")
-        table = self._table(X)
-        unknown = [name for name in (*self.drop, *(self.keep or ()), *self.category, *self.date)]
-        unknown = [name for name in unknown if name not in table.column_names]
+        table = as_table(X, self.missing)
+        named = (*self.drop, *(self.keep or ()), *self.category, *self.date)
+        unknown = [name for name in named if name not in table.column_names]
         if unknown:
             raise TableError(f"the table must have the columns that are named, it lacks {quoted(unknown)}")
         reasons = dict.fromkeys(self.drop, "it is dropped")
@@ -149,7 +149,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             X: A table with all inputs.
             place: Function that returns the place of a row.
         """
-        table = self._table(X)
+        table = as_table(X, self.missing)
         parts = ((column, table.column(column.name)) for column in self.columns_)
         return [note for part in parts for note in describe.notes(*part, place, day_first=self.day_first)]
 
@@ -175,7 +175,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             X: A table with all inputs.
             findings: Object to which values are added that cannot be read or are unlike the training rows.
         """
-        table = self._table(X)
+        table = as_table(X, self.missing)
         lacking = [column.name for column in self.columns_ if column.name not in table.column_names]
         if lacking:
             raise TableError(f"the table must have the columns of the training data, it lacks {quoted(lacking, 50)}")
@@ -222,13 +222,6 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         encoder.n_features_in_ = len(record["names"])
         encoder.feature_names_in_ = np.array(record["names"], dtype=object)
         return encoder
-
-    def _table(self, X: Any) -> pa.Table:
-        table = as_table(X)
-        if not self.missing:
-            return table
-        columns = [cleaned(column, tuple(self.missing)) for column in table.columns]
-        return pa.table(columns, names=table.column_names)
 
     def _decimals(self, table: pa.Table) -> dict[str, str]:
         """Return the decimal mark of each column: for ambiguous text a comma if another column has commas."""

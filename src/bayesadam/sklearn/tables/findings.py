@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from bayesadam.sklearn.tables.csv_numbers import is_text
+
 _SHOWN = 3
 
 Mask = NDArray[np.bool_]
@@ -57,8 +59,7 @@ class Findings:
         Raises:
             TableError: More than half of the cells are of this kind, or they are infinite numbers.
         """
-        text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-        if 2 * where.sum() > len(column) - column.null_count or (where.any() and not text):
+        if 2 * where.sum() > len(column) - column.null_count or (where.any() and not is_text(column.type)):
             raise TableError(f"column {name!r} must hold {rule}, got {self._examples(column, where)}")
         self.cells += _line(
             name, where, f"cells that are not {rule} ({self._examples(column, where)}): they count as missing"

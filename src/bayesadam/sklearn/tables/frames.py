@@ -33,10 +33,15 @@ def is_table(X: Any) -> bool:
     return any(_is_special(column) for column in _columns(X)[1])
 
 
-def as_table(X: Any) -> pa.Table:
+def as_table(X: Any, missing: Sequence[object] = ()) -> pa.Table:
     """Convert a data frame of pandas or polars, a table of pyarrow, or a matrix ``(N, D)``, to a table of pyarrow.
 
     Columns of a matrix are called x0, x1, ...
+
+    Args:
+        X: The table.
+        missing: Texts and numbers that mean a missing value in any column, whatever white space is around them. A text
+            that is a number means this number in any form: "-999" is also -999.0, and "inf" is any infinite number.
 
     Raises:
         ValueError: Two columns have the same name, or a number is complex.
@@ -44,14 +49,13 @@ def as_table(X: Any) -> pa.Table:
     names, columns = _columns(X)
     if twice := [name for place, name in enumerate(names) if name in names[:place]]:
         raise ValueError(f"X must have a name of its own for every column, got {twice[0]!r} more than once")
+    if missing:
+        columns = [_cleaned(column, missing) for column in columns]
     return pa.table(dict(zip(names, columns, strict=True)))
 
 
-def cleaned(column: pa.ChunkedArray, missing: Sequence[object]) -> pa.ChunkedArray:
-    """Return a column in which the given texts and numbers are missing values, whatever white space is around them.
-
-    A text that is a number means this number in any form: "-999" is also -999.0, and "inf" is any infinite number.
-    """
+def _cleaned(column: pa.ChunkedArray, missing: Sequence[object]) -> pa.ChunkedArray:
+    """Return a column in which the given texts and numbers are missing values."""
     texts = [str(value).strip() for value in missing]
     marks = pa.array(texts, pa.string())
     numbers = read_numbers(marks).values

@@ -47,12 +47,10 @@ def random_split(
     Raises:
         TableError: There are too few rows.
     """
-    if copies is not None:
-        _, first, number = np.unique(copies, return_index=True, return_inverse=True)
-        held_out = _at_random(len(first), fraction, seed, None if labels is None else labels[first])[number]
-    else:
-        held_out = _at_random(rows, fraction, seed, labels)
-    return _split(held_out, "a random part" + ("" if labels is None else " with the same share of every class"))
+    copies = np.arange(rows) if copies is None else copies
+    _, first, number = np.unique(copies, return_index=True, return_inverse=True)
+    held_out = _at_random(len(first), fraction, seed, None if labels is None else labels[first])
+    return _split(held_out[number], "a random part" + ("" if labels is None else " with the same share of every class"))
 
 
 def copies_of(table: pa.Table) -> Rows:
