@@ -87,7 +87,9 @@ def test_missing_values_and_a_class_of_one_row():
     ("values", "task", "message"),
     [
         ([None, None], None, "the target 'y' must have values, got none in 2 rows"),
-        (["a"] * 5, None, "the target 'y' must have two classes with two rows each at least, got 'a'"),
+        (["a"] * 5, None, "the target 'y' must have different values, got 'a' in every row"),
+        ([5] * 6, None, "the target 'y' must have different values, got '5' in every row"),
+        (["a"] * 5 + ["b"], None, "the target 'y' must have two classes with two rows each at least, got 'a', 'b'"),
         ([2.5] * 5, None, "the target 'y' must have different values, got 2.5 in every row"),
         ([f"text {i}" for i in range(20)], None, "the target 'y' must be numbers or classes, got text with 20 diff"),
         (list(range(20)), "classification", "the target 'y' must have fewer classes, got 20 in 20 rows"),

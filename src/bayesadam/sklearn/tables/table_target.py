@@ -153,6 +153,8 @@ def _classification(name: str, column: pa.ChunkedArray, why: str, place: Place) 
             if is_text(column.type)
             else f"the target {name!r} must have fewer classes, got {len(counts):,} in {len(column):,} rows"
         )
+    if len(counts) == 1:
+        raise TableError(f"the target {name!r} must have different values, got {next(iter(counts))!r} in every row")
     if len(labels) < 2:
         raise TableError(
             f"the target {name!r} must have two classes with two rows each at least, got {quoted(list(counts), 3)}"
@@ -173,7 +175,8 @@ def _numbers(name: str, column: pa.ChunkedArray, place: Place, decimal: str = ".
     wrong = np.isnan(values) & are_cells(column)
     if wrong.any():
         row = int(wrong.argmax())
-        more = f" and {int(wrong.sum()) - 1:,} other rows" if wrong.sum() > 1 else ""
+        others = int(wrong.sum()) - 1
+        more = f" and {others:,} other {'row' if others == 1 else 'rows'}" if others else ""
         raise TableError(
             f"the target {name!r} must be a finite number in every row, got {column[row].as_py()!r} in {place(row)}"
             f"{more}; what means a missing value can be named (missing)"
