@@ -120,16 +120,17 @@ def _paper() -> Paper:
 
 def _returns(curves: Curves, episodes: list[int], paper: Paper) -> pd.DataFrame:
     known = {episode for run in paper.values() for each in run.values() for episode in each} & set(episodes)
-    columns: dict[str, list[Any]] = {"method": [name for name, _ in LABELS.values()]}
-    columns["our seeds"] = [len(curves[method]) for method in LABELS]
+    methods = [method for method in LABELS if curves[method]]
+    columns: dict[str, list[Any]] = {"method": [LABELS[method][0] for method in methods]}
+    columns["our seeds"] = [len(curves[method]) for method in methods]
     header = list(columns)
     for episode in sorted(known | {episodes[-1]}):
         place = episodes.index(episode)
-        values = [[float(curve[place]) for curve in curves[method].values()] for method in LABELS]
+        values = [[float(curve[place]) for curve in curves[method].values()] for method in methods]
         columns[f"{episode}"] = [Number.of(own, decimals=0) for own in values]
         header.append(f"episode {episode}: ours")
         for name, run in paper.items():
-            theirs = [run[method].get(episode) for method in LABELS]
+            theirs = [run[method].get(episode) for method in methods]
             if any(theirs):
                 columns[f"{episode}, {name}"] = [number and Number(number.mean, number.error, 0) for number in theirs]
                 header.append(name)
@@ -143,6 +144,8 @@ def _differences(curves: Curves) -> pd.DataFrame:
     """
     rows = []
     for method, (name, _) in LABELS.items():
+        if not curves[method]:
+            continue
         means = {seed: float(curve[1:].mean()) for seed, curve in curves[method].items()}
         row: list[Any] = [name, Number.of(means.values(), decimals=0), None, None, None]
         seeds = sorted(means.keys() & curves["vadam"].keys())
