@@ -163,18 +163,19 @@ def _figure(curves: Curves, episodes: list[int], paper: Paper) -> Figure:
     figure, axes = panels(1, 1 + len(paper), 11, 4.2, sharex=True, sharey=True)
     ours, *others = axes[0]
     for method, (_, colour) in LABELS.items():
-        if seeds := list(curves[method].values()):
-            values = np.array(seeds)
+        if curves[method]:
+            values = np.array(list(curves[method].values()))
             mean = values.mean(0)
             ours.plot(episodes, mean, color=colour, linewidth=1.8)
-            if len(seeds) > 1:
-                error = values.std(0, ddof=1) / len(seeds) ** 0.5
+            if len(values) > 1:
+                error = values.std(0, ddof=1) / len(values) ** 0.5
                 ours.fill_between(episodes, mean - error, mean + error, color=colour, alpha=0.18, linewidth=0)
         for axis, run in zip(others, paper.values(), strict=True):
             known = {episode: number for episode, number in run[method].items() if episode <= max(200, episodes[-1])}
             means, errors = zip(*((number.mean, number.error) for number in known.values()), strict=True)
             axis.errorbar(list(known), means, errors, color=colour, linewidth=1.4, capsize=3, marker="o", markersize=4)
-    ours.set_title(f"ours, {max(map(len, curves.values()))} seeds", fontsize=10)
+    seeds = max(map(len, curves.values()))
+    ours.set_title(f"ours, {seeds} {'seed' if seeds == 1 else 'seeds'}", fontsize=10)
     for axis, name in zip(others, paper, strict=True):
         axis.set_title(f"{name}, 5 seeds", fontsize=10)
     for axis in axes[0]:
