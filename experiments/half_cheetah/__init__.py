@@ -120,16 +120,17 @@ def _paper() -> Paper:
 
 def _returns(curves: Curves, episodes: list[int], paper: Paper) -> pd.DataFrame:
     known = {episode for run in paper.values() for each in run.values() for episode in each} & set(episodes)
-    columns: dict[str, list[Any]] = {"method": [name for name, _ in LABELS.values()]}
-    columns["our seeds"] = [len(curves[method]) for method in LABELS]
+    methods = [method for method in LABELS if curves[method]]
+    columns: dict[str, list[Any]] = {"method": [LABELS[method][0] for method in methods]}
+    columns["our seeds"] = [len(curves[method]) for method in methods]
     header = list(columns)
     for episode in sorted(known | {episodes[-1]}):
         place = episodes.index(episode)
-        values = [[float(curve[place]) for curve in curves[method].values()] for method in LABELS]
+        values = [[float(curve[place]) for curve in curves[method].values()] for method in methods]
         columns[f"{episode}"] = [Number.of(own, decimals=0) for own in values]
         header.append(f"episode {episode}: ours")
         for name, run in paper.items():
-            theirs = [run[method].get(episode) for method in LABELS]
+            theirs = [run[method].get(episode) for method in methods]
             if any(theirs):
                 columns[f"{episode}, {name}"] = [number and Number(number.mean, number.error, 0) for number in theirs]
                 header.append(name)
@@ -143,6 +144,8 @@ def _differences(curves: Curves) -> pd.DataFrame:
     """
     rows = []
     for method, (name, _) in LABELS.items():
+        if not curves[method]:
+            continue
         means = {seed: float(curve[1:].mean()) for seed, curve in curves[method].items()}
         row: list[Any] = [name, Number.of(means.values(), decimals=0), None, None, None]
         seeds = sorted(means.keys() & curves["vadam"].keys())
@@ -160,18 +163,19 @@ def _figure(curves: Curves, episodes: list[int], paper: Paper) -> Figure:
     figure, axes = panels(1, 1 + len(paper), 11, 4.2, sharex=True, sharey=True)
     ours, *others = axes[0]
     for method, (_, colour) in LABELS.items():
-        if seeds := list(curves[method].values()):
-            values = np.array(seeds)
+        if curves[method]:
+            values = np.array(list(curves[method].values()))
             mean = values.mean(0)
             ours.plot(episodes, mean, color=colour, linewidth=1.8)
-            if len(seeds) > 1:
-                error = values.std(0, ddof=1) / len(seeds) ** 0.5
+            if len(values) > 1:
+                error = values.std(0, ddof=1) / len(values) ** 0.5
                 ours.fill_between(episodes, mean - error, mean + error, color=colour, alpha=0.18, linewidth=0)
         for axis, run in zip(others, paper.values(), strict=True):
             known = {episode: number for episode, number in run[method].items() if episode <= max(200, episodes[-1])}
             means, errors = zip(*((number.mean, number.error) for number in known.values()), strict=True)
             axis.errorbar(list(known), means, errors, color=colour, linewidth=1.4, capsize=3, marker="o", markersize=4)
-    ours.set_title(f"ours, {max(map(len, curves.values()))} seeds", fontsize=10)
+    seeds = max(map(len, curves.values()))
+    ours.set_title(f"ours, {seeds} {'seed' if seeds == 1 else 'seeds'}", fontsize=10)
     for axis, name in zip(others, paper, strict=True):
         axis.set_title(f"{name}, 5 seeds", fontsize=10)
     for axis in axes[0]:
