@@ -255,14 +255,14 @@ def _fill_many(
 
 
 def _table(out: Tensor, seeds: Sequence[int], steps: Any, numbers: Any, sizes: Mapping[int, int]) -> NDArray[np.int64]:
-    """The rows of ``native/normal.cpp`` for :func:`normal_many`, with axes for seeds, samples and parameters."""
+    """The rows of ``native/normal.cpp`` for :func:`normal_many`: for seeds, samples and parameters, in this order."""
     counts, words = np.array(list(sizes.values())), np.array([[seed & _MASK, seed >> 32] for seed in seeds])
     lanes = [lanes_of(size) for size in sizes.values()]
     low, high, step = words[:, :1, None], words[:, 1:, None], np.array(steps)[:, None, None]
     rows = np.arange(len(seeds) * len(numbers)).reshape(len(seeds), -1, 1)
     places = out.data_ptr() + 4 * (rows * counts.sum() + np.cumsum(counts) - counts)
     columns = 0, counts, lanes, low, high, step, np.array(numbers)[:, None], list(sizes), places
-    return np.stack(np.broadcast_arrays(*columns), axis=-1, dtype=np.int64)
+    return np.stack(np.broadcast_arrays(*columns), axis=-1, dtype=np.int64).reshape(-1, kernels.FILL_COLUMNS)
 
 
 def _set(word: Tensor, values: Sequence[int], shape: tuple[int, ...]) -> None:
@@ -320,8 +320,7 @@ def _compiled() -> Fill | None:
 
     def fill(table: NDArray[np.int64], numel: int) -> None:
         threads = 1 if numel <= ALONE else torch.get_num_threads()
-        count = ctypes.c_int64(table.size // kernels.FILL_COLUMNS)
-        function(count, ctypes.c_void_p(table.ctypes.data), ctypes.c_int(threads))
+        function(ctypes.c_int64(len(table)), ctypes.c_void_p(table.ctypes.data), ctypes.c_int(threads))
 
     return _tried(fill, torch.device("cpu"))
 
@@ -331,7 +330,7 @@ def _kernel(device: torch.device) -> Fill | None:
     """The kernel of a GPU, after comparison with PyTorch's operations; ``None`` if it cannot be compiled or differs."""
 
     def fill(table: NDArray[np.int64], numel: int) -> None:
-        kernels.fill(table.reshape(-1, kernels.FILL_COLUMNS), device)
+        kernels.fill(table, device)
 
     try:
         return _tried(fill, device)
@@ -349,7 +348,7 @@ def _tried(fill: Fill, device: torch.device) -> Fill | None:
     """The function, if it gives the numbers of PyTorch's operations."""
     out, expected = (torch.empty(3 * TILE, dtype=torch.float32, device=device) for _ in range(2))
     run, seed, step, number = (7, TILE + 5, 3 * TILE, TILE), 987654321 << 32 | 123456789, 5, 3 | POSTERIOR << 28
-    fill(np.array(table_row(out.data_ptr(), run, seed, step, number), dtype=np.int64), out.numel())
+    fill(np.array([table_row(out.data_ptr(), run, seed, step, number)], dtype=np.int64), out.numel())
     _fill_many(expected.view(1, 1, -1), [run], [seed], [step], [number])
     if not torch.allclose(out, expected, rtol=1e-4, atol=1e-5):
         warnings.warn(
