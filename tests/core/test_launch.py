@@ -1,4 +1,4 @@
-"""A kernel's table of addresses is kept only when it is whole; whole flats without kernels; and two threads."""
+"""A kernel's table of addresses is kept only when it is whole; flats without kernels; and two threads."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -80,6 +80,22 @@ def trained(mode, options):
             make_step(opt, lambda step=step: net(torch.ones(4, 3) * step).square().mean(), mode)
     opt.eval()
     return torch.cat([p.detach().flatten() for p in net.parameters()]), fill.call_count
+
+
+def test_weights_with_channels_last_are_written_by_operations_wherever_a_block_of_numbers_ends():
+    """A block that ended within such a weight was written to a copy."""
+    means = []
+    for order in (torch.contiguous_format, torch.channels_last):
+        line = torch.linspace(-1, 1, 10 * noise.TILE).view(64, 40, 4, 4)
+        params = [nn.Parameter(line.clone().to(memory_format=order)) for _ in range(2)]
+        opt = ba.Vadam(params, num_data=100.0, lr=0.1, compile=False)
+        opt.train()
+        for param in params:
+            param.grad = torch.ones_like(param)
+        opt.step()
+        opt.eval()
+        means.append(torch.stack([param.detach().contiguous() for param in params]))
+    assert torch.equal(*means)
 
 
 def trained_by_operations(seed):

@@ -267,7 +267,7 @@ class Flat:
                 yield pieces
                 pieces, room = [], limit
             start, size, previous = 0, int(self.sizes[number]), number
-            whole = size > limit and not local(self.parameters[number]).is_contiguous()
+            whole = not local(self.parameters[number]).is_contiguous()  # a part of it would be a copy
             while start < size:
                 stop = size if whole else min(size, start + room)
                 if stop < size:  # a tile of noise is not divided
