@@ -50,24 +50,19 @@ def run(
     for pieces in flat.blocks(chosen):
         first, last = pieces[0], pieces[-1]
         part = slice(int(flat.starts[first.number]) + first.start, int(flat.starts[last.number]) + last.stop)
-        values, into, views = {}, {}, {}
-        for name in program.touched:
-            if name in flat.tensors:
-                values[name] = flat.tensors[name][part]
-                into[name] = values[name]
-            elif name in lists:
+        values = {name: vector[part] for name, vector in flat.tensors.items()}
+        into = {name: values[name] for name in program.results if name in values}
+        for name in program.read:
+            if name in lists:
                 dtype = program.tensors[name]
                 values[name] = torch.empty(part.stop - part.start, dtype=dtype, device=flat.kind.device)
-                views[name] = _split(values[name], pieces, flat)
-                if name in program.read:
-                    sources = [_cut(lists[name][position[piece.number]], piece, flat) for piece in pieces]
-                    torch._foreach_copy_(views[name], sources)
+                sources = [_cut(lists[name][position[piece.number]], piece, flat) for piece in pieces]
+                torch._foreach_copy_(_split(values[name], pieces, flat), sources)
         drawn = {name: draws[name] for name in work.draws if name in program.read}
         values.update(_normals(flat, pieces, part, drawn))
-        into = {name: target for name, target in into.items() if name in program.results}
         results = interpret.run(program, values, scalars, operand=partial(_spread, flat, pieces), into=into)
         for name, result in results.items():
-            if name in views:
+            if name in lists:
                 targets = [_cut(lists[name][position[piece.number]], piece, flat) for piece in pieces]
                 torch._foreach_copy_(targets, _split(result, pieces, flat))
 

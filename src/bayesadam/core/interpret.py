@@ -56,7 +56,7 @@ def run(
     if operand is not None:
         values.update({name: operand(value) for name, value in numbers.items() if isinstance(value, np.ndarray)})
     values.update({tensor_variable(name): tensors[name] for name in program.read})
-    targets = {} if into is None else _targets(program, tensors, into)
+    targets = {} if into is None else _targets(program, into)
     last, free = program.last_uses, set[Any]()  # ``free``: results of this run whose memory may be used again
     for place, operation in enumerate(program.body):
         arguments = [values[arg] if isinstance(arg, Variable) else arg for arg in operation.args]
@@ -77,14 +77,14 @@ def run(
     return results
 
 
-def _targets(program: Program, tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _targets(program: Program, into: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Results that may be written at once: those that overwrite an input after its last use, or no input at all."""
     places = {operation.variable: place for place, operation in enumerate(program.body)}
     outputs = list(program.results.values())
     found: dict[str, Tensor] = {}
     for name, variable in program.results.items():
         made = places.get(variable, -1)
-        read = program.last_uses.get(tensor_variable(name), -1) if name in tensors else -1
+        read = program.last_uses.get(tensor_variable(name), -1)
         if name in into and made >= max(0, read) and outputs.count(variable) == 1:
             found[variable] = into[name]
     return found
