@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bayesadam import native, noise
 from bayesadam.native import device as devices
-from bayesadam.sharding import full, is_sharded
+from bayesadam.sharding import full
 
 
 def first_bad(grads: Sequence[Tensor], *, compiles: bool | None) -> int | None:
@@ -34,17 +34,10 @@ def first_bad(grads: Sequence[Tensor], *, compiles: bool | None) -> int | None:
     walk = _compiled() if compiles is not False and _are_plain(grads) else None
     if walk is not None:
         return walk(grads)
-    if not any(map(is_sharded, grads)) and len({(grad.device, grad.dtype) for grad in grads}) == 1:
-        # In float32 or wider, as a norm overflows before its elements do, in float16 easily.
-        norms = torch.stack(
-            torch._foreach_norm(list(grads), 2, dtype=torch.promote_types(grads[0].dtype, torch.float32))
-        )
-        if math.isfinite(_read(norms.sum())):
-            return None
-    elif math.isfinite(_read(full(nn.utils.get_total_norm(list(grads))))):
+    if math.isfinite(_read(full(nn.utils.get_total_norm(list(grads))))):
         return None
     for number, grad in enumerate(grads):
-        wide = torch.promote_types(grad.dtype, torch.float32)
+        wide = torch.promote_types(grad.dtype, torch.float32)  # a norm may overflow in float16, its elements do not
         if not math.isfinite(_read(full(torch.linalg.vector_norm(grad, dtype=wide)))):
             return number
     return None
@@ -77,7 +70,7 @@ def _are_plain(grads: Sequence[Tensor]) -> bool:
 
 def _read(value: Tensor) -> float:
     """A 0-d tensor's number, without a device synchronisation if it is in CPU memory."""
-    if is_sharded(value) or value.device.type != "cpu":
+    if value.device.type != "cpu":
         return float(value)
     return float(value.detach().double().numpy())
 
