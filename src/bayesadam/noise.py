@@ -239,8 +239,8 @@ def _fill_many(
     run = torch.repeat_interleave(counts_, output_size=each)
     words[0, 0].copy_(torch.arange(each, device=device).add_(shift[run]))
     words[1, 0].copy_(index_[run])
-    words[0, 1].copy_(kernels.upload(np.array(steps), device).view(-1, 1, 1))
-    words[1, 1].copy_(kernels.upload(np.array(samples), device).view(-1, 1))
+    _set(words[0, 1], steps, (-1, 1, 1))
+    _set(words[1, 1], samples, (-1, 1))
     own = seeds[:1] if len(set(seeds)) == 1 else seeds
     rounds = constants([seed & _MASK for seed in own], [seed >> 32 for seed in own])
     outputs = torch.empty(many, rows, 4, each, dtype=torch.float32, device=device)
@@ -263,6 +263,14 @@ def _table(out: Tensor, seeds: Sequence[int], steps: Any, numbers: Any, sizes: M
     places = out.data_ptr() + 4 * (rows * counts.sum() + np.cumsum(counts) - counts)
     columns = 0, counts, lanes, low, high, step, np.array(numbers)[:, None], list(sizes), places
     return np.stack(np.broadcast_arrays(*columns), axis=-1, dtype=np.int64).reshape(-1, kernels.FILL_COLUMNS)
+
+
+def _set(word: Tensor, values: Sequence[int], shape: tuple[int, ...]) -> None:
+    """Set a word of the counters to numbers, which broadcast in this shape."""
+    if len(set(values)) == 1:
+        word.fill_(values[0])
+    else:
+        word.copy_(kernels.upload(np.array(values, dtype=np.int64), word.device).view(shape))
 
 
 def checked(*coordinates: Any) -> tuple[int, ...]:

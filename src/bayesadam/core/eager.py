@@ -16,7 +16,6 @@ from torch import Tensor
 from bayesadam import noise
 from bayesadam.core import interpret
 from bayesadam.core.flat import Draw, Flat, Piece
-from bayesadam.core.passes import Pass
 from bayesadam.core.record import Program
 from bayesadam.native import device as devices
 
@@ -27,7 +26,6 @@ Draws: TypeAlias = Mapping[str, Draw]
 
 def run(
     program: Program,
-    work: Pass,
     flat: Flat,
     chosen: NDArray[np.int64],
     numbers: Mapping[str, Any],
@@ -38,7 +36,6 @@ def run(
 
     Args:
         program: Recording of the pass.
-        work: The pass.
         flat: The flat.
         chosen: Numbers of the members, in order.
         numbers: Numbers of the pass by name.
@@ -58,7 +55,7 @@ def run(
                 values[name] = torch.empty(part.stop - part.start, dtype=dtype, device=flat.kind.device)
                 sources = [_cut(lists[name][position[piece.number]], piece, flat) for piece in pieces]
                 torch._foreach_copy_(_split(values[name], pieces, flat), sources)
-        drawn = {name: draws[name] for name in work.draws if name in program.read}
+        drawn = {name: draw for name, draw in draws.items() if name in program.read}
         values.update(_normals(flat, pieces, part, drawn))
         results = interpret.run(program, values, scalars, operand=partial(_spread, flat, pieces), into=into)
         for name, result in results.items():

@@ -85,9 +85,8 @@ class DeviceCheck:
     """
 
     def __init__(self) -> None:
-        self._table = np.zeros((0, 3), dtype=np.int64)
-        self._chunks = 0
-        self._both = self._parts = self._found = torch.empty(0)
+        self._table = devices.Table()
+        self._found = torch.empty(0)
         self._parameters: Sequence[Tensor] = ()
         self._replayed = False
         self._pending: deque[tuple[Tensor, Any, Sequence[Tensor]]] = deque()
@@ -110,8 +109,9 @@ class DeviceCheck:
             return self._found
         from bayesadam.native import tiles
 
-        args = self._parts, self._both, self._chunks, self._found
-        devices.launch(tiles.check, min(devices.PROGRAMS, self._chunks), device, *args)
+        table = self._table
+        programs = min(devices.PROGRAMS, table.programs)
+        devices.launch(tiles.check, programs, device, table.parts, table.both, table.programs, self._found)
         if not devices.is_capturing(device):
             self._replayed = False
             self._fetch()
@@ -120,17 +120,13 @@ class DeviceCheck:
     def _upload(self, grads: Sequence[Tensor], device: torch.device) -> None:
         kinds = [_NUMBERS[grad.dtype] for grad in grads]
         columns = [*map(Tensor.data_ptr, grads), *map(Tensor.numel, grads), *kinds]
-        table = np.array(columns, dtype=np.int64).reshape(3, -1).T
-        if np.array_equal(table, self._table):
+        rows = np.array(columns, dtype=np.int64).reshape(3, -1).T
+        if np.array_equal(rows, self._table.rows):
             return
-        chunks = -(-table[:, 1] // devices.CHUNK)
-        packed = devices.packed(table, chunks)
-        same = self._both if len(packed) == len(self._both) else None
-        self._both = devices.upload(packed, device, same)
-        self._parts = devices.parts_of(self._both, table)
-        if int(chunks.sum()) != self._chunks:
+        before = self._table.programs
+        self._table.write(rows, -(-rows[:, 1] // devices.CHUNK), device)
+        if self._table.programs != before:
             self._found = torch.full((devices.PROGRAMS,), devices.NONE, dtype=torch.int32, device=device)
-        self._table, self._chunks = table, int(chunks.sum())
 
     def _fetch(self) -> None:
         """Begin to copy the result to the host."""

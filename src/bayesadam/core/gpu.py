@@ -78,9 +78,8 @@ class Buffers:
     """Memory of a pass on the device. It stays the same from step to step, so that a graph can replay the pass."""
 
     def __init__(self) -> None:
-        self.table: NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)
-        self.programs = 0
-        self.both = self.parts = self.given = self.values = torch.empty(0)
+        self.table = devices.Table()
+        self.given = self.values = torch.empty(0)
 
 
 class Kernels:
@@ -130,10 +129,10 @@ class Kernels:
         if self.program.numbers_of_body or self.program.counters:
             numbers = buffers.given[WORDS:].view(torch.float64)
             found = self.nothing if found is None else found
-            given = (buffers.both, buffers.given, numbers, counters, found, buffers.values)
+            given = (buffers.table.both, buffers.given, numbers, counters, found, buffers.values)
             devices.launch(self.functions["header"], len(table), self.device, *given, warps=1)
-        walked = (buffers.parts, buffers.both, buffers.given, buffers.values)
-        devices.launch(self.functions["run"], buffers.programs, self.device, *walked)
+        walked = (buffers.table.parts, buffers.table.both, buffers.given, buffers.values)
+        devices.launch(self.functions["run"], buffers.table.programs, self.device, *walked)
 
     def call(self, table: NDArray[np.int64], numbers: Mapping[str, float], words: NDArray[np.int64]) -> Tensor:
         """Launch the kernels on a small problem, with the same numbers for all members; return the counters after it.
@@ -156,20 +155,14 @@ class Kernels:
         self, buffers: Buffers, table: NDArray[np.int64], rows: NDArray[np.float64], words: NDArray[np.int64]
     ) -> None:
         """Copy to the device what has changed since the step before, into memory that stays the same."""
-        if not np.array_equal(table, buffers.table):
-            programs = devices.programs_of(table)
-            packed = devices.packed(table, programs)
-            same = buffers.both if len(packed) == len(buffers.both) else None
-            buffers.both = devices.upload(packed, self.device, same)
-            buffers.parts = devices.parts_of(buffers.both, table)
-            buffers.table, buffers.programs = table.copy(), int(programs.sum())
+        if not np.array_equal(table, buffers.table.rows):
+            buffers.table.write(table, devices.programs_of(table), self.device)
             if len(buffers.values) != len(table):
                 shape = (len(table), max(1, len(self.program.numbers_of_body)))
                 buffers.values = torch.empty(shape, dtype=self.real, device=self.device)
         stride = rows.shape[1] if len(rows) > 1 else 0
         given = np.concatenate([words, [stride], rows.ravel().view(np.int64)])
-        same = buffers.given if len(given) == len(buffers.given) else None
-        buffers.given = devices.upload(given, self.device, same)
+        buffers.given = devices.upload(given, self.device, buffers.given)
 
 
 def inputs(program: Program) -> tuple[str, ...]:

@@ -98,7 +98,7 @@ def run(
     skip = found is not None and bool((found != devices.NONE).any())
     numbers = {**numbers, **flat.before(), "skip": float(skip)}
     if kernel is None:
-        eager.run(program, work, flat, chosen, numbers, lists, draws)
+        eager.run(program, flat, chosen, numbers, lists, draws)
     else:
         table, copies = _table(work, program, flat, chosen, lists)
         rows = _rows(program.numbers, numbers, flat, chosen)

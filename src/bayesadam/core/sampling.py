@@ -102,7 +102,7 @@ class Weights:
             self.layout.dense.write(flat, follow=mean == "weights")
             return
         numbers = numbers_of(self.layout.rule, flat)
-        launch.run(self.layout, flat, "sample", chosen, numbers, {}, {"next_eps": draw, "eps": self.drawn}, mean=mean)
+        launch.run(self.layout, flat, "sample", chosen, numbers, {}, {"eps": self.drawn, "next_eps": draw}, mean=mean)
 
     def settle(self, flats: Sequence[Flat], draw: Draw) -> None:
         """Record that the members of these flats hold a sample."""

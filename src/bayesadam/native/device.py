@@ -88,11 +88,11 @@ def _is_interpreted() -> bool:
 
 
 def upload(array: NDArray[Any], device: torch.device, into: Tensor | None = None) -> Tensor:
-    """A copy of an array on the device, or ``into`` with its numbers; the host does not wait for a GPU."""
+    """A copy of an array on the device, in ``into`` if it is as long; the host does not wait for a GPU."""
     source = torch.from_numpy(array)
     if device.type == "cuda":
         source = source.pin_memory()
-    if into is None:
+    if into is None or len(into) != len(array):
         return source.to(device, non_blocking=True, copy=True)
     return into.copy_(source, non_blocking=True)
 
@@ -110,18 +110,38 @@ def order_of(*tensors: Tensor) -> tuple[int, int] | None:
     return first.shape[2:].numel(), first.shape[1]
 
 
-def packed(table: NDArray[np.int64], programs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A table, followed by two numbers for every program: its row, and its number among the programs of this row."""
-    rows = np.repeat(np.arange(len(programs)), programs)
-    numbers = np.arange(len(rows)) - np.repeat(np.cumsum(programs) - programs, programs)
-    parts = np.stack([rows, numbers], axis=1, dtype=np.int32)
-    aligned = np.zeros(table.size % 2, dtype=np.int64)
-    return np.concatenate([table.ravel(), aligned, parts.view(np.int64).ravel()])
+class Table:
+    """A table on the device, with the programs of its rows. Its memory stays the same while its length does, so that a
+    graph can replay what reads it.
 
+    Attributes:
+        rows: The table.
+        programs: Number of programs.
+        both: The table on the device, followed by the pairs of the programs.
+        parts: A pair for every program: its row, and its number among the programs of this row.
+    """
 
-def parts_of(both: Tensor, table: NDArray[np.int64]) -> Tensor:
-    """The pairs of the programs behind a packed table on the device, as a view."""
-    return both[table.size + table.size % 2 :].view(torch.int32)
+    def __init__(self) -> None:
+        self.rows: NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)
+        self.programs = 0
+        self.both = self.parts = torch.empty(0)
+
+    def write(self, rows: NDArray[np.int64], programs: NDArray[np.int64], device: torch.device) -> None:
+        """Bring a table to the device, in one upload.
+
+        Args:
+            rows: The table.
+            programs: Number of programs of every row.
+            device: The device.
+        """
+        owners = np.repeat(np.arange(len(rows)), programs)
+        numbers = np.arange(len(owners)) - np.repeat(np.cumsum(programs) - programs, programs)
+        pairs = np.stack([owners, numbers], axis=1, dtype=np.int32)
+        aligned = np.zeros(rows.size % 2, dtype=np.int64)
+        both = np.concatenate([rows.ravel(), aligned, pairs.view(np.int64).ravel()])
+        self.both = upload(both, device, self.both)
+        self.parts = self.both[rows.size + rows.size % 2 :].view(torch.int32)
+        self.rows, self.programs = rows.copy(), len(pairs)
 
 
 def programs_of(table: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -149,6 +169,6 @@ def fill(table: NDArray[np.int64], device: torch.device) -> None:
     """
     from bayesadam.native import tiles
 
-    programs = programs_of(table)
-    both = upload(packed(table, programs), device)
-    launch(tiles.fill, int(programs.sum()), device, parts_of(both, table), both, table.shape[1])
+    runs = Table()
+    runs.write(table, programs_of(table), device)
+    launch(tiles.fill, runs.programs, device, runs.parts, runs.both, table.shape[1])
