@@ -105,7 +105,7 @@ def _curves(results: Mapping[str, Any]) -> Curves:
     for key, result in results.items():
         method, _, seed = key.rpartition("-seed")
         found[method][int(seed)] = np.array(result["returns"], float).mean(1)
-    return found
+    return {method: seeds for method, seeds in found.items() if seeds}
 
 
 def _paper() -> Paper:
@@ -120,17 +120,16 @@ def _paper() -> Paper:
 
 def _returns(curves: Curves, episodes: list[int], paper: Paper) -> pd.DataFrame:
     known = {episode for run in paper.values() for each in run.values() for episode in each} & set(episodes)
-    methods = [method for method in LABELS if curves[method]]
-    columns: dict[str, list[Any]] = {"method": [LABELS[method][0] for method in methods]}
-    columns["our seeds"] = [len(curves[method]) for method in methods]
+    columns: dict[str, list[Any]] = {"method": [LABELS[method][0] for method in curves]}
+    columns["our seeds"] = [len(seeds) for seeds in curves.values()]
     header = list(columns)
     for episode in sorted(known | {episodes[-1]}):
         place = episodes.index(episode)
-        values = [[float(curve[place]) for curve in curves[method].values()] for method in methods]
+        values = [[float(curve[place]) for curve in seeds.values()] for seeds in curves.values()]
         columns[f"{episode}"] = [Number.of(own, decimals=0) for own in values]
         header.append(f"episode {episode}: ours")
         for name, run in paper.items():
-            theirs = [run[method].get(episode) for method in methods]
+            theirs = [run[method].get(episode) for method in curves]
             if any(theirs):
                 columns[f"{episode}, {name}"] = [number and Number(number.mean, number.error, 0) for number in theirs]
                 header.append(name)
@@ -142,15 +141,13 @@ def _differences(curves: Curves) -> pd.DataFrame:
 
     Methods with the same seed share the initial weights, the starts of episodes and the places of minibatches.
     """
-    rows = []
-    for method, (name, _) in LABELS.items():
-        if not curves[method]:
-            continue
-        means = {seed: float(curve[1:].mean()) for seed, curve in curves[method].items()}
-        row: list[Any] = [name, Number.of(means.values(), decimals=0), None, None, None]
-        seeds = sorted(means.keys() & curves["vadam"].keys())
+    rows, vadam = [], curves.get("vadam", {})
+    for method, own in curves.items():
+        means = {seed: float(curve[1:].mean()) for seed, curve in own.items()}
+        row: list[Any] = [LABELS[method][0], Number.of(means.values(), decimals=0), None, None, None]
+        seeds = sorted(own.keys() & vadam.keys())
         if method != "vadam" and len(seeds) > 1:
-            each = [float((curves["vadam"][seed][1:] - curves[method][seed][1:]).mean()) for seed in seeds]
+            each = [float((vadam[seed][1:] - own[seed][1:]).mean()) for seed in seeds]
             gap = Number.of(each, decimals=0)
             mean, half = gap.mean or 0.0, STUDENT[len(seeds)] * (gap.error or 0.0)
             row[2:] = [gap, f"{mean - half:.0f} to {mean + half:.0f}", len(seeds)]
@@ -163,7 +160,7 @@ def _figure(curves: Curves, episodes: list[int], paper: Paper) -> Figure:
     figure, axes = panels(1, 1 + len(paper), 11, 4.2, sharex=True, sharey=True)
     ours, *others = axes[0]
     for method, (_, colour) in LABELS.items():
-        if curves[method]:
+        if method in curves:
             values = np.array(list(curves[method].values()))
             mean = values.mean(0)
             ours.plot(episodes, mean, color=colour, linewidth=1.8)
