@@ -9,9 +9,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 
+def tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Parameters and buffers by name."""
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
 def places(module: nn.Module) -> dict[str, str]:
     """The name of the tensor at every place of a module that has one; tied tensors have several places."""
-    names = {t: name for name, t in [*module.named_parameters(), *module.named_buffers()]}
+    names = {tensor: name for name, tensor in tensors(module)}
     return {
         f"{prefix}{'.' if prefix else ''}{place}": names[tensor]
         for prefix, part in module.named_modules()
@@ -20,11 +25,11 @@ def places(module: nn.Module) -> dict[str, str]:
     }
 
 
-def call_with(module: nn.Module, tensors: Mapping[str, Tensor], args: Any, kwargs: dict[str, Any] | None = None) -> Any:
+def call_with(module: nn.Module, values: Mapping[str, Tensor], args: Any, kwargs: dict[str, Any] | None = None) -> Any:
     """Call a module with other tensors in place of its own of these names, wherever they are, and put its own back.
 
     With ``functional_call``'s ``tie_weights``, a module that has two names would keep the other tensors: PyTorch
     exchanges them once for each name, and then puts back what it found the second time.
     """
-    placed = {place: tensors[name] for place, name in places(module).items() if name in tensors}
+    placed = {place: values[name] for place, name in places(module).items() if name in values}
     return functional_call(module, placed, args, kwargs, tie_weights=False)

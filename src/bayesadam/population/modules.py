@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.checks import made_by
+from bayesadam.functional.calls import tensors
 from bayesadam.functional.generators import GENERATORS
 
 
@@ -23,11 +24,6 @@ def initialize(make_model: Callable[[], nn.Module], *, seeds: Iterable[int]) -> 
             torch.manual_seed(seed)
             models.append(made_by(make_model))
     return models
-
-
-def tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Parameters and buffers by name."""
-    return [*module.named_parameters(), *module.named_buffers()]
 
 
 def signature(module: nn.Module) -> list[object]:
