@@ -176,7 +176,7 @@ def held_out(function: Callable[..., Any], **options: Any) -> Callable[[], Any]:
 def pruned() -> Callable[[], Any]:
     x, y = data()
     options: dict[str, Any] = {"likelihood": ba.Categorical(), "fractions": (0.0, 0.5), "progress": False}
-    return partial(ba.pruning_curve, network(), posterior(), x, y, **options)
+    return partial(ba.pruning_curve, network(), posterior(), (x, y), **options)
 
 
 def bound() -> Callable[[], Any]:
