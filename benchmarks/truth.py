@@ -8,7 +8,7 @@ inputs. Prior and noise are known, and every method is told them; settings are t
 
 A method's predictive is compared by two measures. ``kl``: the mean over the test inputs of KL(truth || method) in nats,
 both as Gaussians with the mean and the variance of the noisy target, in units of the standardised targets (of the toy
-inside the data alone). ``typical`` and ``far``: the geometric mean of the method's standard deviation of the function
+inside the data alone). ``far`` and ``typical``: the geometric mean of the method's standard deviation of the function
 over the truth's, at the tenth of the test inputs with the largest Mahalanobis distance from the training inputs, and at
 the others (of the toy outside and inside of the data). Cost is CPU time of training and of the posterior.
 

@@ -80,7 +80,8 @@ class PerturbedOptimizer(Checkpointed):
             parameter and change nothing, or ``"skip"`` the step and count it in ``skipped_steps`` of the groups.
         compile: Whether to sample and update all parameters on a CPU in one compiled kernel, which is several times
             faster, equal up to rounding, and compiled once per machine in about a second. ``None``, the default, does
-            so if there is a C++ compiler; ``True`` does the same and warns if there is none; ``False`` never compiles.
+            so if there is a C++ compiler, and warns once if there is none; ``True`` also gives the reason if a kernel
+            cannot be used; ``False`` never compiles.
         options: Options that the rule of a subclass declares, by name; a constructor of its own may pass them on.
 
     Raises:
