@@ -89,6 +89,7 @@ class MCDropout(NetworkDistribution):
             if any(map(_is_compiled, model.modules())):  # what is compiled would not see the hooks
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(_in_mode(list(modules.values()), training=False))
+            stack.enter_context(_without_nested_tensors())
             if model not in _CHECKED:  # before the calls of this pass are counted
                 check = partial(_check, list(modules.values()))
                 stack.callback(model.register_forward_pre_hook(check, with_kwargs=True).remove)
@@ -217,6 +218,17 @@ def _dropouts(model: nn.Module) -> dict[str, Dropout]:
 
 def _is_compiled(module: nn.Module) -> bool:
     return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+
+
+@contextmanager
+def _without_nested_tensors() -> Iterator[None]:
+    """Switch off the fast path of ``nn.TransformerEncoder`` in evaluation mode, whose tensors have no shape."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 @contextmanager

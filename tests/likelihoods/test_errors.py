@@ -56,9 +56,9 @@ PARAMETERS = [
 
 
 @pytest.mark.parametrize(("kind", "name"), PARAMETERS)
-@pytest.mark.parametrize("value", [0.0, math.nan, math.inf, [1.0, -2.0]])
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf, [1.0, -2.0], "1"])
 def test_parameters_out_of_range(kind, name, value):
-    with pytest.raises(ValueError, match=re.escape(f"{name} must be positive and finite, got {value}")):
+    with pytest.raises(ValueError, match=re.escape(f"{name} must be positive and finite, got {value!r}")):
         kind(**{name: value})
 
 

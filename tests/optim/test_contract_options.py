@@ -78,7 +78,20 @@ IN_GROUPS = [
     ({"hessian": "exact"}, "hessian must be the same in all groups, got 'exact'"),
     ({"covariance": "full"}, "covariance must be the same in all groups, got 'full'"),
     ({"correction": "backtracking"}, "correction must be the same in all groups, got 'backtracking'"),
+    (
+        {"weight_decay": 1e-4},
+        r"weight_decay must be given as a prior \(ba.param_groups\(.*\) converts it\), got 0.0001",
+    ),
 ]
+
+
+def test_a_parameter_that_is_there_twice_is_refused():
+    net = make_net()
+    with (
+        pytest.raises(ValueError, match=r"^params must have every parameter once, got one at the positions 0 and 1 "),
+        pytest.warns(UserWarning, match="duplicate parameters"),  # PyTorch's, which trains it with two steps
+    ):
+        ba.Vadam([net[0].weight, net[0].weight], num_data=10)
 
 
 @pytest.mark.parametrize(("options", "message"), IN_GROUPS)

@@ -152,6 +152,7 @@ NETWORKS = {
     "batch norm in eval mode": (normalised, VECTORS),
     "parametrised": (lambda: nn.Sequential(squashed(nn.Linear(3, 6)), nn.ReLU(), nn.Linear(6, 2)), VECTORS),
     "embedding": (lambda: nn.Sequential(nn.Embedding(7, 2), nn.Flatten(), nn.Linear(6, 2)), "integers"),
+    "padding": (lambda: nn.Sequential(nn.Embedding(7, 2, padding_idx=3), nn.Flatten(), nn.Linear(6, 2)), "integers"),
     "a weight twice": (Twice, VECTORS),
     "a weight twice in a perceptron": (lambda: tied("weight"), VECTORS),
     "a bias twice in a perceptron": (lambda: tied("bias"), VECTORS),

@@ -545,6 +545,14 @@ LAST = {"structure": "last_layer"}
         ({"data": (X * math.nan, LABELS)}, "^the log-likelihood must be finite, got nan$"),
         ({**LAST, "last_layer": "1"}, r"^last_layer must be the name of an nn.Linear, one of .*, got '1'$"),
         ({**LAST, "model": nn.PReLU().double()}, "^model must have an nn.Linear for structure='last_layer', got none$"),
+        (
+            {"model": nn.Sequential(nn.Embedding(4, 4, max_norm=1.0)).double(), "data": (LABELS, LABELS)},
+            "^max_norm of an embedding must be None to take derivatives, got 1.0 in '0'$",
+        ),
+        (
+            {"model": nn.Embedding(4, 4, scale_grad_by_freq=True).double(), "data": (LABELS, LABELS)},
+            "^scale_grad_by_freq of an embedding must be False to take derivatives, got True in ''$",
+        ),
         ({**LAST, "model": frozen_head()}, "^last_layer must have trainable parameters of its own, got '4.bias',"),
     ],
 )

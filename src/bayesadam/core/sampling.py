@@ -219,7 +219,8 @@ class Weights:
                     raise RuntimeError(
                         f"parameter {self.layout.name_of(parameter)} must hold the sample that train() drew, got other "
                         "values: call train() after loading a checkpoint, and eval() before changing weights (a call "
-                        "of eval() now takes the changed values as the mean)"
+                        "of eval() now takes the changed values as the mean); an embedding with max_norm changes them "
+                        "in every forward pass"
                     )
                 mean.copy_(value)
                 others.append(parameter)

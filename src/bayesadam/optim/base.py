@@ -160,6 +160,7 @@ class PerturbedOptimizer(Checkpointed):
         if self.param_groups and self._engine.weights.held != MEAN:
             raise RuntimeError("add_param_group() must be called when the weights hold the mean: call eval() first")
         groups.check_ordered(param_group["params"])
+        groups.check_no_weight_decay(param_group, self.defaults)
         known = {name: value for name, value in param_group.items() if name in self.defaults}
         param_group = {**param_group, **groups.settled(known)}
         group = {**self.defaults, **param_group}

@@ -32,6 +32,15 @@ def check_ordered(params: Any) -> None:
         raise ValueError(f"params must be a list or another ordered collection, got a {type(params).__name__}")
 
 
+def check_no_weight_decay(group: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Refuse a weight decay that is no hyper-parameter and would have no effect."""
+    if group.get("weight_decay") and "weight_decay" not in known:
+        raise ValueError(
+            "weight_decay must be given as a prior (ba.param_groups(model, weight_decay=..., num_data=..., "
+            f"temperature=...) converts it), got {group['weight_decay']!r}"
+        )
+
+
 def check_common(group: Mapping[str, Any]) -> None:
     """Check the hyper-parameters that every perturbed optimiser has."""
     check("lr", group["lr"], "a number or a 1-element tensor, finite and at least 0", _is_learning_rate)
@@ -70,10 +79,18 @@ def check_shared(
 
 
 def check_parameters(group: Mapping[str, Any], source: PerExampleSquares | None) -> None:
-    """Refuse trainable parameters that are complex; sharded parameters if every rank draws its own sample; and
-    perturbed parameters that do not belong to the model of the source of curvature.
+    """Refuse a parameter that is there twice, whose second sample would take the first one for the mean; trainable
+    parameters that are complex; sharded parameters if every rank draws its own sample; and perturbed parameters that do
+    not belong to the model of the source of curvature.
     """
+    seen: dict[Tensor, int] = {}
     for position, parameter in enumerate(group["params"]):
+        if parameter in seen:
+            raise ValueError(
+                f"params must have every parameter once, got one at the positions {seen[parameter]} and {position} "
+                "(model.parameters() has tied parameters once)"
+            )
+        seen[parameter] = position
         if parameter.is_complex() and parameter.requires_grad:
             raise ValueError(f"parameter {position} of the group must be real, got dtype {parameter.dtype}")
         if group["rank_samples"] and is_sharded(parameter):
