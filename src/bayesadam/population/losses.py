@@ -194,7 +194,8 @@ class _PaddedEmbedding(nn.Embedding):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        padding = torch.arange(self.num_embeddings, device=input.device) == self.padding_idx
+        assert self.padding_idx is not None
+        padding = torch.arange(self.num_embeddings, device=input.device).eq(self.padding_idx)
         weight = self.weight.detach().where(padding.unsqueeze(1), self.weight)
         return functional.embedding(input, weight, scale_grad_by_freq=self.scale_grad_by_freq, sparse=self.sparse)
 
