@@ -32,8 +32,7 @@ from torch.nn import functional as F
 
 from bayesadam.curvature import PerExampleSquares
 from contenders import NUM_DATA, Step, iteration_of_adam, optimizer
-from default_tasks.transformer import Transformer
-from networks import perceptron
+from networks import Transformer, perceptron
 from record import arguments, conditions, save
 from turns import take_turns
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import bayesadam as ba
 from default_tasks.task import Data, Task
 from default_tasks.text import book, next_characters
-from default_tasks.transformer import Transformer
+from networks import Transformer
 
 LENGTH, RANK = 64, 4
 PRETRAINED = {"windows": 6_000, "epochs": 3, "batch_size": 32, "rate": 3e-3}
