@@ -39,7 +39,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import LabelEncoder, StandardScaler
 from torch import as_tensor
 
-from bayesadam.metrics import expected_calibration_error
+from bayesadam import metrics
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 from made_up_tables import CLASSIFICATION as MADE_UP_CLASSIFICATION
 from made_up_tables import REGRESSION as MADE_UP_REGRESSION
@@ -132,38 +132,36 @@ REGRESSORS: dict[str, Callable[..., Distribution]] = {
 }
 
 
-CLASSIFIERS = (OURS, "NGBoost", "CatBoost", "gradient boosting", "logistic regression")
+def ngboost_classifier(x: Array, y: Array, new: Array, seed: int) -> Array:
+    from ngboost import NGBClassifier
+    from ngboost.distns import k_categorical
+
+    classes = k_categorical(len(np.unique(y)))
+    x, x_stop, y, y_stop = train_test_split(x, y, test_size=0.1, random_state=seed, stratify=y)
+    model = NGBClassifier(Dist=classes, n_estimators=1000, verbose=False, random_state=seed)
+    return model.fit(x, y, x_stop, y_stop, early_stopping_rounds=PATIENCE).predict_proba(new)
 
 
-class EarlyStopped:
-    """NGBoost's classifier, with a tenth of the training rows to stop by."""
-
-    def __init__(self, classes: int, seed: int) -> None:
-        self.classes, self.seed = classes, seed
-
-    def fit(self, x: Array, y: Array) -> Any:
-        """Train; return the fitted classifier."""
-        from ngboost import NGBClassifier
-        from ngboost.distns import k_categorical
-
-        x, x_stop, y, y_stop = train_test_split(x, y, test_size=0.1, random_state=self.seed, stratify=y)
-        model = NGBClassifier(
-            Dist=k_categorical(self.classes), n_estimators=1000, verbose=False, random_state=self.seed
-        )
-        return model.fit(x, y, x_stop, y_stop, early_stopping_rounds=PATIENCE)
-
-
-def classifiers(classes: int, seed: int) -> dict[str, Any]:
+def catboost_classifier(x: Array, y: Array, new: Array, seed: int) -> Array:
     from catboost import CatBoostClassifier
 
-    made = (
-        BayesianMLPClassifier(random_state=seed),
-        EarlyStopped(classes, seed),
-        CatBoostClassifier(verbose=False, random_seed=seed, allow_writing_files=False),
-        HistGradientBoostingClassifier(random_state=seed),
-        make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)),
-    )
-    return dict(zip(CLASSIFIERS, made, strict=True))
+    model = CatBoostClassifier(verbose=False, random_seed=seed, allow_writing_files=False)
+    return model.fit(x, y).predict_proba(new)
+
+
+def logistic_regression(x: Array, y: Array, new: Array, seed: int) -> Array:
+    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(x, y).predict_proba(new)
+
+
+CLASSIFIERS: dict[str, Callable[[Array, Array, Array, int], Array]] = {
+    OURS: lambda x, y, new, seed: BayesianMLPClassifier(random_state=seed).fit(x, y).predict_proba(new),
+    "NGBoost": ngboost_classifier,
+    "CatBoost": catboost_classifier,
+    "gradient boosting": lambda x, y, new, seed: (
+        HistGradientBoostingClassifier(random_state=seed).fit(x, y).predict_proba(new)
+    ),
+    "logistic regression": logistic_regression,
+}
 
 
 def score(found: Distribution, y: Array, unit: float) -> dict[str, float]:
@@ -226,21 +224,18 @@ def classification(name: str, split: str, models: list[str]) -> Iterator[tuple[s
     y = LabelEncoder().fit_transform(labels)
     train, test = parts(len(y), np.empty((0, 0)), split)
     x, new = numbers(frame.iloc[train], frame.iloc[test])
-    made = classifiers(len(np.unique(y)), int(split))
     for model in models:
         begin = time.process_time()
-        probs = made[model].fit(x, y[train]).predict_proba(new)
+        probs = CLASSIFIERS[model](x, y[train], new, int(split))
+        seconds = time.process_time() - begin
         tensors = as_tensor(probs), as_tensor(y[test])
-        yield (
-            model,
-            {
-                "NLL": float(-np.log(np.maximum(probs[np.arange(len(test)), y[test]], 1e-15)).mean()),
-                "Brier": float(((probs - np.eye(probs.shape[1])[y[test]]) ** 2).sum(1).mean()),
-                "ECE": float(expected_calibration_error(*tensors)),
-                "accuracy": float((probs.argmax(1) == y[test]).mean()),
-                "CPU seconds": time.process_time() - begin,
-            },
-        )
+        scores = {
+            "NLL": float(-np.log(np.maximum(probs[np.arange(len(test)), y[test]], 1e-15)).mean()),
+            "Brier": metrics.brier_score(*tensors),
+            "ECE": metrics.expected_calibration_error(*tensors),
+            "accuracy": metrics.accuracy(*tensors),
+        }
+        yield model, {**scores, "CPU seconds": seconds}
 
 
 def show(report: dict[str, Any]) -> None:

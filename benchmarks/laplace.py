@@ -26,7 +26,6 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
-import json
 import statistics
 import time
 import warnings
@@ -42,7 +41,7 @@ from bayesadam.posthoc import LaplaceApproximation
 from memory import in_new_process, resident
 from networks import perceptron
 from peers import laplace_torch
-from record import arguments, conditions, save
+from record import arguments, conditions, earlier, save
 
 ROUNDS, PRIOR, NOISE = 3, 2.0, 0.3
 PACKAGES = ("torch", "bayesadam", "laplace-torch", "curvlinops-for-pytorch", "backpack-for-pytorch")
@@ -207,17 +206,16 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose names have this")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    path, now = options.output / "laplace.json", conditions(*PACKAGES)
-    before = json.loads(path.read_text()) if options.only and path.exists() else {"cases": {}}
-    report: dict[str, Any] = {**now, **before}
+    now = conditions(*PACKAGES)
+    report: dict[str, Any] = {**now, "cases": {}}
+    if options.only:
+        report |= earlier(options.output / "laplace.json")
     for name, compare in cases().items():
-        if options.only not in name:
-            continue
-        result = report["cases"][name] = compare()
-        print(f"{name}: {result}", flush=True)
-        if options.only:
-            result.update({key: now[key] for key in ("date", "threads", "load_averages")})
-        save(options.output / "laplace.json", report)
+        if options.only in name:
+            result = {**compare(), **{key: now[key] for key in ("date", "threads", "load_averages")}}
+            print(f"{name}: {result}", flush=True)
+            report["cases"][name] = result
+            save(options.output / "laplace.json", report)
 
 
 if __name__ == "__main__":
