@@ -96,9 +96,8 @@ def module(make: Callable[[nn.Module], Any]) -> Callable[[], Any]:
 
 
 def laplace(structure: str) -> Callable[[], Any]:
-    net = network()
-    pair = data()
-    return lambda: ba.laplace(net, pair, likelihood=ba.Categorical(), structure=structure, prior_precision=1.0)
+    options: dict[str, Any] = {"structure": structure, "prior_precision": 1.0}
+    return partial(ba.laplace, network(), data(), likelihood=ba.Categorical(), **options)
 
 
 def dropout() -> Callable[[], Any]:
@@ -117,16 +116,11 @@ def metrics() -> Callable[[], Any]:
     return lambda: [getattr(ba.metrics, name)(probs, target) for name in names]
 
 
-def swag() -> Callable[[], Any]:
-    found = ba.SWAG(network(), rank=2)
-    return found.collect
-
-
-def swag_posterior() -> Callable[[], Any]:
+def swag(method: str) -> Callable[[], Any]:
     found = ba.SWAG(network(), rank=2)
     for _ in range(3):
         found.collect()
-    return found.posterior
+    return getattr(found, method)
 
 
 def anchored() -> Callable[[], Any]:
@@ -170,10 +164,6 @@ def ensemble(method: str) -> Callable[[], Any]:
     return partial(ba.train_ensemble, network, data(), likelihood=ba.Categorical(), **options)
 
 
-def last_layer() -> Callable[[], Any]:
-    return module(ba.variational_last_layer)
-
-
 def fitted(make: Callable[..., Any], *, predicts: bool) -> Callable[[], Any]:
     """An estimator of tables, whose data are on the host."""
     x = np.linspace(-1.0, 1.0, 60).reshape(30, 2)
@@ -204,8 +194,8 @@ WALKS: dict[str, Callable[[], Callable[[], Any]]] = {
     "Laplace, Kronecker": partial(laplace, "kron"),
     "population, 6 steps": population,
     "metrics": metrics,
-    "SWAG, collect": swag,
-    "SWAG, posterior": swag_posterior,
+    "SWAG, collect": partial(swag, "collect"),
+    "SWAG, posterior": partial(swag, "posterior"),
     "anchored_ensemble, 2 members of 4 steps": anchored,
     "badam": partial(badam, False),
     "badam, with data": partial(badam, True),
@@ -216,7 +206,7 @@ WALKS: dict[str, Callable[[], Callable[[], Any]]] = {
     "elbo": bound,
     "train_ensemble, 2 members of 4 steps": partial(ensemble, "bayesadam"),
     "train_ensemble of Adam, 2 members of 4 steps": partial(ensemble, "adam"),
-    "variational_last_layer": last_layer,
+    "variational_last_layer": partial(module, ba.variational_last_layer),
     "regressor, fit": partial(fitted, BayesianMLPRegressor, predicts=False),
     "regressor, predict": partial(fitted, BayesianMLPRegressor, predicts=True),
     "classifier, fit": partial(fitted, BayesianMLPClassifier, predicts=False),

@@ -207,7 +207,6 @@ CONTENDERS: dict[str, Callable[[Case], Contender]] = {
         for method in ("BayesAdam", "Vadam", "IVON")
         for on in (False, True)
     },
-    "Vadam blocks compiled": partial(perturbed, method="Vadam", compile=True),
     "VOGN blocks": partial(perturbed, method="VOGN", compile=False),
     "VOGN blocks compiled": partial(perturbed, method="VOGN", compile=True),
     "squares": with_squares,

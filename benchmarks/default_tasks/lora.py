@@ -59,9 +59,7 @@ def pretrained() -> dict[str, Tensor]:
 
 def adapter(data: Data) -> nn.Module:
     """The pretrained network, frozen, with a correction to every linear layer."""
-    model = plain()
-    model.load_state_dict(pretrained())
-    model.requires_grad_(False)
+    model = whole(data).requires_grad_(False)
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear) and not isinstance(module, LowRank):
