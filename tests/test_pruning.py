@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesadam as ba
 from bayesadam import metrics, plots
 from bayesadam.pruning import PruningCurve, pruning_curve
-from posterior.kinds import GAUSSIANS
+from posterior.kinds import GAUSSIANS, flat
 
 LEVELS = [0.0, 0.3, 0.9, 1.0]
 
@@ -33,10 +33,6 @@ def q(model):
 @pytest.fixture
 def data():
     return draw((40, 5), 3), torch.arange(40) % 3
-
-
-def flat(tensors):
-    return torch.cat([t.flatten() for t in tensors.values()])
 
 
 class TestMagnitude:

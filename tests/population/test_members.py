@@ -190,13 +190,8 @@ class TestNetworks:
 # Likelihoods
 
 
-class Squeezed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = mlp(outputs=1)
-
-    def forward(self, x):
-        return self.net(x).squeeze(-1)
+def squeezed():
+    return nn.Sequential(mlp(outputs=1), nn.Flatten(0))
 
 
 def classes(*shape, high, seed):
@@ -210,11 +205,11 @@ def scaled(kind, values):
 VECTOR_NOISE = [(1.0, 4.0), (2.0, 3.0), (0.5, 9.0), (3.0, 0.1)]
 LIKELIHOODS = {
     "Gaussian, a precision per output": (scaled("fixed", VECTOR_NOISE), mlp, lambda n, i: draw(n, 2, seed=i)),
-    "Gaussian of numbers": (noise_of(3.0), Squeezed, lambda n, i: draw(n, seed=i)),
+    "Gaussian of numbers": (noise_of(3.0), squeezed, lambda n, i: draw(n, seed=i)),
     "learned noise, one for all": (noise_of(1.0, learned=True), mlp, lambda n, i: draw(n, 2, seed=i)),
     "learned noise, own starts": (scaled("learned", VECTOR_NOISE), mlp, lambda n, i: draw(n, 2, seed=i)),
     "heteroscedastic": (ba.HeteroscedasticGaussian(), mlp, lambda n, i: draw(n, 1, seed=i)),
-    "Bernoulli": (ba.Bernoulli(), Squeezed, lambda n, i: classes(n, high=2, seed=i)),
+    "Bernoulli": (ba.Bernoulli(), squeezed, lambda n, i: classes(n, high=2, seed=i)),
     "Bernoulli, several labels": (ba.Bernoulli(), mlp, lambda n, i: classes(n, 2, high=2, seed=i).to(F64)),
     "Categorical": (ba.Categorical(), lambda: mlp(outputs=4), lambda n, i: classes(n, high=4, seed=i)),
 }

@@ -18,6 +18,7 @@ from bayesadam.predictive import GaussianLogitsPredictive, GaussianPredictive, j
 from bayesadam.predictive.gaussian import square_root, standard_normals
 from posterior import kinds
 from posterior.kinds import BOUND, F64, GAUSSIANS, covariance, draw, weights
+from posthoc.models import gradient
 from predictive.networks import OUT_OF_MEMORY, Halves, Network, assert_unchanged, close, raise_, snapshot, trained_part
 
 LOOSE = {"rtol": 1e-10, "atol": 1e-10}
@@ -34,15 +35,8 @@ def reference(model, q, rows, part=lambda z: z):
     for row in rows:
         out = part(model(*row)).flatten()
         weights = [dict(model.named_parameters())[name] for name in q.mean]
-        j = torch.stack(
-            [
-                torch.cat(
-                    [g.flatten() for g in torch.autograd.grad(o, weights, retain_graph=True, materialize_grads=True)]
-                )
-                for o in out
-            ]
-        )
-        found.append(j.double() @ sigma @ j.double().T)
+        j = torch.stack([gradient(o, weights) for o in out]).double()
+        found.append(j @ sigma @ j.T)
     model.train()
     return torch.stack(found)
 
