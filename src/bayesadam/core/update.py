@@ -54,6 +54,7 @@ class Updates:
     def ready(self) -> bool:
         """Whether to step; raises an error if ``nonfinite="raise"`` and the step cannot be made."""
         layout, collection = self.layout, self.collection
+        self._largest_rate = math.inf  # the correction may be another one than in the last step
         if collection.collects_curvature and collection.source is None and layout.dense is None:
             self._check_measured()
         self.learn(wait=False)
