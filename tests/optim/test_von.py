@@ -330,7 +330,6 @@ class Sharded(nn.Parameter):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"covariance": "full"}, "covariance must be 'diagonal' for sharded parameters, got 'full'"),
         ({"hessian": "exact"}, "hessian must be 'reparameterized' for sharded parameters, got 'exact'"),
         ({"correction": "backtracking"}, "correction must be 'elementwise' for sharded parameters, got 'backtrack"),
         ({"correction": None}, "correction must be 'elementwise' for sharded parameters, got None"),
@@ -341,8 +340,7 @@ def test_sharded_parameters_are_refused_where_a_step_needs_all_of_them(options, 
     with pytest.raises(ValueError, match=message):
         ba.VON([Sharded(torch.zeros(3))], num_data=10, **options)
     ba.VON([Sharded(torch.zeros(3))], num_data=10)
-    if "covariance" not in options:
-        opt = ba.VON([nn.Parameter(torch.zeros(3))], num_data=10, **options)
-        with pytest.raises(ValueError, match=message):
-            opt.add_param_group({"params": [Sharded(torch.zeros(3))]})
-        assert len(opt.param_groups) == 1
+    opt = ba.VON([nn.Parameter(torch.zeros(3))], num_data=10, **options)
+    with pytest.raises(ValueError, match=message):
+        opt.add_param_group({"params": [Sharded(torch.zeros(3))]})
+    assert len(opt.param_groups) == 1
