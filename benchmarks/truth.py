@@ -246,14 +246,12 @@ def von_full(task: Problem) -> Found:
     """With a covariance over all weights and exact Hessians."""
     torch.manual_seed(0)
     model = task.network()
-    optimizer = ba.VON(
+    optimizer = ba.DenseVON(
         model.named_parameters(),
         lr=0.05,
         num_data=len(task.train[0]),
         betas=(0.0, 0.98),
         prior_precision=PRIOR,
-        hessian="exact",
-        covariance="full",
         correction="elementwise",
         clip_radius=1.0,
         mc_samples=2,

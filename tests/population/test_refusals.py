@@ -126,7 +126,6 @@ VALUES = [
     ({"method": "bbb", "eps": [0.1, math.inf, 0.1, 0.1]}, "eps must be a finite number of at least 0, got inf"),
     ({"method": "bbb", "temperature": 1.5}, "temperature must be in [0, 1], got 1.5"),
     ({"method": "von", "hessian": "hutchinson"}, "hessian must be one of ('reparameterized', 'exact', "),
-    ({"method": "von", "covariance": "full"}, "covariance must be one of ('diagonal',) in a population, got 'full'"),
     ({"method": "ngvi", "correction": "backtracking"}, "correction must be one of ('elementwise', None)"),
     ({"method": "von", "correction": ["elementwise"] * 3 + [None]}, "correction must be the same for all members"),
     ({"method": "adam", "prior": 2.0}, "prior must be a DiagonalGaussian with positive variances"),

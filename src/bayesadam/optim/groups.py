@@ -69,13 +69,11 @@ def check_prior(group: Mapping[str, Any], *, start_wider: bool = False) -> None:
         check("initial_precision", start, f"at least prior_precision={prior!r}", lambda v: v >= prior)
 
 
-def check_shared(
-    group: Mapping[str, Any], others: Sequence[Mapping[str, Any]], names: Sequence[str], when: str = ""
-) -> None:
+def check_shared(group: Mapping[str, Any], others: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     """Refuse a group that differs from the others in a hyper-parameter that must be the same in all groups."""
     for name in names:
         if others and group.get(name) != others[0].get(name):
-            raise ValueError(f"{name} must be the same in all groups{when}, got {group[name]!r}")
+            raise ValueError(f"{name} must be the same in all groups, got {group[name]!r}")
 
 
 def check_parameters(group: Mapping[str, Any], source: PerExampleSquares | None) -> None:

@@ -25,7 +25,6 @@ from bayesadam.posterior import DiagonalGaussian
 METHODS = (*OPTIMIZERS, "adam")
 POSSIBLE = {
     "hessian": ("reparameterized", "exact", "empirical_fisher"),
-    "covariance": ("diagonal",),
     "correction": ("elementwise", None),
 }
 _OF_ADAM = ("lr", "betas", "eps", "weight_decay", "seed", "num_data", "prior")
