@@ -181,6 +181,14 @@ class Layout:
                 flats.append(self._flat(kind, [member]))
         return {parameter: (flat, number) for flat in flats for number, parameter in enumerate(flat.parameters)}
 
+    def values(self, parameters: Sequence[Tensor]) -> list[dict[str, Any]]:
+        """Hyper-parameters of parameters in their next step, and tensors of their state, by name."""
+        places = self.places()
+        return [
+            {**vars(flat.hyper(self.rule, number)), **{name: flat.part(name, number) for name in flat.tensors}}
+            for flat, number in (places[parameter] for parameter in parameters)
+        ]
+
     def names(self) -> dict[Tensor, str]:
         """Names of the parameters: those in the attached model, and those in groups that have names."""
         named = (group for group in self.owner.param_groups if "param_names" in group)
