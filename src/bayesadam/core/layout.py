@@ -133,7 +133,7 @@ class Layout:
         states = [self.owner.state.get(member.parameter) or {} for member in members]
         new = [n for n, (_, group, _) in enumerate(members) if group.get("prior_precision") == INIT]
         new = [n for n in new if "step" not in states[n]]
-        flat.priors[new] = NARROWER * np.array(initial_priors([flat.parameters[n] for n in new]))
+        flat.priors[new] = _NARROWER * np.array(initial_priors([flat.parameters[n] for n in new]))
         for number, state in enumerate(states):
             self._fill(flat, number, state)
         numbers = {**numbers_of(self.rule, flat), **flat.before()} if self.dense is None else {}
@@ -204,7 +204,7 @@ class Layout:
 
 
 _WIDER = 10.0
-NARROWER = 3.0
+_NARROWER = 3.0
 """Factor of :func:`initial_priors` in the precision of the prior :data:`INIT`."""
 
 
