@@ -90,7 +90,7 @@ def title(work: Work) -> str:
         f"mean={each.mean}",
         f"curvature={each.curvature}",
     ]
-    parts += ["low memory"] * (not each.stored) + ["priors of weights"] * each.per_weight
+    parts += ["low memory"] * (not each.stored) + ["priors of weights"] * bool(each.per_weight)
     return " ".join([*parts, *(str(dtype).removeprefix("torch.") for dtype in {weights: 0, real: 0})])
 
 

@@ -124,7 +124,7 @@ class Layout:
         states = [self.owner.state.get(member.parameter) or {} for member in members]
         new = [n for n, (_, group, _) in enumerate(members) if group.get("prior_precision") == INIT]
         new = [n for n in new if "step" not in states[n]]
-        flat.priors[new] = NARROWER * np.array(initial_priors([flat.parameters[n] for n in new]))
+        flat.priors[new] = _NARROWER * np.array(initial_priors([flat.parameters[n] for n in new]))
         for number, state in enumerate(states):
             self._fill(flat, number, state)
         numbers = {**numbers_of(self.rule, flat), **flat.before()}
@@ -172,6 +172,14 @@ class Layout:
                 flats.append(self._flat(kind, [member]))
         return {parameter: (flat, number) for flat in flats for number, parameter in enumerate(flat.parameters)}
 
+    def values(self, parameters: Sequence[Tensor]) -> list[dict[str, Any]]:
+        """Hyper-parameters of parameters in their next step, and tensors of their state, by name."""
+        places = self.places()
+        return [
+            {**vars(flat.hyper(self.rule, number)), **{name: flat.part(name, number) for name in flat.tensors}}
+            for flat, number in (places[parameter] for parameter in parameters)
+        ]
+
     def names(self) -> dict[Tensor, str]:
         """Names of the parameters: those in the attached model, and those in groups that have names."""
         named = (group for group in self.owner.param_groups if "param_names" in group)
@@ -187,7 +195,7 @@ class Layout:
 
 
 _WIDER = 10.0
-NARROWER = 3.0
+_NARROWER = 3.0
 """Factor of :func:`initial_priors` in the precision of the prior :data:`INIT`."""
 
 
