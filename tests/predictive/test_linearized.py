@@ -334,6 +334,14 @@ class TestAgainstSlowLoops:
         only(monkeypatch, way)
         assert self.check(name, kind, ways) == {way}
 
+    @pytest.mark.parametrize("outputs", [1, 3])
+    def test_as_many_rows_as_outputs(self, outputs):
+        """PyTorch 2.13 differentiates this module wrongly inside two calls of ``vmap``."""
+        model, x = nn.Sequential(nn.PReLU(3), nn.Linear(3, outputs)).double(), draw(3, 3)
+        q = diagonal(model)
+        expected = reference(model, q, [(row[None],) for row in x])
+        close(linearize(model, q, x).epistemic_covariance, expected, rtol=1e-10, atol=1e-8)
+
     @pytest.mark.parametrize("way", ["map", "loop"])
     @pytest.mark.parametrize("name", ["CNN", "no output axis"])
     def test_in_ways_that_are_not_needed(self, name, way, monkeypatch, ways):
