@@ -34,6 +34,7 @@ _DIFFERENT = 0.5
 the columns have few values.
 """
 _SHOWN = 3
+Codes = NDArray[np.int64] | None
 _COLUMNS = {
     "weights": "it has the weights of the rows",
     "group": "its groups determine the held-out rows",
@@ -71,7 +72,7 @@ class Prepared:
     y: NDArray[Any]
     encoder: TableEncoder
     matrix: NDArray[np.float64]
-    groups: NDArray[np.int64] | None
+    groups: Codes
     weights: NDArray[np.float64] | None
     left_out: dict[str, str]
     notes: list[str]
@@ -173,7 +174,7 @@ def _with_names(settings: Settings, columns: list[str]) -> tuple[Settings, list[
     return replace(settings, **changed), notes
 
 
-def _copies(settings: Settings, table: pa.Table, place: Place) -> tuple[NDArray[np.int64] | None, list[str]]:
+def _copies(settings: Settings, table: pa.Table, place: Place) -> tuple[Codes, list[str]]:
     """Return a number for each row, equal for copies that must stay together, and notes about copies."""
     own = [
         name
@@ -199,18 +200,12 @@ def _copies(settings: Settings, table: pa.Table, place: Place) -> tuple[NDArray[
     return copies, [f"{are}: copies are held out together"]
 
 
-def _split(
-    settings: Settings,
-    table: pa.Table,
-    decimals: dict[str, str],
-    labels: NDArray[np.int64] | None,
-    copies: NDArray[np.int64] | None,
-) -> Split:
+def _split(settings: Settings, table: pa.Table, decimals: dict[str, str], labels: Codes, copies: Codes) -> Split:
     if settings.group:
         return group_split(table.column(settings.group), settings.group, settings.held_out, settings.seed)
     if settings.time:
-        times, options = table.column(settings.time), {"day_first": settings.day_first}
-        return time_split(times, settings.time, settings.held_out, decimal=decimals[settings.time], **options)
+        times, decimal = table.column(settings.time), decimals[settings.time]
+        return time_split(times, settings.time, settings.held_out, day_first=settings.day_first, decimal=decimal)
     return random_split(len(table), settings.held_out, settings.seed, labels, copies)
 
 

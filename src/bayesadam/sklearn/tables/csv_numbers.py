@@ -132,8 +132,7 @@ def decimals_of(table: pa.Table, given: str | None = None) -> dict[str, str]:
         name: decimal_of(levels_of(column)) if is_text(column.type) else "." * pa.types.is_floating(column.type)
         for name, column in zip(table.column_names, table.columns, strict=True)
     }
-    usual = "," if "," in marks.values() else "."
-    return {name: mark or usual for name, mark in marks.items()}
+    return {name: mark or ("," if "," in marks.values() else ".") for name, mark in marks.items()}
 
 
 def means_missing(text: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:

@@ -59,8 +59,7 @@ def cleaned(table: pa.Table, missing: Sequence[object], decimals: Mapping[str, s
             that is a number means this number in any form: "-999" is also -999.0, and "inf" is any infinite number.
         decimals: Decimal mark of each column.
     """
-    names = table.column_names if missing else []
-    columns = {name: _cleaned(table.column(name), missing, decimals[name]) for name in names}
+    columns = {name: _cleaned(table.column(name), missing, decimals[name]) for name in table.column_names if missing}
     return pa.table(columns) if missing else table
 
 

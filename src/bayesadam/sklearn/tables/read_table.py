@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv
 
-from bayesadam.sklearn.tables.csv_numbers import NUMBER, are_codes, decimal_of, levels_of
+from bayesadam.sklearn.tables.csv_numbers import NUMBER, are_codes, decimals_of, levels_of
 from bayesadam.sklearn.tables.findings import TableError, quoted
 from bayesadam.sklearn.tables.memory import require_memory
 
@@ -156,8 +156,7 @@ def _read_csv(name: str, content: bytes, delimiter: str | None, decimal: str | N
     table, total = _without_total(table) if typed else (table, "")
     notes += [f"the last row is left out, as it is a total ({total!r})"] if total else []
     if decimal is None and delimiter != ",":
-        texts = [levels_of(column) for column in table.columns]
-        decimal = "," if any(decimal_of(levels) == "," for levels in texts if len(levels)) else None
+        decimal = "," if "," in decimals_of(table).values() else None
     if typed:
         table = pa.table([_typed(column, decimal) for column in table.columns], names=names)
     return TableFile(name, table, start + above + 1, "line", decimal, notes)
