@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import gc
+import io
 import json
 import re
 import subprocess
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib import image
+from rich.console import Console
 from scipy import stats
 
 import bayesadam as ba
@@ -304,10 +306,23 @@ class TestScores:
         assert (parts.amax(1) > 0.9).float().mean() > 0.95
 
 
-def test_the_best_of_a_column_is_bold():
+def test_the_best_scores_are_bold():
     metrics = {
         "a": {"NLL": 0.5, "accuracy": 0.9, "fit seconds": 1.0},
         "b": {"NLL": 0.4, "accuracy": 0.8, "fit seconds": 2.0},
     }
     columns = [list(column.cells) for column in score_table(metrics).columns]
-    assert columns == [["a", "b"], ["[bold]90.0%[/]", "80.0%"], ["0.5000", "[bold]0.4000[/]"], ["1.000", "2.000"]]
+    names = ["accuracy", "NLL", "fit seconds"]
+    assert columns == [names, ["[bold]90.0%[/]", "0.5000", "1.000"], ["80.0%", "[bold]0.4000[/]", "2.000"]]
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_scores_in_a_narrow_terminal(width):
+    own = {"NLL": 123.456, "RMSE": 54321.1, "CRPS": 0.3, "coverage 95%": 0.95, "fit seconds": 12.3}
+    names = ("bayesadam", "linear model", "gradient boosting")
+    console = Console(width=width, file=io.StringIO())
+    console.print(score_table({name: {score: (i + 1) * own[score] for score in own} for i, name in enumerate(names)}))
+    text = console.file.getvalue()
+    for word in ("bayesadam", "coverage", "boosting", "54,300", "108,600", "163,000", "0.9000", "36.90"):
+        assert word in text
+    assert "\u2026" not in text

@@ -78,6 +78,7 @@ class TestOptions:
             (["--time-budget", "9", "--epochs", "5"], "a time budget must not be given with epochs, got (9.0, 5)"),
             (["--noise", "-1"], "the fit is not possible: noise must be one of"),
             (["--noise", "input", "--likelihood", "gamma"], "the fit is not possible: noise must be 'auto' with likel"),
+            (["--noise", "1e-12"], "the fit is not possible: the gradient of member 0 must be finite"),
             (["--held-out", "0.9"], "invalid value for '--held-out'"),
             (["--held-out", "0"], "the share of the held-out rows must be in (0, 0.5], got 0.0"),
             (["--seed", "-1"], "invalid value for '--seed'"),
