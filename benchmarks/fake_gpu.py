@@ -74,6 +74,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from bayesadam import noise
 from bayesadam.core import finite, launch
 from bayesadam.native import device as devices
+from bayesadam.population import segment
 from bayesadam.posterior import around
 from contenders import give, ours
 
@@ -239,6 +240,7 @@ def fake(*, triton: bool) -> Iterator[Watch]:
         (noise, "_native", lambda out: fill if triton and out.device.type == "cuda" else None),
         (launch, "_differs", lambda *args: None),
         (launch, "program_of", recorded),
+        (segment, "program_of", recorded),
         (finite, "_read", read),
         (Tensor, "data_ptr", lambda self: id(self)),
         (FakeTensor, "tolist", tolist),

@@ -244,7 +244,7 @@ def test_a_transformer_layer_does_not_take_its_fast_path(padded):
     x = draw(3, 4, 8, dtype=torch.float32)
     found = ba.predict(model, MCDropout(model), x, likelihood=ba.Categorical(), mc_samples=4)
     assert (found.log_probs.std(0) > 1e-3).all()
-    assert torch.backends.mha.get_fastpath_enabled()
+    assert not padded or model.use_nested_tensor
 
 
 class Random(nn.Module):

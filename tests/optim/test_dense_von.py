@@ -280,9 +280,16 @@ def test_bad_hyperparameters(options, message):
 
 PARAMETERS = [
     ([nn.Parameter(torch.zeros(6_000)), nn.Parameter(torch.zeros(6_000))], "must be 1 to 10,000, got 12000"),
-    ([nn.Parameter(torch.zeros(3), requires_grad=False)], "parameters must be trainable, initialized and real"),
-    ([nn.UninitializedParameter()], "parameters must be trainable, initialized and real, got others"),
-    ([nn.Parameter(torch.zeros(3, dtype=torch.complex64))], "parameters must be trainable, initialized and real"),
+    (
+        [nn.Parameter(torch.zeros(3), requires_grad=False)],
+        "parameter 0 must be .*, got Parameter in torch.float32, requires_grad=False",
+    ),
+    ([nn.UninitializedParameter()], "parameter 0 must be initialized, trainable and .*, got UninitializedParameter in"),
+    (
+        [nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))],
+        "parameter 0 must be .*, got Parameter in torch.bfloat16, req",
+    ),
+    ([{"params": [nn.Parameter(torch.zeros(3))], "weight_decay": 0.1}], "weight_decay must be given as a prior"),
     ({nn.Parameter(torch.zeros(3))}, "params must be a list or another ordered collection, got a set"),
 ]
 

@@ -175,9 +175,12 @@ class Layout:
     def values(self, parameters: Sequence[Tensor]) -> list[dict[str, Any]]:
         """Hyper-parameters of parameters in their next step, and tensors of their state, by name."""
         places = self.places()
+        found = [places[parameter] for parameter in parameters]
+        numbers = {flat: {**numbers_of(self.rule, flat), **flat.before()} for flat in {flat for flat, _ in found}}
         return [
-            {**vars(flat.hyper(self.rule, number)), **{name: flat.part(name, number) for name in flat.tensors}}
-            for flat, number in (places[parameter] for parameter in parameters)
+            vars(flat.hyper(self.rule, number, numbers[flat]))
+            | {name: flat.part(name, number) for name in flat.tensors}
+            for flat, number in found
         ]
 
     def names(self) -> dict[Tensor, str]:

@@ -20,7 +20,7 @@ def set_log(module: nn.Module, name: str, value: float | Tensor, *, learned: boo
     Raises:
         ValueError: The value is not positive or not finite.
     """
-    check(name, value, "positive and finite", lambda given: bool(_positive(given).all()))
+    check(name, value, "positive and finite", _are_positive)
     tensor = torch.as_tensor(value, dtype=torch.get_default_dtype())
     if learned:
         module.register_parameter(f"log_{name}", nn.Parameter(tensor.log()))
@@ -28,9 +28,9 @@ def set_log(module: nn.Module, name: str, value: float | Tensor, *, learned: boo
         module.register_buffer(f"log_{name}", tensor.log())
 
 
-def _positive(value: float | Tensor) -> Tensor:
+def _are_positive(value: float | Tensor) -> bool:
     tensor = torch.as_tensor(value, dtype=torch.get_default_dtype())
-    return (tensor > 0) & tensor.isfinite()
+    return bool(((tensor > 0) & tensor.isfinite()).all())
 
 
 def with_log(module: Module, name: str, value: Tensor) -> Module:

@@ -35,8 +35,8 @@ class DenseVON(Optimizer):
         mu <- mu - lr clip((S + lt I)^-1 (g + tau lt mu), +-clip_radius)
         Sigma^-1 = N (S + lt I)
 
-    ``H`` is the whole Hessian of the mean loss at the sampled weights, and ``S`` is one matrix in float64 for
-    parameters of any dtype: in float32, a precision whose eigenvalues span seven orders of magnitude may lose its
+    ``H`` is the whole Hessian of the mean loss at the sampled weights, and ``S`` is one matrix in float64: in
+    float32, a precision whose eigenvalues span seven orders of magnitude may lose its
     positive definiteness. Other symbols are those of :class:`VON`. At ``tau = 0`` there is no ``lt I`` in the
     precision.
 
@@ -65,8 +65,8 @@ class DenseVON(Optimizer):
         maximize: Whether the loss is to be maximised.
 
     Raises:
-        ValueError: A hyper-parameter is out of its range, a parameter is frozen, complex or lazy, or there are more
-            than 10,000 weights.
+        ValueError: A hyper-parameter is out of its range; a parameter is frozen, lazy, there twice, or neither in
+            float32 nor in float64; or there are more than 10,000 weights.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class DenseVON(Optimizer):
         """Take the parameters, which the constructor does; further groups are refused."""
         if self.param_groups:
             raise RuntimeError("all parameters must be in one group, got another one")
+        groups.check_no_weight_decay(param_group, self.defaults)
         super().add_param_group(param_group)
         group, parameters = self.param_groups[0], self.param_groups[0]["params"]
         groups.check_common({**_FIXED, **group})
@@ -104,8 +105,13 @@ class DenseVON(Optimizer):
         for name, values in _WORDS.items():
             check(name, group[name], f"one of {values}", values.__contains__, words=True)
         CLIP_RADIUS.check(group["clip_radius"])
-        if any(is_lazy(p) or p.is_complex() or not p.requires_grad for p in parameters):
-            raise ValueError("parameters must be trainable, initialized and real, got others")
+        groups.check_distinct(parameters)
+        for position, p in enumerate(parameters):
+            if is_lazy(p) or p.dtype not in (torch.float32, torch.float64) or not p.requires_grad:
+                raise ValueError(
+                    f"parameter {position} must be initialized, trainable and in float32 or float64, "
+                    f"got {type(p).__name__} in {p.dtype}, requires_grad={p.requires_grad}"
+                )
         size, count, prior = sum(p.numel() for p in parameters), group["num_data"], group["prior_precision"]
         check("the number of weights", size, f"1 to {MAX_WEIGHTS:,}", lambda v: 1 <= v <= MAX_WEIGHTS)
         start = ((group["initial_precision"] or max(count, prior)) - prior * (group["temperature"] > 0)) / count

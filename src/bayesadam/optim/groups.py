@@ -76,19 +76,24 @@ def check_shared(group: Mapping[str, Any], others: Sequence[Mapping[str, Any]], 
             raise ValueError(f"{name} must be the same in all groups, got {group[name]!r}")
 
 
-def check_parameters(group: Mapping[str, Any], source: PerExampleSquares | None) -> None:
-    """Refuse a parameter that is there twice, whose second sample would take the first one for the mean; trainable
-    parameters that are complex; sharded parameters if every rank draws its own sample; and perturbed parameters that do
-    not belong to the model of the source of curvature.
-    """
+def check_distinct(parameters: Sequence[Tensor]) -> None:
+    """Refuse a parameter that is there twice, whose second sample would take the first one for the mean."""
     seen: dict[Tensor, int] = {}
-    for position, parameter in enumerate(group["params"]):
+    for position, parameter in enumerate(parameters):
         if parameter in seen:
             raise ValueError(
                 f"params must have every parameter once, got one at the positions {seen[parameter]} and {position} "
                 "(model.parameters() has tied parameters once)"
             )
         seen[parameter] = position
+
+
+def check_parameters(group: Mapping[str, Any], source: PerExampleSquares | None) -> None:
+    """Refuse trainable parameters that are complex; sharded parameters if every rank draws its own sample; and
+    perturbed parameters that do not belong to the model of the source of curvature.
+    """
+    check_distinct(group["params"])
+    for position, parameter in enumerate(group["params"]):
         if parameter.is_complex() and parameter.requires_grad:
             raise ValueError(f"parameter {position} of the group must be real, got dtype {parameter.dtype}")
         if group["rank_samples"] and is_sharded(parameter):

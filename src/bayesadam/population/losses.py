@@ -223,10 +223,17 @@ def _check_network(model: nn.Module) -> None:
             raise ValueError(
                 f"models must not have recurrent layers, which vmap cannot map over (use train_ensemble), got {name!r}"
             )
-        if getattr(module, "max_norm", None) is not None:
-            raise ValueError(
-                f"max_norm of an embedding must be None in a population, got {module.max_norm!r} in {name!r}"
-            )
+        if isinstance(module, nn.Embedding):
+            plain = {"max_norm": None, "sparse": False}
+            if type(module) not in (nn.Embedding, _PaddedEmbedding):
+                plain["padding_idx"] = None
+            for option, value in plain.items():
+                given = getattr(module, option)
+                if given != value:
+                    raise ValueError(
+                        f"{option} of the embedding {name!r} ({type(module).__name__}) must be {value} in a population, "
+                        f"got {given!r}"
+                    )
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
     if not dtypes:
         raise ValueError(f"models must have trainable parameters, got none in {model!r}")

@@ -66,12 +66,13 @@ class PredictiveDistribution(abc.ABC):
         Raises:
             ValueError: A probability is outside (0, 1).
         """
-        check("probabilities", probabilities, "in (0, 1)", lambda given: bool(_inside(torch.as_tensor(given)).all()))
+        check("probabilities", probabilities, "in (0, 1)", _are_inside)
         return torch.as_tensor(probabilities, dtype=torch.float64, device=self.device)
 
 
-def _inside(levels: Tensor) -> Tensor:
-    return (levels > 0) & (levels < 1)
+def _are_inside(probabilities: float | Sequence[float] | Tensor) -> bool:
+    levels = torch.as_tensor(probabilities, dtype=torch.float64)
+    return bool(((levels > 0) & (levels < 1)).all())
 
 
 def variance_of_strata(values: Tensor, strata: int) -> Tensor:

@@ -112,9 +112,12 @@ class _PlainPReLU(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in (torch.prelu, Tensor.prelu):
             return func(*args, **(kwargs or {}))
-        x, weight = args
-        slopes = weight.view(-1, *[1] * (x.ndim - 2)) if x.ndim > 1 else weight  # the channels are the second axis
-        return x.where(x > 0, slopes * x)
+        return _prelu(*args, **(kwargs or {}))
+
+
+def _prelu(input: Tensor, weight: Tensor) -> Tensor:
+    slopes = weight.view(-1, *[1] * (input.ndim - 2)) if input.ndim > 1 else weight  # channels are the second axis
+    return input.where(input > 0, slopes * input)
 
 
 def _groups(network: MeanNetwork, limit: int) -> list[list[str]]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from bayesadam.sklearn.tables.csv_numbers import NUMBER, as_text, flags, means_missing, numbers_in
+from bayesadam.sklearn.tables.csv_numbers import NUMBER, are_codes, as_text, flags, is_text, means_missing, numbers_in
 from bayesadam.sklearn.tables.dates import Date, are_cells
 from bayesadam.sklearn.tables.findings import Findings
 
@@ -28,6 +28,8 @@ NGRAMS, COMPONENTS = 1_000, 30
 """Maximum number of letter sequences that are counted in text, and of columns that they are reduced to."""
 TEXT_ROWS = 20_000
 """Maximum number of training rows from which the weights of letter sequences are learned."""
+_PLAIN = r"^\+?(-?)0*(\d+)(?:\.0*|(\.\d*[1-9])0*)?$"
+"""A regular expression for numbers without an exponent: sign, whole part and decimals, without zeros around them."""
 _FAR = 0.5
 """Distance from the range of the training rows, relative to its length, beyond which a value is far outside."""
 
@@ -263,7 +265,9 @@ def _codes(column: pa.ChunkedArray, levels: tuple[str, ...]) -> NDArray[np.int64
     encoded = as_text(column).combine_chunks().dictionary_encode(null_encoding="encode")
     texts, names = encoded.dictionary, pa.array(levels, pa.string())
     same = compute.index_in(texts, value_set=names)
-    alike = compute.index_in(_alike(texts), value_set=_alike(names))
+    alike = (
+        same if is_text(column.type) and are_codes(names) else compute.index_in(_alike(texts), value_set=_alike(names))
+    )
     codes: NDArray[np.int64] = compute.fill_null(compute.coalesce(same, alike), -2).to_numpy().astype(np.int64)
     codes[~flags(texts.is_valid())] = -1
     if compute.all(compute.match_substring_regex(names, f"^(true|false|{NUMBER})$")).as_py():
@@ -273,9 +277,9 @@ def _codes(column: pa.ChunkedArray, levels: tuple[str, ...]) -> NDArray[np.int64
 
 def _alike(text: pa.Array) -> pa.Array:
     """Return texts with one way to write a number or a truth value: 5.0 and 05 become 5, and True becomes true."""
-    numbers = pa.array(numbers_in(pa.chunked_array([text]), unit=""), from_pandas=True).cast(pa.string())
     lower = compute.utf8_lower(text)
-    return compute.coalesce(numbers, compute.if_else(compute.is_in(lower, pa.array(["true", "false"])), lower, text))
+    numbers = compute.replace_substring_regex(text, _PLAIN, r"\1\2\3")
+    return compute.if_else(compute.is_in(lower, pa.array(["true", "false"])), lower, numbers)
 
 
 def _digits(values: NDArray[Any]) -> tuple[float, ...]:
