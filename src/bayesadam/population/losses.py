@@ -231,8 +231,8 @@ def _check_network(model: nn.Module) -> None:
                 given = getattr(module, option)
                 if given != value:
                     raise ValueError(
-                        f"{option} of the embedding {name!r} ({type(module).__name__}) must be {value} in a population, "
-                        f"got {given!r}"
+                        f"{option} of the embedding {name!r} ({type(module).__name__}) must be {value} in a "
+                        f"population, got {given!r}"
                     )
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
     if not dtypes:
