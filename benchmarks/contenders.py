@@ -1,4 +1,4 @@
-"""Optimisers with given gradients, and what takes one step of each."""
+"""Optimisers that are compared: a step with given gradients, and a training iteration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import bayesadam as ba
+from bayesadam.curvature import PerExampleSquares
+from bayesadam.optim import OPTIMIZERS
 
 Step = Callable[[], Any]
 Contender = Callable[[Sequence[nn.Parameter]], tuple[Any, Step]]
@@ -40,15 +41,22 @@ def ivon_opt(params: Sequence[nn.Parameter]) -> tuple[Any, Step]:
     return opt, step
 
 
-def optimizer(name: str, params: Iterable[Any], **options: Any) -> Any:
-    """One of ours, with what it requires."""
-    required = {"batch_size": BATCH_SIZE} if name == "BayesAdam" else {}
-    return getattr(ba, name)(params, lr=RATE, num_data=NUM_DATA, **required, **options)
+def optimizer(name: str, model: nn.Module, **options: Any) -> Any:
+    """One of ours, with what it requires; names are those of its class."""
+    key = name.lower()
+    required: dict[str, Any] = {"lr": RATE, "num_data": NUM_DATA}
+    if key == "bayesadam":
+        required["batch_size"] = BATCH_SIZE
+    if key == "vadagrad":
+        required["initial_precision"] = 50.0
+    if key == "vogn":
+        required["curvature"] = PerExampleSquares(model)
+    return OPTIMIZERS[key](model.named_parameters(), **required | options)
 
 
 def ours(params: Sequence[nn.Parameter], name: str, *, blocks: bool, **options: Any) -> tuple[Any, Step]:
     """With blocks, or in drop-in training."""
-    opt = optimizer(name, params, **options)
+    opt = optimizer(name, nn.ParameterList(params), **options)
     grads = [p.grad for p in params]
     if not blocks:
         opt.train()
@@ -60,3 +68,15 @@ def ours(params: Sequence[nn.Parameter], name: str, *, blocks: bool, **options: 
         opt.step()
 
     return opt, step
+
+
+def iteration_of_adam(params: Iterable[nn.Parameter], backward: Step) -> Step:
+    """A whole training iteration around a forward and backward pass."""
+    opt = torch.optim.Adam(params, lr=1e-4, fused=True)
+
+    def iterate() -> None:
+        opt.zero_grad()
+        backward()
+        opt.step()
+
+    return iterate

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from default_tasks import Data, Task
 from default_tasks.images import digit_parts
 from default_tasks.task import Part
 from networks import perceptron
-from record import arguments, conditions, save
+from record import arguments, conditions, earlier, save
 
 SCENARIOS = {
     "classes": (10, (128, 128)),
@@ -167,8 +166,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=30, help="of every task; default: %(default)s")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    path = options.output / "continual.json"
-    results = json.loads(path.read_text()).get("results", {}) if path.exists() else {}
+    results = earlier(options.output / "continual.json").get("results", {})
     report: dict[str, Any] = {**conditions("torch", "bayesadam"), "epochs": options.epochs}
     methods = ["adam", *(method for method in options.method if method != "adam")]
     for seed, scenario, method in itertools.product(range(options.seeds), options.scenario, methods):

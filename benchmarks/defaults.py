@@ -2,7 +2,6 @@
 
     python benchmarks/defaults.py                  # everything: prints verdicts, writes runs/benchmarks/defaults.json
     python benchmarks/defaults.py --task digits lstm --optimizer bayesadam --seeds 2
-    python benchmarks/defaults.py --list           # the tasks, and their outside sets
 
 Adam (AdamW for transformers) has the best of three learning rates by validation NLL, and beside it temperature scaling
 and an ensemble of three. ``ba.BayesAdam`` is told ``num_data``, ``batch_size`` and ``total_steps`` and nothing else. It
@@ -26,8 +25,8 @@ from typing import Any
 
 import torch
 
-from default_runs import comparison
-from default_runs.journal import Journal, Key
+from default_runs import comparison, journal
+from default_runs.journal import Key
 from default_runs.units import METHODS, run
 from default_tasks import TASKS, Task
 from record import arguments, conditions, save
@@ -35,8 +34,8 @@ from record import arguments, conditions, save
 
 def measure(tasks: list[Task], methods: list[str], options: argparse.Namespace) -> comparison.Records:
     """All records, those that were there and those that are made now."""
-    journal = Journal(options.output / "defaults")
-    records = {key: record for task in tasks for key, record in journal.read(task).items()}
+    folder = options.output / "defaults"
+    records = {key: record for task in tasks for key, record in journal.read(folder, task).items()}
     asked = {
         (task.name, seed, method): task
         for task in tasks
@@ -47,7 +46,7 @@ def measure(tasks: list[Task], methods: list[str], options: argparse.Namespace) 
     print(f"{len(asked)} units, {len(asked) - len(todo)} of them finished before", flush=True)
     start = time.perf_counter()
     for number, (key, record) in enumerate(results(todo, options.workers), 1):
-        records[key] = journal.write(todo[key], key[1], key[2], record)
+        records[key] = journal.write(folder, todo[key], key[1], key[2], record)
         nll = record.get("scores", {}).get("nll")
         said = f"NLL {nll:.4f}" if nll is not None else next(iter(record.values()))
         minutes = (time.perf_counter() - start) / 60
@@ -57,15 +56,12 @@ def measure(tasks: list[Task], methods: list[str], options: argparse.Namespace) 
 
 def results(todo: dict[Key, Task], workers: int) -> Iterator[tuple[Key, dict[str, Any]]]:
     """Records of units as they finish: in this process with one worker, else in others."""
+    torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"  # of the workers
     if workers == 1:
-        torch.set_num_threads(1)
-        for key in todo:
-            yield key, unit(*key)
+        yield from ((key, unit(*key)) for key in todo)
         return
-    with ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         futures = {pool.submit(unit, *key): key for key in todo}
         for future in as_completed(futures):
             yield futures[future], future.result()
@@ -106,20 +102,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, metavar="K", help="default: 5, or 3 for long trainings")
     parser.add_argument("--again", action="store_true", help="do finished units of ours again")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), metavar="K", help="processes; default: cores")
-    parser.add_argument("--list", action="store_true", help="list the tasks")
     options = parser.parse_args()
     tasks = [TASKS[name] for name in options.task]
-    if options.list:
-        for task in tasks:
-            size = f"{task.seeds} seeds, {task.epochs} epochs of {task.batch_size}"
-            print(f"{task.name:<24}{size:<34}outside: {task.outside}")
-        return
     methods = list(dict.fromkeys(["adam", *(options.optimizer or METHODS)]))
     report = summary(tasks, methods, measure(tasks, methods, options))
     for method, verdict in report["verdicts"].items():
         print(f"{method}: {json.dumps(verdict)}")
     save(options.output / "defaults.json", {**conditions("torch", "bayesadam", "ivon-opt"), **report})
-    print(f"wrote {options.output / 'defaults.json'}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ Finished units are kept in the file: a run that was interrupted continues, ``--a
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 import warnings
 from collections.abc import Callable
@@ -27,10 +26,10 @@ import bayesadam as ba
 from bayesadam.distance import distance_aware
 from default_runs.comparison import paired
 from default_runs.scores import score, validation_nll
-from default_runs.training import Trained, adam, fit, plan_of
+from default_runs.training import Trained, adam, train
 from default_runs.units import RATES
 from default_tasks import TASKS, Data, Task
-from record import arguments, conditions, save
+from record import arguments, conditions, earlier, save
 
 NAMES, SIZE = ("mnist", "fashion-5k"), 5_000
 NETWORKS: dict[str, Callable[[nn.Module], nn.Module]] = {
@@ -55,16 +54,14 @@ def scores(trained: Trained, data: Data, q: ba.posterior.NetworkDistribution) ->
 def unit(task: Task, data: Data, network: str, seed: int) -> dict[str, dict[str, float]]:
     """Scores of the network as a point and with a posterior of its last layer."""
     began = time.process_time()
-    best: tuple[dict[str, float], Trained] | None = None
+    plain = task.model
+    task = dataclasses.replace(task, model=lambda data: NETWORKS[network](plain(data)))
+    tried = []
     for rate in RATES:
-        torch.manual_seed(seed)
-        model, plan = NETWORKS[network](task.model(data)), plan_of(task, data)
-        trained = fit(task, data, model, task.likelihood(), adam(task, rate)(model, plan), plan, seed)
-        found = scores(trained, data, ba.DiagonalGaussian.point_mass(trained.model)) | {"lr": rate}
-        if best is None or found["validation"] < best[0]["validation"]:
-            best = found, trained
-    assert best is not None
-    point, trained = best
+        trained = train(task, data, adam(task, rate), seed)
+        point = scores(trained, data, ba.DiagonalGaussian.point_mass(trained.model)) | {"lr": rate}
+        tried.append((point, trained))
+    point, trained = min(tried, key=lambda one: one[0]["validation"])
     found = {"point": point}
     for part, options in POSTERIORS.items():
         with warnings.catch_warnings():
@@ -98,8 +95,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="do finished units again")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    path = options.output / "distance.json"
-    units: dict[str, Any] = dict(json.loads(path.read_text())["units"]) if path.exists() else {}
+    units = earlier(options.output / "distance.json").get("units", {})
     report = conditions("torch", "bayesadam")
     for name in options.task:
         task = dataclasses.replace(TASKS[name], size=SIZE)
@@ -113,7 +109,6 @@ def main() -> None:
                     save(options.output / "distance.json", {**report, "units": dict(sorted(units.items()))})
                 print(f"{key:<40}{units[key]}", flush=True)
         print("\n".join(summary(units, label, options.seeds)), flush=True)
-    print(f"wrote {path}")
 
 
 if __name__ == "__main__":

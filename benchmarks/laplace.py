@@ -26,14 +26,10 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
-import json
 import statistics
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,9 +38,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
 from bayesadam.posthoc import LaplaceApproximation
+from memory import in_new_process, resident
 from networks import perceptron
 from peers import laplace_torch
-from record import arguments, conditions, save
+from record import arguments, conditions, earlier, save
 
 ROUNDS, PRIOR, NOISE = 3, 2.0, 0.3
 PACKAGES = ("torch", "bayesadam", "laplace-torch", "curvlinops-for-pytorch", "backpack-for-pytorch")
@@ -168,21 +165,13 @@ def _curvatures(ours: LaplaceApproximation, theirs: Any) -> list[tuple[Tensor, T
 
 
 def many_classes() -> dict[str, Any]:
-    """The factors of a layer of 3,100 outputs, in a process of its own: seconds and peak memory in GiB."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(_many_classes).result()
-
-
-def _many_classes() -> dict[str, Any]:
+    """The factors of a layer of 3,100 outputs, in a new process: seconds and peak memory in GiB."""
     case = Case("classification", "last_layer_kron", perceptron(64, 512, 3100, seed=0), 2000)
     begin = time.perf_counter()
     fitted = case.ours()
-    seconds = {"our fit": time.perf_counter() - begin}
+    seconds = {"our fit": round(time.perf_counter() - begin, 2)}
     fitted.posterior(PRIOR)
-    # That of getrusage is the parent's, if that is larger.
-    status = Path("/proc/self/status").read_text() if Path("/proc/self/status").exists() else "VmHWM: 0"
-    peak = int(status.split("VmHWM:")[1].split()[0]) / 2**20
-    return {"seconds": {k: round(v, 2) for k, v in seconds.items()}, "peak GiB": round(peak, 2)}
+    return {"seconds": seconds, "peak GiB": round(resident("VmHWM") / 2**30, 2)}
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> float:
@@ -208,7 +197,7 @@ def cases() -> dict[str, Callable[[], dict[str, Any]]]:
     found["large classification, kron"] = lambda: factored.compare(ROUNDS)
     images = Case("classification", "kron", convolutional(), 256, predicted=16)
     found["convolutional classification, kron"] = lambda: images.compare(ROUNDS)
-    found["many classes, last_layer_kron"] = many_classes
+    found["many classes, last_layer_kron"] = lambda: in_new_process(many_classes)
     return found
 
 
@@ -217,17 +206,16 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose names have this")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    path, now = options.output / "laplace.json", conditions(*PACKAGES)
-    before = json.loads(path.read_text()) if options.only and path.exists() else {"cases": {}}
-    report: dict[str, Any] = {**now, **before}
+    now = conditions(*PACKAGES)
+    report: dict[str, Any] = {**now, "cases": {}}
+    if options.only:
+        report |= earlier(options.output / "laplace.json")
     for name, compare in cases().items():
-        if options.only not in name:
-            continue
-        result = report["cases"][name] = compare()
-        print(f"{name}: {result}", flush=True)
-        if options.only:
-            result.update({key: now[key] for key in ("date", "threads", "load_averages")})
-        save(options.output / "laplace.json", report)
+        if options.only in name:
+            result = {**compare(), **{key: now[key] for key in ("date", "threads", "load_averages")}}
+            print(f"{name}: {result}", flush=True)
+            report["cases"][name] = result
+            save(options.output / "laplace.json", report)
 
 
 if __name__ == "__main__":

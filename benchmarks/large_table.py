@@ -1,7 +1,6 @@
 """A large table by the command line: seconds and peak memory of each command.
 
     python benchmarks/large_table.py                  # writes runs/benchmarks/large_table.json
-    python benchmarks/large_table.py --folder DIR     # where the tables and the run go; default: a temporary folder
 
 500,000 rows of 90 columns to fit, with a time budget for training, and 1,000,000 rows to predict. The tables are made
 of normal numbers with some structure; writing them is not counted. What is asked for: fit within 10 minutes and 4 GiB
@@ -11,7 +10,6 @@ on 2 cores, predict within 1 GiB.
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -34,7 +32,7 @@ def write_table(path: Path, rows: int, seed: int) -> None:
     """Numbers, categories and truth values, and a target with noise that grows with one of them."""
     generator = np.random.default_rng(seed)
     numbers = COLUMNS - 3
-    writer: csv.CSVWriter | None = None
+    writer = None
     for _ in range(rows // PART):
         x = generator.standard_normal((PART, numbers)).astype(np.float32)
         city, flag = generator.integers(0, 12, PART), generator.random(PART) < 0.3
@@ -44,7 +42,6 @@ def write_table(path: Path, rows: int, seed: int) -> None:
         table = pa.table(columns | {"city": pa.array([f"city {c}" for c in city]), "flag": flag, "y": y})
         writer = writer or csv.CSVWriter(path, table.schema)
         writer.write_table(table)
-    assert writer is not None
     writer.close()
 
 
@@ -57,24 +54,19 @@ def measured(*arguments: str) -> dict[str, Any]:
     if status:
         raise SystemExit(f"{arguments[0]} failed")
     cpu = usage.ru_utime + usage.ru_stime
-    return {"seconds": round(seconds, 1), "CPU seconds": round(cpu, 1), "peak GiB": round(_bytes(usage) / 2**30, 2)}
-
-
-def _bytes(usage: resource.struct_rusage) -> int:
-    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return {"seconds": round(seconds, 1), "CPU seconds": round(cpu, 1), "peak GiB": round(peak / 2**30, 2)}
 
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--folder", type=Path)
     parser.add_argument("--budget", type=float, default=BUDGET)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = options.folder or Path(scratch)
+        folder = Path(scratch)
         fit_on, predict_on = folder / "fit.csv", folder / "predict.csv"
-        for path, rows, seed in ((fit_on, FIT_ROWS, 0), (predict_on, PREDICT_ROWS, 1)):
-            if not path.exists():
-                write_table(path, rows, seed)
+        write_table(fit_on, FIT_ROWS, 0)
+        write_table(predict_on, PREDICT_ROWS, 1)
         report: dict[str, Any] = {
             **conditions("torch", "bayesadam", "scikit-learn", "pyarrow"),
             "table": {"fit rows": FIT_ROWS, "predict rows": PREDICT_ROWS, "columns": COLUMNS},

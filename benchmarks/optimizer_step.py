@@ -16,10 +16,8 @@ everybody needs. It repeats to about 0.2 bytes per parameter.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -31,6 +29,7 @@ from torch import Tensor, nn
 
 from bayesadam import noise
 from contenders import Contender, adam, give, ivon_opt, ours
+from memory import in_new_process, resident
 from record import arguments, conditions, save
 from turns import take_turns
 
@@ -93,20 +92,15 @@ def measure_time(case: str, names: Sequence[str]) -> dict[str, Any]:
     return {"parameters": count, "tensors": tensors, "rounds": rounds, "results": results}
 
 
-def memory_kib(field: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field + ":"))
-    return int(line.split()[1])
-
-
-def print_extra_memory(name: str) -> None:
-    """Run in a process of its own: the peak of two steps less what is not the optimiser's doing, in bytes."""
+def extra_memory(name: str) -> int:
+    """In a new process: the peak of two steps less what is not the optimiser's doing, in bytes."""
     count, tensors, _ = CASES[LARGEST]
     _, step = CONTENDERS[name](parameters(gradients(noise.BLOCK)))
     for _ in range(3):
         step()
     del step
     ctypes.CDLL(None).malloc_trim(0)
-    before = memory_kib("VmRSS") * 1024
+    before = resident("VmRSS")
     opt, step = CONTENDERS[name](parameters(gradients(count, tensors)))
     for _ in range(2):
         step()
@@ -114,14 +108,7 @@ def print_extra_memory(name: str) -> None:
     Path("/proc/self/clear_refs").write_text("5")
     for _ in range(2):
         step()
-    print(memory_kib("VmHWM") * 1024 - before - 2 * count * 4 - state_bytes(opt))
-
-
-def measure_memory(name: str) -> int | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    command = [sys.executable, __file__, "--extra-memory-of", name]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+    return resident("VmHWM") - before - 2 * count * 4 - state_bytes(opt)
 
 
 def main() -> None:
@@ -129,16 +116,12 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--extra-memory-of", choices=list(CONTENDERS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    if options.extra_memory_of:
-        print_extra_memory(options.extra_memory_of)
-        return
     names = list(dict.fromkeys([REFERENCE, *options.contenders]))
     report: dict[str, Any] = {**conditions("torch", "bayesadam", "ivon-opt"), "cases": {}}
-    if LARGEST in options.cases:
-        report["extra_peak_bytes"] = {name: measure_memory(name) for name in names}
+    if LARGEST in options.cases and sys.platform == "linux":
+        report["extra_peak_bytes"] = {name: in_new_process(extra_memory, name) for name in names}
         print("extra peak, bytes:", report["extra_peak_bytes"])
     for case in options.cases:
         report["cases"][case] = measure_time(case, names)

@@ -37,18 +37,10 @@ def contenders(points: int, inputs: int, batch: int, samples: int) -> dict[str, 
     priors = [0.5 + 0.01 * member for member in range(MEMBERS)]
     likelihoods = [ba.Gaussian(1.0 + 0.1 * member) for member in range(MEMBERS)]
     options = {"lr": 0.01, "betas": (0.9, 0.99), "mc_samples": samples}
+    all_options: dict[str, Any] = {"epochs": 1, "batch_size": batch, "prior_precision": priors, "progress": False}
 
     def together() -> None:
-        population.train(
-            models,
-            data,
-            likelihood=likelihoods,
-            epochs=1,
-            batch_size=batch,
-            prior_precision=priors,
-            progress=False,
-            **options,
-        )
+        population.train(models, data, likelihood=likelihoods, **all_options, **options)
 
     def vadam_alone() -> None:
         model, (x, y) = make(), data[0]

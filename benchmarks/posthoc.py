@@ -16,7 +16,6 @@ from __future__ import annotations
 import collections
 import copy
 import itertools
-import json
 import math
 import re
 import statistics
@@ -33,11 +32,11 @@ from torch.nn import functional
 
 import bayesadam as ba
 from default_runs.comparison import paired
-from default_tasks.images import digit_parts
+from default_tasks.images import block, digit_parts
 from default_tasks.task import Part, divide, divided
 from networks import perceptron
 from public_data import load
-from record import arguments, conditions, save
+from record import arguments, conditions, earlier, save
 
 SEEDS = (0, 1, 2)
 LIKELIHOOD = ba.Categorical()
@@ -58,9 +57,6 @@ class LSTM(nn.Module):
 
 
 def convnet() -> nn.Sequential:
-    def block(inputs: int, outputs: int) -> list[nn.Module]:
-        return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
-
     body = [*block(1, 32), *block(32, 32), nn.MaxPool2d(2), *block(32, 64), nn.MaxPool2d(2), nn.Flatten()]
     return nn.Sequential(*body, nn.Linear(64 * 9, 10))
 
@@ -148,11 +144,6 @@ class Trained:
             step(model, adam, batch)
         return cls(task, model.eval(), adam, train, held_out, test)
 
-    @property
-    def num_data(self) -> int:
-        """Number of training rows."""
-        return len(self.train[0])
-
     def fitted(self, structure: str) -> ba.posthoc.LaplaceApproximation:
         """The curvature, found once."""
         if structure not in self.curvatures:
@@ -166,7 +157,7 @@ class Trained:
         torch.manual_seed(0)
         model = copy.deepcopy(self.model).train()
         sgd, swag = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9), ba.SWAG(model)
-        each = math.ceil(self.num_data / self.task.batch_size) // 2
+        each = math.ceil(len(self.train[0]) / self.task.batch_size) // 2
         for number, batch in enumerate(minibatches(self.train, self.task.batch_size, 10), 1):
             step(model, sgd, batch)
             if number % each == 0:
@@ -193,7 +184,7 @@ def temperature_scaling(trained: Trained, model: nn.Module | None = None) -> Fou
 
 
 def badam(trained: Trained, **options: Any) -> Found:
-    q = ba.badam(trained.adam, trained.model, num_data=trained.num_data, **options)
+    q = ba.badam(trained.adam, trained.model, num_data=len(trained.train[0]), **options)
     return trained.model, q, {"found": {"scaled": q.hyperparameters.get("scaled", 1.0)}}
 
 
@@ -215,7 +206,7 @@ def tuned_laplace(trained: Trained, structure: str) -> Found:
 
 
 def tuned_badam(trained: Trained) -> Found:
-    make = partial(ba.badam, trained.adam, trained.model, num_data=trained.num_data)
+    make = partial(ba.badam, trained.adam, trained.model, num_data=len(trained.train[0]))
     return tuned(trained, trained.model, make, "monte_carlo")
 
 
@@ -288,8 +279,7 @@ def main() -> None:
     parser.add_argument("--method", nargs="+", choices=METHODS, default=METHODS, metavar="NAME", help="default: all")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="default: %(default)s")
     options = parser.parse_args()
-    path = options.output / "posthoc.json"
-    results = json.loads(path.read_text())["results"] if path.exists() else {}
+    results = earlier(options.output / "posthoc.json").get("results", {})
     warnings.filterwarnings("ignore", "There is a performance drop")  # torch's, of a mapped LSTM
     warnings.filterwarnings("ignore", "the posterior is too wide")  # which is what is shown
     torch.set_num_threads(1)

@@ -31,6 +31,11 @@ def arguments(description: str | None = None) -> argparse.ArgumentParser:
     return parser
 
 
+def earlier(path: Path) -> dict[str, Any]:
+    """The report of a run that goes on, or an empty one."""
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
 def conditions(*packages: str) -> dict[str, Any]:
     """Date, versions, processor, threads and the load at this moment."""
     return {
@@ -44,7 +49,12 @@ def conditions(*packages: str) -> dict[str, Any]:
 
 
 def clock() -> float:
-    """Seconds: on one thread those of the processor, which other programs disturb less than those of the clock."""
+    """Seconds: on one thread those of the processor, which other programs disturb less than those of the clock; in a
+    program that uses a GPU those of the clock, once the GPU is idle.
+    """
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        return time.perf_counter()
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 

@@ -31,19 +31,15 @@ class Case:
         self.model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
         self.x, self.y = torch.randn(32, 8), torch.randint(0, 2, (32,))
         self.ours = kind == "ba.IVON"
-        self.optimizer: Any
         if self.ours:
-            options: dict[str, Any] = {"num_data": num_data, "mc_samples": mc_samples}
-            self.optimizer = ba.IVON(self.model.named_parameters(), lr=0.1, **options)
+            parameters = self.model.named_parameters()
+            self.optimizer: Any = ba.IVON(parameters, lr=0.1, num_data=num_data, mc_samples=mc_samples)
         else:
             self.optimizer = ivon.IVON(self.model.parameters(), lr=0.1, ess=num_data)
 
     def block(self) -> AbstractContextManager[Any]:
         """Where the weights are a sample."""
-        context: AbstractContextManager[Any] = (
-            self.optimizer.sampled_params() if self.ours else self.optimizer.sampled_params(train=True)
-        )
-        return context
+        return self.optimizer.sampled_params() if self.ours else self.optimizer.sampled_params(train=True)
 
     def loss(self) -> Tensor:
         """The mean over the data."""

@@ -8,7 +8,7 @@ inputs. Prior and noise are known, and every method is told them; settings are t
 
 A method's predictive is compared by two measures. ``kl``: the mean over the test inputs of KL(truth || method) in nats,
 both as Gaussians with the mean and the variance of the noisy target, in units of the standardised targets (of the toy
-inside the data alone). ``typical`` and ``far``: the geometric mean of the method's standard deviation of the function
+inside the data alone). ``far`` and ``typical``: the geometric mean of the method's standard deviation of the function
 over the truth's, at the tenth of the test inputs with the largest Mahalanobis distance from the training inputs, and at
 the others (of the toy outside and inside of the data). Cost is CPU time of training and of the posterior.
 
@@ -22,7 +22,6 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,7 +36,7 @@ from bayesadam import population
 from bayesadam.optim import half_cosine
 from bayesadam.sklearn import BayesianMLPRegressor
 from public_data import load
-from record import arguments, conditions, save
+from record import arguments, conditions, earlier, save
 
 PROBLEMS = {"yacht": "p3_yacht_tanh10", "concrete": "p5_concrete300_relu50", "toy": "p7_toy_tanh50"}
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
@@ -127,6 +126,13 @@ def problem(folder: Path, name: str) -> Problem:
     )
 
 
+def trained(task: Problem, models: list[nn.Module], method: str, steps: int, batch_size: int, **options: Any) -> Any:
+    """A population, with a rate that falls to zero by half a cosine."""
+    epochs = math.ceil(steps / math.ceil(len(task.train[0]) / batch_size))
+    options |= {"epochs": epochs, "batch_size": batch_size, "lr": LR, "lr_schedule": half_cosine, "progress": False}
+    return population.train(models, task.train, likelihood=task.likelihood, method=method, **options)
+
+
 def modes(task: Problem, count: int) -> list[nn.Module]:
     """Networks at posterior modes, from other first weights each."""
     models = population.initialize(task.network, seeds=range(count))
@@ -134,18 +140,7 @@ def modes(task: Problem, count: int) -> list[nn.Module]:
         {name: torch.zeros_like(p) for name, p in models[0].named_parameters()},
         {name: torch.full_like(p, 1.0 / PRIOR) for name, p in models[0].named_parameters()},
     )
-    nets = population.train(
-        models,
-        task.train,
-        likelihood=task.likelihood,
-        method="adam",
-        epochs=STEPS,
-        batch_size=len(task.train[0]),
-        lr=LR,
-        lr_schedule=half_cosine,
-        prior=prior,
-        progress=False,
-    )
+    nets = trained(task, models, "adam", STEPS, len(task.train[0]), prior=prior)
     for number, model in enumerate(models):
         nn.utils.vector_to_parameters(
             nn.utils.parameters_to_vector([value[number] for value in nets.mean.values()]), model.parameters()
@@ -194,19 +189,7 @@ def anchored(task: Problem, last_layer: bool, seed: int = 0) -> Found:
 def noisy(task: Problem, method: str) -> Found:
     """An optimiser that samples weights, untempered."""
     models = population.initialize(task.network, seeds=range(1))
-    nets = population.train(
-        models,
-        task.train,
-        likelihood=task.likelihood,
-        method=method,
-        epochs=math.ceil(NOISY_STEPS / math.ceil(len(task.train[0]) / BATCH)),
-        batch_size=BATCH,
-        lr=LR,
-        lr_schedule=half_cosine,
-        prior_precision=PRIOR,
-        mc_samples=SAMPLES,
-        progress=False,
-    )
+    nets = trained(task, models, method, NOISY_STEPS, BATCH, prior_precision=PRIOR, mc_samples=SAMPLES)
     return models[0], nets.posteriors[0]
 
 
@@ -263,14 +246,12 @@ def von_full(task: Problem) -> Found:
     """With a covariance over all weights and exact Hessians."""
     torch.manual_seed(0)
     model = task.network()
-    optimizer = ba.VON(
+    optimizer = ba.DenseVON(
         model.named_parameters(),
         lr=0.05,
         num_data=len(task.train[0]),
         betas=(0.0, 0.98),
         prior_precision=PRIOR,
-        hessian="exact",
-        covariance="full",
         correction="elementwise",
         clip_radius=1.0,
         mc_samples=2,
@@ -370,9 +351,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="do finished units again")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    report: dict[str, Any] = {**conditions("torch", "bayesadam"), "methods": {}}
-    with suppress(FileNotFoundError):
-        report["methods"] = json.loads((options.output / "truth.json").read_text())["methods"]
+    report: dict[str, Any] = {"methods": {}} | earlier(options.output / "truth.json") | conditions("torch", "bayesadam")
     tasks = {name: problem(options.references, PROBLEMS[name]) for name in options.problem}
     for name in options.method:
         results = report["methods"].setdefault(name, {})

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import bayesadam as ba
 from bayesadam import priors
 from bayesadam.bayes_by_backprop import variational
+from contenders import Step, iteration_of_adam
 from networks import perceptron
 from record import arguments, conditions, save
 from turns import take_turns
@@ -27,7 +28,7 @@ from turns import take_turns
 NUM_DATA = 60_000
 WIDTHS, BATCH = (784, 400, 400, 10), 128
 TINY, TINY_BATCH = (20, 50, 50, 3), 32
-REFERENCE = "plain"
+REFERENCE, ROUNDS = "plain", 41
 Loss = Callable[[Tensor, Tensor], Tensor]
 Make = Callable[[Sequence[int]], tuple[nn.Module, Loss]]
 
@@ -80,19 +81,12 @@ CONTENDERS: dict[str, Make] = {
 }
 
 
-def iterations(widths: Sequence[int], batch: int) -> dict[str, Callable[[], None]]:
+def iterations(widths: Sequence[int], batch: int) -> dict[str, Step]:
     x, y = torch.randn(batch, widths[0]), torch.randint(widths[-1], (batch,))
 
-    def iteration(make: Make) -> Callable[[], None]:
+    def iteration(make: Make) -> Step:
         net, loss = make(widths)
-        optimizer = torch.optim.Adam(net.parameters(), fused=True)
-
-        def run() -> None:
-            optimizer.zero_grad()
-            loss(x, y).backward()
-            optimizer.step()
-
-        return run
+        return iteration_of_adam(net.parameters(), lambda: loss(x, y).backward())
 
     result = {}
     for name, make in CONTENDERS.items():
@@ -104,14 +98,12 @@ def iterations(widths: Sequence[int], batch: int) -> dict[str, Callable[[], None
 
 
 def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=41)
-    options = parser.parse_args()
+    options = arguments(__doc__).parse_args()
     report = {
         **conditions("torch", "bayesadam", "bayesian-torch", "torchbnn"),
-        "rounds": options.rounds,
-        "ordinary": take_turns(iterations(WIDTHS, BATCH), options.rounds),
-        "tiny": take_turns(iterations(TINY, TINY_BATCH), options.rounds),
+        "rounds": ROUNDS,
+        "ordinary": take_turns(iterations(WIDTHS, BATCH), ROUNDS),
+        "tiny": take_turns(iterations(TINY, TINY_BATCH), ROUNDS),
     }
     save(options.output / "variational.json", report)
 

@@ -1,4 +1,10 @@
-"""What can be known of the kernels of a GPU without one; ``gpu.py --without-gpu`` runs each part in its own process."""
+"""What can be known of the kernels of a GPU without one.
+
+    python benchmarks/without_gpu.py            # writes runs/benchmarks/without_gpu.json; needs triton==3.9.0
+
+Every pass of every rule by Triton's interpreter beside PyTorch's operations, cubins of sm_80 and sm_90 with registers
+and spills, bytes per weight, and what steps and other calls dispatch on tensors of a GPU that is not there.
+"""
 
 from __future__ import annotations
 
@@ -21,27 +27,16 @@ from torch.nn.functional import mse_loss
 from bayesadam.core import gpu, launch
 from bayesadam.core.flat import Flat
 from bayesadam.core.passes import Pass
-from bayesadam.curvature import PerExampleSquares
 from bayesadam.native.device import FILL_COLUMNS
 from bayesadam.noise import TILE
 from bayesadam.optim import OPTIMIZERS
+from contenders import optimizer
+from record import arguments, conditions, save
 
 Work = tuple[Pass, torch.dtype, torch.dtype]
 """A pass, and the dtypes of the weights and of the state."""
 FEW = ("vadam", "ivon")
 CPU = torch.device("cpu")
-
-
-def made(name: str, net: nn.Module, **options: Any) -> Any:
-    """An optimiser with what it requires."""
-    required: dict[str, Any] = {"lr": 0.01, "num_data": 50}
-    if name == "bayesadam":
-        required["batch_size"] = 8
-    if name == "vadagrad":
-        required["initial_precision"] = 50.0
-    if name == "vogn":
-        required["curvature"] = PerExampleSquares(net)
-    return OPTIMIZERS[name](net.named_parameters(), **required | options)
 
 
 def passes(names: Sequence[str]) -> list[Work]:
@@ -58,7 +53,7 @@ def passes(names: Sequence[str]) -> list[Work]:
                 (torch.float32, {"low_memory": True}),
             ]
             if name in FEW:
-                prior = made(name, nn.Linear(3, 2)).posterior()
+                prior = optimizer(name, nn.Linear(3, 2)).posterior()
                 variants += [(torch.float32, {"prior": prior}), (torch.float32, {"mc_samples": 2})]
                 variants += [(dtype, {}) for dtype in (torch.bfloat16, torch.float16, torch.float64)]
             for dtype, options in variants:
@@ -71,7 +66,7 @@ def run_steps(name: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
     net = nn.Sequential(nn.Linear(3, 2)).to(dtype)
     if "prior" in options:
         net = net[0]  # type: ignore[assignment]
-    opt = made(name, net, **options)
+    opt = optimizer(name, net, **options)
     x, y = torch.ones(4, 3, dtype=dtype), torch.ones(4, 2, dtype=dtype)
 
     def closure() -> Any:
@@ -95,7 +90,7 @@ def title(work: Work) -> str:
         f"mean={each.mean}",
         f"curvature={each.curvature}",
     ]
-    parts += ["low memory"] * (not each.stored) + ["priors of weights"] * each.per_weight
+    parts += ["low memory"] * (not each.stored) + ["priors of weights"] * bool(each.per_weight)
     return " ".join([*parts, *(str(dtype).removeprefix("torch.") for dtype in {weights: 0, real: 0})])
 
 
@@ -205,31 +200,30 @@ def bytes_per_weight(text: str) -> int:
     return sum(SIZES[dtypes[name]] for name in re.findall(r"tl\.(?:load|store)\(p_(\w+) \+ \w+,", text))
 
 
-def main_of_part(part: str, names: Sequence[str]) -> dict[str, Any]:
-    """One part, in a process of its own."""
-    return interpreted(names) if part == "interpreted" else compiled(names)
-
-
-def without_gpu(*, quick: bool) -> dict[str, Any]:
-    """All parts side by side; ``quick`` takes one rule and fewer steps."""
-    names = ["ivon"] if quick else list(OPTIMIZERS)
-    code = f"import json, without_gpu as w; print(json.dumps(w.main_of_part({{!r}}, {names!r})))"
-    here = Path(__file__).parent
-    commands = {
-        "interpreted": ["-c", code.format("interpreted")],
-        "compiled": ["-c", code.format("compiled")],
-        "fake": ["-c", f"import fake_walks, json; print(json.dumps(fake_walks.everything(quick={quick})))"],
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--quick", action="store_true", help="one rule")
+    options = parser.parse_args()
+    names = ["ivon"] if options.quick else list(OPTIMIZERS)
+    report = conditions("torch", "bayesadam", "triton")
+    calls = {
+        "interpreted": f"without_gpu.interpreted({names})",
+        "compiled": f"without_gpu.compiled({names})",
+        "fake": f"fake_walks.everything(quick={options.quick})",
     }
     workers = {}
-    for part, arguments in commands.items():
-        environment = {**os.environ, "TRITON_INTERPRET": "1" if part == "interpreted" else "0"}
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(here), os.environ.get("PYTHONPATH")]))
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        workers[part] = subprocess.Popen([sys.executable, *arguments], env=environment, **pipes)
-    found = {}
+    for part, call in calls.items():  # each in its own process, which imports triton or torch in its own way
+        code = f"import json, {call.split('.')[0]}; print(json.dumps({call}))"
+        environment = {**os.environ, "TRITON_INTERPRET": str(int(part == "interpreted"))}
+        folder = Path(__file__).parent
+        workers[part] = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+        )
     for part, worker in workers.items():
-        said, errors = worker.communicate()
-        if worker.returncode:
-            raise RuntimeError(f"the part {part!r} failed: {errors[-2000:]}")
-        found[part] = json.loads(said.splitlines()[-1])
-    return found
+        printed, _ = worker.communicate()
+        report[part] = json.loads(printed.splitlines()[-1])
+    save(options.output / "without_gpu.json", report)
+
+
+if __name__ == "__main__":
+    main()

@@ -271,7 +271,7 @@ def dense_von(mu, steps, p):
     ``r^2 / 2 E (S + d)^-1 E``.
     """
     mu, n = numpy.array(mu, dtype=float), len(mu)
-    mu0, one = numpy.array(p.prior_mean or [0.0] * n), numpy.eye(n)
+    one = numpy.eye(n)
     s = p.start * one
     for t in range(steps):
         _, b2 = p.betas_at(t)
@@ -288,7 +288,7 @@ def dense_von(mu, steps, p):
         error = p.temperature * s - h
         extra = 0.5 * (1 - b2) ** 2 * error @ numpy.linalg.inv(s + p.in_precision * one) @ error
         s = s - (1 - b2) * error + (extra if p.correction == "elementwise" else 0.0)
-        step = numpy.linalg.inv(s + p.lt * one) @ (g + p.temperature * p.lt * (mu - mu0))
+        step = numpy.linalg.inv(s + p.lt * one) @ (g + p.temperature * p.lt * mu)
         mu = mu - p.lr * numpy.clip(step, -p.clip_radius, p.clip_radius)
     return mu.tolist(), (p.num_data * (s + p.in_precision * one)).tolist()
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam.posterior import load_posterior
-from posterior.kinds import draw
+from posterior.kinds import draw, flat
 
 BETA, LAMBDA = 4.0, 2.0
 
@@ -40,10 +40,6 @@ def ensemble(make=perceptron, data=(X, Y), likelihood=None, **options):
     likelihood = ba.Gaussian(BETA).double() if likelihood is None else likelihood
     options = {"members": 3, "prior_precision": LAMBDA, "steps": 50, "progress": False, **options}
     return ba.anchored_ensemble(make, data, likelihood=likelihood, **options)
-
-
-def flat(mean):
-    return torch.cat([value.flatten() for value in mean.values()])
 
 
 class CapturedError(Exception):

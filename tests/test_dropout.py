@@ -229,12 +229,22 @@ class TestRefusals:
             ba.predict(model, q, draw(2, 6), likelihood=ba.Gaussian())
 
 
-def test_a_transformer_layer_does_not_take_its_fast_path():
-    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
-    model.self_attn.dropout = 0.0
+class Padded(nn.TransformerEncoder):
+    """An encoder that is told of padding, for which it packs its inputs in evaluation mode."""
+
+    def forward(self, x):
+        return super().forward(x, src_key_padding_mask=torch.arange(x.shape[1]).expand(x.shape[:2]) > 2)[:, :3]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_transformer_layer_does_not_take_its_fast_path(padded):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
+    layer.self_attn.dropout = 0.0
+    model = Padded(layer, 1) if padded else layer
     x = draw(3, 4, 8, dtype=torch.float32)
     found = ba.predict(model, MCDropout(model), x, likelihood=ba.Categorical(), mc_samples=4)
     assert (found.log_probs.std(0) > 1e-3).all()
+    assert not padded or model.use_nested_tensor
 
 
 class Random(nn.Module):

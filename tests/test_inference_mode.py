@@ -68,7 +68,7 @@ CALLS = {
         around(network()), network(), (x, y), likelihood=GAUSSIAN
     ).posterior.variance["0.weight"],
     "prune": lambda x, y: torch.tensor(
-        ba.pruning_curve(network(), around(network()), x, y, likelihood=GAUSSIAN, fractions=[0.5]).scores["nll"]
+        ba.pruning_curve(network(), around(network()), (x, y), likelihood=GAUSSIAN, fractions=[0.5]).scores["nll"]
     ),
 }
 

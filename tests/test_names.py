@@ -15,7 +15,7 @@ from test_docs import PUBLIC, public
 KEYWORD, POSITIONAL = Parameter.KEYWORD_ONLY, (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 PASSED_ON = {"forward", "run"}
 """Methods that call a network, whose arguments they pass on."""
-DATA = {"groups", "inputs", "target", "covariance", "log_variances", "log_aleatoric", "lr", "name", "posterior"}
+DATA = {"data", "groups", "inputs", "target", "covariance", "log_variances", "log_aleatoric", "lr", "name", "posterior"}
 DATA |= {"variance", "rows", "sample", "seeds"}
 """Optional arguments that may follow others by position: data, and the learning rate, as in PyTorch."""
 OTHERS = {"fit", "train", "step", "zero_grad", "to", "load_state_dict", "predict", "predict_interval", "sample_y"}

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesadam as ba
 from bayesadam import metrics, plots
 from bayesadam.pruning import PruningCurve, pruning_curve
-from posterior.kinds import GAUSSIANS
+from posterior.kinds import GAUSSIANS, flat
 
 LEVELS = [0.0, 0.3, 0.9, 1.0]
 
@@ -33,10 +33,6 @@ def q(model):
 @pytest.fixture
 def data():
     return draw((40, 5), 3), torch.arange(40) % 3
-
-
-def flat(tensors):
-    return torch.cat([t.flatten() for t in tensors.values()])
 
 
 class TestMagnitude:
@@ -68,7 +64,7 @@ class TestAgainstPrunedPosteriors:
             else (ba.Gaussian(), lambda found: metrics.rmse(found.mean, y))
         )
         before = {n: v.clone() for n, v in model.state_dict().items()}
-        curve = pruning_curve(model, q, x, y, likelihood=likelihood, fractions=LEVELS, by=by, **options)
+        curve = pruning_curve(model, q, (x, y), likelihood=likelihood, fractions=LEVELS, by=by, **options)
         assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
         assert (curve.fractions, curve.remaining) == (LEVELS, [147, 103, 15, 0])
         assert list(curve.scores) == ["accuracy" if task == "classification" else "rmse", "nll"]
@@ -82,7 +78,7 @@ class TestCurve:
     def test_other_posteriors_linearised(self, model, q, data, kind):
         posterior, (x, y) = GAUSSIANS[kind](q.mean), data
         options = {"likelihood": ba.Categorical(), "method": "linearized", "mc_samples": 4}
-        curve = pruning_curve(model, posterior, x, y, fractions=LEVELS, **options)
+        curve = pruning_curve(model, posterior, (x, y), fractions=LEVELS, **options)
         for level, nll in zip(LEVELS, curve.scores["nll"], strict=True):
             expected = ba.predict(model, posterior.prune(level), x, **options)
             assert nll == pytest.approx(metrics.nll(expected, y), rel=1e-4)
@@ -97,10 +93,10 @@ class TestCurve:
         mean = {**q.mean, **{n: draw(shape, 3) for n, shape in head.items()}}
         q_two = ba.DiagonalGaussian(mean, {n: torch.full_like(m, 0.1) for n, m in mean.items()})
         labels = (y == 0).long().unsqueeze(1)
-        curve = pruning_curve(two, q_two, x, labels, likelihood=ba.Bernoulli(), **options)
+        curve = pruning_curve(two, q_two, (x, labels), likelihood=ba.Bernoulli(), **options)
         found = ba.predict(two, q_two.prune(0.5), x, likelihood=ba.Bernoulli(), method=method, mc_samples=3)
         assert curve.scores["accuracy"] == [((found.probs > 0.5) == labels).double().mean().item()]
-        curve = pruning_curve(model, q, x.view(8, 5, 5), y.view(8, 5), likelihood=ba.Categorical(), **options)
+        curve = pruning_curve(model, q, (x.view(8, 5, 5), y.view(8, 5)), likelihood=ba.Categorical(), **options)
         found = ba.predict(
             model, q.prune(0.5), x.view(8, 5, 5), likelihood=ba.Categorical(), method=method, mc_samples=3
         )
@@ -124,16 +120,16 @@ class TestCurve:
     def test_loaders_and_outputs(self, model, q, data):
         x, y = data
         options = {"likelihood": ba.Categorical(), "fractions": LEVELS}
-        expected = pruning_curve(model, q, x, y, **options).scores
-        loader = DataLoader(TensorDataset(x, y), batch_size=7)
+        expected = pruning_curve(model, q, (x, y), **options).scores
+        loader = DataLoader(TensorDataset(x, y), batch_size=7, shuffle=True)
         wrapped = nn.Sequential(model)
         wrapped.forward = lambda x: {"logits": model(x)}
         names = {f"0.{n}": m for n, m in q.mean.items()}
         renamed = ba.DiagonalGaussian(names, {f"0.{n}": v for n, v in q.variance.items()})
         for found in (
-            pruning_curve(model, q, loader, y, **options),
-            pruning_curve(model, q, x, y, batch_size=9, **options),
-            pruning_curve(wrapped, renamed, x, y, output=lambda out: out["logits"], **options),
+            pruning_curve(model, q, loader, **options),
+            pruning_curve(model, q, (x, y), batch_size=9, **options),
+            pruning_curve(wrapped, renamed, (x, y), output=lambda out: out["logits"], **options),
         ):
             assert found.scores["accuracy"] == expected["accuracy"]
             assert found.scores["nll"] == pytest.approx(expected["nll"], rel=1e-6)
@@ -141,8 +137,8 @@ class TestCurve:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"target": None}, r"^inputs, target and likelihood must all be given without evaluate, got \['inputs',"),
-            ({"evaluate": lambda pruned: {}}, "^inputs, target and likelihood must not be given with evaluate, got"),
+            ({"likelihood": None}, r"^data and likelihood must both be given without evaluate, got \['data'\]$"),
+            ({"evaluate": lambda pruned: {}}, "^data and likelihood must not be given with evaluate, got"),
             ({"fractions": []}, "^fractions must have at least one level, got none$"),
             ({"fractions": [0.5, 1.5]}, r"^every fraction must be in \[0, 1\], got 1.5$"),
             ({"by": "size"}, "^by must be one of .*, got 'size'$"),
@@ -150,7 +146,7 @@ class TestCurve:
         ],
     )
     def test_errors(self, model, q, data, changes, message):
-        arguments = {"inputs": data[0], "target": data[1], "likelihood": ba.Categorical(), **changes}
+        arguments = {"data": data, "likelihood": ba.Categorical(), **changes}
         with pytest.raises(ValueError, match=message):
             pruning_curve(model, q, **arguments)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from default_runs.journal import Key
@@ -13,8 +13,8 @@ from default_tasks import Task
 Records = dict[Key, dict[str, Any]]
 RATIO = (1 / 3, 3.0)
 """Where the median of variance times reference must lie."""
-MARGIN, POINT = 0.01, 0.01
-"""Nats by which NLL may be worse, and by how much accuracy may be lower."""
+POINT = 0.01
+"""By how much accuracy may be lower."""
 
 
 def compare(task: Task, method: str, records: Records) -> dict[str, Any] | None:
@@ -83,41 +83,23 @@ def paired(differences: Sequence[float]) -> list[float]:
     return [mean, math.sqrt(sum((d - mean) ** 2 for d in differences) / (count - 1) / count)]
 
 
-def beyond(difference: Sequence[float], margin: float = 0.0) -> bool:
-    """Worse by more than a margin and two standard errors; without an error, by the margin if there is one."""
-    mean, error = difference
-    if math.isnan(error):
-        return margin > 0 and mean > margin
-    return mean > margin and mean > 2 * error
-
-
 def verdict(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """On how many tasks an optimiser reaches what is asked of it; a training that failed reaches nothing."""
     ran = {name: result for name, result in found.items() if "failed" not in result}
     failed = [name for name in found if name not in ran]
     worse = {name: result["worse"] for name, result in ran.items()}
 
-    def names(score: str, holds: Callable[[list[float]], bool]) -> list[str]:
-        return [name for name, differences in worse.items() if score in differences and holds(differences[score])]
-
     def count(score: str) -> dict[str, int]:
         """Tasks on which it is no worse, of those that have the score."""
-        return {
-            "reached": len(names(score, lambda difference: difference[0] <= 0)),
-            "of": len(names(score, lambda _: True)) + len(failed),
-        }
+        means = [differences[score][0] for differences in worse.values() if score in differences]
+        return {"reached": sum(mean <= 0 for mean in means), "of": len(means) + len(failed)}
 
-    low, high = RATIO
-    widths = {name: result["ratio"][1] for name, result in ran.items() if "ratio" in result}
+    widths = [result["ratio"][1] for result in ran.values() if "ratio" in result]
+    lower = [name for name, differences in worse.items() if differences.get("accuracy", [0.0])[0] > POINT]
     return {
         "tasks": len(found),
         "failed": failed,
-        "nll": count("nll"),
-        "nll_lost": names("nll", lambda difference: beyond(difference, MARGIN)) + failed,
-        "accuracy_lost": names("accuracy", lambda difference: difference[0] > POINT) + failed,
-        "samples": count("samples"),
-        "tuned": count("tuned"),
-        "peer": count("peer"),
-        "auroc": count("auroc"),
-        "width_learned": {"reached": sum(low <= ratio <= high for ratio in widths.values()), "of": len(widths)},
+        "accuracy_lost": lower + failed,
+        **{score: count(score) for score in ("nll", "samples", "tuned", "peer", "auroc")},
+        "width_learned": {"reached": sum(RATIO[0] <= ratio <= RATIO[1] for ratio in widths), "of": len(widths)},
     }

@@ -12,36 +12,20 @@ Key = tuple[str, int, str]
 """Task, seed, method."""
 
 
-class Journal:
-    """The records of a folder.
+def read(folder: Path, task: Task) -> dict[Key, dict[str, Any]]:
+    """The last record of every finished unit of a task, if it was trained as the task is now."""
+    path = folder / f"{task.name}.jsonl"
+    records = map(json.loads, path.read_text().splitlines() if path.exists() else ())
+    return {(task.name, one["seed"], one["method"]): one for one in records if one["trained"] == trained(task)}
 
-    A record counts for a task as it is now: with another number of examples, epochs or another batch size it is not
-    seen.
 
-    Args:
-        folder: Made when the first record is written.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def read(self, task: Task) -> dict[Key, dict[str, Any]]:
-        """The last record of every finished unit of a task."""
-        path = self.folder / f"{task.name}.jsonl"
-        found: dict[Key, dict[str, Any]] = {}
-        for line in path.read_text().splitlines() if path.exists() else ():
-            record = json.loads(line)
-            if record["trained"] == trained(task):
-                found[task.name, record["seed"], record["method"]] = record
-        return found
-
-    def write(self, task: Task, seed: int, method: str, record: dict[str, Any]) -> dict[str, Any]:
-        """Append a record, and return it as it will be read."""
-        record = {"seed": seed, "method": method, "trained": trained(task), **record}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / f"{task.name}.jsonl", "a") as file:
-            file.write(json.dumps(record) + "\n")
-        return record
+def write(folder: Path, task: Task, seed: int, method: str, record: dict[str, Any]) -> dict[str, Any]:
+    """Append a record, and return it as it will be read."""
+    record = {"seed": seed, "method": method, "trained": trained(task), **record}
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / f"{task.name}.jsonl", "a") as file:
+        file.write(json.dumps(record) + "\n")
+    return record
 
 
 def trained(task: Task) -> list[int | None]:

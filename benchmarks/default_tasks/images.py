@@ -82,22 +82,15 @@ def flattened(*widths: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), *perceptron(*widths))
 
 
+def block(inputs: int, outputs: int) -> list[nn.Module]:
+    """A convolution with BatchNorm and ReLU."""
+    return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+
 def convolutional(data: Data) -> nn.Module:
     """Three convolutions with BatchNorm at 14, 7 and 3 pixels, pooled to a vector: 24,000 weights."""
-
-    def block(channels: int, out: int) -> list[nn.Module]:
-        return [nn.Conv2d(channels, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
-
-    return nn.Sequential(
-        *block(1, 16),
-        nn.MaxPool2d(2),
-        *block(16, 32),
-        nn.MaxPool2d(2),
-        *block(32, 64),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(64, 10),
-    )
+    body = [*block(1, 16), nn.MaxPool2d(2), *block(16, 32), nn.MaxPool2d(2), *block(32, 64)]
+    return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
 def shift_and_flip(x: Tensor, generator: Generator) -> Tensor:

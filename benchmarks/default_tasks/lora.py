@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import bayesadam as ba
 from default_tasks.task import Data, Task
 from default_tasks.text import book, next_characters
-from default_tasks.transformer import Transformer
+from networks import Transformer
 
 LENGTH, RANK = 64, 4
 PRETRAINED = {"windows": 6_000, "epochs": 3, "batch_size": 32, "rate": 3e-3}
@@ -59,9 +59,7 @@ def pretrained() -> dict[str, Tensor]:
 
 def adapter(data: Data) -> nn.Module:
     """The pretrained network, frozen, with a correction to every linear layer."""
-    model = plain()
-    model.load_state_dict(pretrained())
-    model.requires_grad_(False)
+    model = whole(data).requires_grad_(False)
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear) and not isinstance(module, LowRank):

@@ -9,7 +9,7 @@ from torch import Generator, Tensor, nn
 
 import bayesadam as ba
 from default_tasks.task import Data, Part, Task, divide
-from default_tasks.transformer import Transformer
+from networks import Transformer
 from public_data import load
 
 BLOCK = 1_024

@@ -48,7 +48,7 @@ for rows in minibatches(20):
 
 levels = [0.0, 0.3, 0.5, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98]
 curves = {
-    name: ba.pruning_curve(model, q, x[test], y[test], likelihood=likelihood, fractions=levels, by=by)
+    name: ba.pruning_curve(model, q, (x[test], y[test]), likelihood=likelihood, fractions=levels, by=by)
     for name, model, q, by in (
         ("Bayes by Backprop, signal-to-noise", noisy, net.posterior(), "signal_to_noise"),
         ("Badam, signal-to-noise", point, ba.badam(adam, point, num_data=len(train)), "signal_to_noise"),

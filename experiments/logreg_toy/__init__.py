@@ -110,15 +110,13 @@ def _full(problem: Problem, config: Mapping[str, Any], progress: Told) -> dict[s
     nn.init.ones_(model.weight)
     x, y = torch.from_numpy(problem.x), torch.from_numpy(problem.y[:, None])
     prior = float(problem.prior[0])
-    optimizer = ba.VON(
+    optimizer = ba.DenseVON(
         model.named_parameters(),
         config["lr"],
         num_data=len(y),
         betas=(0.0, 1.0 - config["rate"]),
         prior_precision=prior,
         initial_precision=1.0 + prior,
-        covariance="full",
-        hessian="exact",
         seed=config["draws"][0],
     )
     likelihood, steps = ba.Bernoulli(), config["iterations"]

@@ -89,14 +89,14 @@ def prune(name: str, trained: Trained, config: Mapping[str, Any], x: Tensor, y: 
     options: dict[str, Any] = {"likelihood": LIKELIHOOD, "progress": False}
     if name == "posterior":
         assert isinstance(trained.distribution, ba.DiagonalGaussian)
-        return ba.pruning_curve(model, trained.distribution, x, y, **options)
+        return ba.pruning_curve(model, trained.distribution, (x, y), **options)
     if name == "badam":
         # Dead pixels have a second moment of 0: without a prior the variance is infinite. The order is the same.
         posterior = ba.badam(trained.optimizer, model, num_data=config["train"], prior_precision=1e-6)
-        return ba.pruning_curve(model, posterior, x, y, **options)
+        return ba.pruning_curve(model, posterior, (x, y), **options)
     point = ba.DiagonalGaussian.point_mass(model)
     if name == "magnitude":
-        return ba.pruning_curve(model, point, x, y, by="magnitude", **options)
+        return ba.pruning_curve(model, point, (x, y), by="magnitude", **options)
     predict = partial(ba.predict, model, ba.MCDropout(model), x, mc_samples=config["mc_samples"], **options)
 
     def evaluate(pruned: ba.posterior.NetworkDistribution) -> Mapping[str, float]:

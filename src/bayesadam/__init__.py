@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from bayesadam.optim import VON as VON
     from bayesadam.optim import BayesAdam as BayesAdam
     from bayesadam.optim import BetaScheduler as BetaScheduler
+    from bayesadam.optim import DenseVON as DenseVON
     from bayesadam.optim import NaturalVadam as NaturalVadam
     from bayesadam.optim import NaturalVON as NaturalVON
     from bayesadam.optim import VadaGrad as VadaGrad
@@ -87,7 +88,8 @@ _HOMES = {
     "likelihoods": "Bernoulli Categorical Gaussian HeteroscedasticGaussian",
     "moments": "fawn variational_last_layer",
     "objectives": "elbo kl_warmup kl_weights",
-    "optim": "IVON NGVI VAN VOGN VON BayesAdam BetaScheduler NaturalVadam NaturalVON VadaGrad Vadam Vprop param_groups",
+    "optim": "IVON NGVI VAN VOGN VON BayesAdam BetaScheduler DenseVON NaturalVadam NaturalVON "
+    "VadaGrad Vadam Vprop param_groups",
     "posterior": "DenseGaussian DiagonalGaussian KroneckerGaussian LowRankGaussian "
     "Mixture Posterior ensemble load_posterior merge",
     "posthoc": "badam laplace",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +14,8 @@ from bayesadam import metrics
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior.gaussian import GaussianPosterior, check_fraction
 from bayesadam.predictive import ClassificationPredictive, MixturePredictive, predict
+from bayesadam.predictive.batches import joined
+from bayesadam.predictive.pairs import Data, batches
 from bayesadam.predictive.result import Predictive
 from bayesadam.progress import progress_bar
 
@@ -38,8 +41,7 @@ class PruningCurve:
 def pruning_curve(
     model: nn.Module,
     posterior: GaussianPosterior,
-    inputs: Tensor | tuple[Any, ...] | Mapping[str, Any] | Iterable[Any] | None = None,
-    target: Tensor | None = None,
+    data: Data | None = None,
     *,
     likelihood: Likelihood | None = None,
     evaluate: Callable[[GaussianPosterior], Mapping[str, float]] | None = None,
@@ -61,11 +63,10 @@ def pruning_curve(
         model: Network whose trainable parameters are those of the posterior; afterwards it is as before.
         posterior: Posterior over the model's weights. For a trained network without uncertainty use
             ``DiagonalGaussian.point_mass(model)``, and prune by magnitude.
-        inputs: Inputs, as for :func:`bayesadam.predict`; a loader is iterated over anew for every level.
-        target: Targets of all inputs, in their order. For a classification likelihood they are class numbers, and the
-            scores are ``"accuracy"``, over all of them, and ``"nll"``. For regression the scores are ``"rmse"`` of the
-            predictive mean, in the units of the targets, and ``"nll"``; for a likelihood without moments ``"nll"``
-            alone.
+        data: A pair ``(inputs, targets)``, or a loader of such pairs, which is iterated over anew for every level. For
+            a classification likelihood the targets are class numbers, and the scores are ``"accuracy"``, over all of
+            them, and ``"nll"``. For regression the scores are ``"rmse"`` of the predictive mean, in the units of the
+            targets, and ``"nll"``; for a likelihood without moments ``"nll"`` alone.
         likelihood: Likelihood of the targets given the output; see :func:`bayesadam.predict`.
         evaluate: Function that returns other scores instead of these. It is called with every pruned posterior.
         fractions: Levels, in any order; at each ``round(fraction * num_weights)`` weights are zero.
@@ -83,9 +84,9 @@ def pruning_curve(
     Raises:
         TypeError: The posterior is not a Gaussian over the weights, such as the :class:`bayesadam.Mixture` of an
             ensemble; prune its members one by one.
-        ValueError: Neither or both of ``evaluate`` and the three arguments ``inputs``, ``target`` and ``likelihood``
-            are given; there is no fraction, or one outside [0, 1]; ``by`` is unknown; the model does not match the
-            posterior; the posterior is a :class:`bayesadam.KroneckerGaussian`, which cannot be pruned (prune its
+        ValueError: Neither or both of ``evaluate`` and the two arguments ``data`` and ``likelihood`` are given; the
+            data are not pairs; there is no fraction, or one outside [0, 1]; ``by`` is unknown; the model does not match
+            the posterior; the posterior is a :class:`bayesadam.KroneckerGaussian`, which cannot be pruned (prune its
             ``marginal()``); or :func:`bayesadam.predict` raises it.
     """
     if not isinstance(posterior, GaussianPosterior):
@@ -93,15 +94,13 @@ def pruning_curve(
             "posterior must be a DiagonalGaussian, LowRankGaussian or DenseGaussian (prune the marginal() of others, "
             f"and the members of a Mixture one by one), got a {type(posterior).__name__}"
         )
-    data = {"inputs": inputs, "target": target, "likelihood": likelihood}
-    given = [name for name, value in data.items() if value is not None]
+    given = [name for name, value in {"data": data, "likelihood": likelihood}.items() if value is not None]
     if evaluate is None:
-        if inputs is None or target is None or likelihood is None:
-            raise ValueError(f"inputs, target and likelihood must all be given without evaluate, got {given}")
+        if data is None or likelihood is None:
+            raise ValueError(f"data and likelihood must both be given without evaluate, got {given}")
         predicted = partial(
             predict,
             model,
-            inputs=inputs,
             likelihood=likelihood,
             mc_samples=mc_samples,
             seed=seed,
@@ -110,9 +109,9 @@ def pruning_curve(
             batch_size=batch_size,
             progress=False,
         )
-        evaluate = partial(_scores, predicted, target)
+        evaluate = partial(_scores, predicted, data)
     elif given:
-        raise ValueError(f"inputs, target and likelihood must not be given with evaluate, got {given}")
+        raise ValueError(f"data and likelihood must not be given with evaluate, got {given}")
     fractions = list(fractions)
     if not fractions:
         raise ValueError("fractions must have at least one level, got none")
@@ -128,11 +127,16 @@ def pruning_curve(
     return curve
 
 
-def _scores(
-    predicted: Callable[[GaussianPosterior], Predictive], target: Tensor, pruned: GaussianPosterior
-) -> dict[str, float]:
-    prediction = predicted(pruned)
-    target = target.to(prediction.device)
+def _scores(predicted: Callable[..., Predictive], data: Data, pruned: GaussianPosterior) -> dict[str, float]:
+    targets = []
+
+    def pairs() -> Iterator[tuple[Any, Tensor]]:
+        for batch, target in batches(data, None, batch_size=sys.maxsize):
+            targets.append(target)
+            yield batch, target
+
+    prediction = predicted(pruned, pairs())
+    target = joined(targets, "targets").to(prediction.device)
     nll = metrics.nll(prediction, target)
     if isinstance(prediction, ClassificationPredictive):
         probs = prediction.class_probs.flatten(0, -2)

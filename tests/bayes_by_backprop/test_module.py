@@ -15,7 +15,6 @@ import bayesadam as ba
 from bayesadam import noise, priors
 from bayesadam.bayes_by_backprop import fused, variational
 from bayesadam.functional.reparameterized import inverse_softplus, sample_of_variance, softplus
-from two_ranks import in_two_ranks
 
 
 def mlp(seed=0, dtype=torch.float32):
@@ -349,10 +348,6 @@ def test_continual_learning_from_a_posterior(tmp_path):
     torch.testing.assert_close(again.kl_divergence(), again.posterior().kl_divergence(q), rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match=r"prior of '0.weight' must be of shape \(5, 4\), got \(6, 4\)"):
         variational(nn.Sequential(nn.Linear(4, 5)), prior=q)
-
-
-def test_two_ranks(tmp_path):
-    in_two_ranks("bayes_by_backprop.workers", ["data_parallel"], tmp_path)
 
 
 class LastState(nn.Module):

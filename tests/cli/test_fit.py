@@ -14,6 +14,7 @@ import bayesadam as ba
 from bayesadam.cli import fit_command
 from bayesadam.report import write_report
 from bayesadam.sklearn import Settings, fit_table, load_estimator
+from bayesadam.sklearn.runs.prepare import prepare
 from bayesadam.sklearn.runs.run_folder import FILES
 from bayesadam.sklearn.tables.read_table import read_table
 from cli.conftest import FAST, labels_table, numbers_table, write
@@ -43,8 +44,8 @@ class TestScreen:
             assert line in out
         assert read(tmp_path / "run", "report")["unseen"] is None  # rows of the past say nothing of a drift
         scores = read(tmp_path / "run", "metrics")["models"]["bayesadam"]
-        (line,) = [line for line in out.split("\n") if "bayesadam" in line and "│" in line]
-        assert float(line.split("│")[2]) == float(f"{scores['RMSE']:.4g}")
+        (line,) = [line for line in out.split("\n") if line.startswith("RMSE")]
+        assert float(line.split()[1]) == float(f"{scores['RMSE']:.4g}")
 
     def test_columns_that_are_kept_and_levels_that_are_rare(self, fitted, tmp_path):
         rare = [f"rare {row}" if row % 40 == 0 else f"level {row % 3}" for row in range(120)]
@@ -104,6 +105,17 @@ class TestScreen:
         assert "1 number (size), 2 categories (city, block), 1 true or false (new), 1 date (day)" in out
         assert "left out  importance: it has the weights of the rows" in out
         assert "'PRICE' is the column 'price'" in out
+
+    @pytest.mark.parametrize("mark", [";", ","])
+    def test_a_decimal_comma_in_weights_and_times(self, tmp_path, mark):
+        lines = [mark.join(f'"{value}"' for value in ("x", "y", "w", "t"))]
+        for row in range(60):
+            numbers = row % 7 + 0.5, row % 5 + 0.25, row % 3 + 0.5, 60.5 - row
+            lines.append(mark.join(f'"{number}"'.replace(".", ",") for number in numbers))
+        (tmp_path / "t.csv").write_text("\n".join(lines))
+        prepared = prepare(Settings(str(tmp_path / "t.csv"), "y", weights="w", time="t"))
+        assert prepared.split.held_out.tolist() == list(range(6))
+        assert prepared.weights.tolist() == [row % 3 + 0.5 for row in range(6, 60)]
 
     def test_a_reader_that_has_gone(self, numbers, tmp_path):
         """As with ``| head``: the fit goes on and is whole."""

@@ -118,6 +118,11 @@ class TestRegression:
         assert "note: columns that are no inputs are ignored: '[extra]'\n" in out
         assert (tmp_path / "b.csv").read_bytes() == expected.read_bytes()
 
+    def test_quantiles_that_are_close_have_columns_of_their_own(self, made):
+        file = read_table(made / "numbers.csv", typed=False)
+        table, _ = predict_table(load_estimator(made / "price"), file, quantiles=(0.9999991, 0.9999992))
+        assert table.column_names[4:] == ["quantile_0.9999991", "quantile_0.9999992"]
+
 
 class TestClassification:
     def test_is_what_the_estimator_says(self, fitted, made, tmp_path):

@@ -330,6 +330,25 @@ def test_predictions_of_the_rows_left_out(curve):
     assert error > seen
 
 
+def test_only_the_ratios_of_weights_matter_and_left_out_rows_are_those_given(curve):
+    x, y = curve
+    weight = np.where(np.arange(len(x)) % 4 == 1, 0.0, 1.0 + np.arange(len(x)) % 3)
+    options = {**QUICK, "epochs": 20}
+    usual, *others = (BayesianMLPRegressor(**options).fit(x, y, scale * weight) for scale in (1.0, 1e-200, 1e200))
+    for other in others:
+        np.testing.assert_allclose(other.predict(x), usual.predict(x), rtol=1e-6)
+    np.testing.assert_array_equal(usual.left_out_[0], np.flatnonzero(weight))
+    classifier = BayesianMLPClassifier(members=2, epochs=5, random_state=0).fit(x, y > np.median(y), weight)
+    assert (weight[classifier.left_out_[0]] > 0).all()
+
+
+def test_networks_that_do_not_fit_into_the_memory(curve, monkeypatch):
+    monkeypatch.setattr("bayesadam.sklearn.tables.memory.available_memory", lambda: 9_000)
+    with pytest.raises(MemoryError, match=r"^training 2 networks of 401 weights would take .*: use fewer members"):
+        BayesianMLPRegressor(hidden=(100,), members=2, epochs=1).fit(*curve)
+    BayesianMLPRegressor(hidden=(50,), members=2, epochs=1).fit(*curve)
+
+
 def test_several_targets_by_scikit_learn(curve):
     """One estimator per target; the regressor itself has one network with several outputs."""
     x, y = curve

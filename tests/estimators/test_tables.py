@@ -129,6 +129,10 @@ class TestFrames:
         with pytest.raises(TableError, match=r"it lacks 'city'$"):
             model.predict(new.drop(columns="city"))
 
+    def test_an_array_has_no_names(self, model):
+        with pytest.raises(TableError, match=r"^the table must have the columns, with their names, .* it lacks 'size'"):
+            model.predict(frame(20).to_numpy())
+
     def test_numbers_that_are_too_far_away(self, model):
         far = frame(20, seed=5)
         far.loc[2, "size"] = 1e30

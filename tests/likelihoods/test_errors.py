@@ -56,62 +56,41 @@ PARAMETERS = [
 
 
 @pytest.mark.parametrize(("kind", "name"), PARAMETERS)
-@pytest.mark.parametrize("value", [0.0, math.nan, math.inf, [1.0, -2.0]])
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf, [1.0, -2.0], "1"])
 def test_parameters_out_of_range(kind, name, value):
-    with pytest.raises(ValueError, match=re.escape(f"{name} must be positive and finite, got {value}")):
+    with pytest.raises(ValueError, match=re.escape(f"{name} must be positive and finite, got {value!r}")):
         kind(**{name: value})
 
 
 VALUES = {
     # targets of another shape than the outputs
     "gaussian: rows": (lambda: ba.Gaussian().nll(Z, Y[:2]), "target must be of the output's shape (3, 2), got (2, 2)"),
-    "gaussian: one axis": (
-        lambda: ba.Gaussian().nll(Z, Y[:, 0]),
-        "target must be of the output's shape (3, 2), got (3,)",
-    ),
-    "gaussian: two axes": (
-        lambda: ba.Gaussian().nll(Z[:, 0], Y),
-        "target must be of the output's shape (3,), got (3, 2)",
-    ),
+    "gaussian: one axis": (lambda: ba.Gaussian().nll(Z, Y[:, 0]), "the output's shape (3, 2), got (3,)"),
+    "gaussian: two axes": (lambda: ba.Gaussian().nll(Z[:, 0], Y), "the output's shape (3,), got (3, 2)"),
     "precisions": (lambda: ba.Gaussian([1.0, 2.0, 3.0]).nll(Z, Y), "must be one number or one per output, got (3,)"),
     "network's noise": (lambda: ba.HeteroscedasticGaussian().nll(CLASSES, Y), "must have mean and log variance along"),
-    "network's noise: scalar": (
-        lambda: ba.HeteroscedasticGaussian().nll(torch.tensor(1.0), Y),
-        "mean and log variance",
-    ),
+    "network's noise: scalar": (lambda: ba.HeteroscedasticGaussian().nll(torch.tensor(1.0), Y), "and log variance"),
     "network's noise: target": (lambda: ba.HeteroscedasticGaussian().nll(Z, Y[:, 0]), "shape (3, 1), got (3,)"),
     "bernoulli: shape": (lambda: ba.Bernoulli().nll(Z, Y[:, 0]), "target must be of the output's shape (3, 2)"),
     "poisson: shape": (lambda: Poisson().nll(Z, Y[:, 0]), "the output's shape (3, 2), got (3,)"),
     "own: shape": (lambda: Exponential().nll(Z, Y[:, 0]), "the output's shape (3, 2), got (3,)"),
     "mixture: shape": (lambda: mixture(Exponential()).log_prob(Y), "the output's shape (4, 2), got (3, 2)"),
-    "classes: shape": (
-        lambda: ba.Categorical().nll(CLASSES, torch.zeros(5, 1).long()),
-        "shape without classes (5,), got",
-    ),
-    "classes: one-hot": (
-        lambda: ba.Categorical().nll(CLASSES, torch.zeros(5, 3).long()),
-        "shape without classes (5,), got",
-    ),
+    "classes: shape": (lambda: ba.Categorical().nll(CLASSES, torch.zeros(5, 1).long()), "without classes (5,), got"),
+    "classes: one-hot": (lambda: ba.Categorical().nll(CLASSES, torch.zeros(5, 3).long()), "without classes (5,), got"),
     # targets that cannot occur
-    "gaussian: axes": (
-        lambda: ba.Gaussian().nll(Z, Y[0]),
-        "that count data points, got the shape (2,) (log_prob takes",
-    ),
+    "gaussian: axes": (lambda: ba.Gaussian().nll(Z, Y[0]), "that count data points, got the shape (2,) (log_prob"),
     "gaussian: samples": (lambda: ba.Gaussian().nll(Z.expand(4, 3, 2), Y), "output (4, 3, 2) that count data points"),
     "bernoulli: axes": (lambda: ba.Bernoulli().nll(Z, numbers(0, 1)), "must have all axes of the output (3, 2)"),
     "classes: axes": (lambda: ba.Categorical().nll(SAMPLES, numbers(0, 1, 2, 1, 0)), "got the shape (5,) (log_prob"),
     "classes: tempered": (
-        lambda: ba.Categorical().tempered(2.0).nll(SAMPLES, numbers(0, 1, 2, 1, 0)),
-        "must have all axes of the output (4, 5, 3)",
+        lambda: ba.Categorical().tempered(2.0).nll(SAMPLES, CLASSES[:, 0].long()),
+        "all axes of the output (4, 5, 3)",
     ),
     "above 1": (lambda: ba.Bernoulli().nll(Z[0], numbers(0, 2)), "target must be in [0, 1], got 2.0"),
     "below 0": (lambda: ba.Bernoulli().nll(Z[0], numbers(0.5, -0.5)), "target must be in [0, 1], got -0.5"),
     "class 3": (lambda: ba.Categorical().nll(CLASSES, numbers(0, 1, 2, 3, 0)), "target must be in [0, 3), got 0 to 3"),
     "class -99": (lambda: ba.Categorical().nll(CLASSES, numbers(0, 1, -99, 2, 0)), "in [0, 3), got -99 to 2"),
-    "class 1.0": (
-        lambda: ba.Categorical().nll(CLASSES, torch.zeros(5)),
-        "integer class numbers, got dtype torch.float32",
-    ),
+    "class 1.0": (lambda: ba.Categorical().nll(CLASSES, torch.zeros(5)), "integer class numbers, got dtype torch"),
     "half a count": (lambda: Poisson().nll(Z[0], numbers(1.0, 2.5)), "must be whole and not negative, got 2.5"),
     "negative count": (lambda: Poisson().nll(Z[0], numbers(1, -2)), "must be whole and not negative, got -2"),
     "no count": (lambda: NegativeBinomial().nll(Z[0], numbers(1.0, math.nan)), "whole and not negative, got nan"),
@@ -121,10 +100,7 @@ VALUES = {
     "nan": (lambda: Gamma().nll(Z[0], numbers(math.nan, 1.0)), "target must be positive and finite, got nan"),
     "support": (lambda: ByDistribution().nll(Z, -2.5 * Y), "target must be in the support of ByDistribution, Greater"),
     # others
-    "no likelihood": (
-        lambda: check_likelihood(nn.MSELoss()),
-        "must be a bayesadam.likelihoods.Likelihood, got MSELoss",
-    ),
+    "no likelihood": (lambda: check_likelihood(nn.MSELoss()), "be a bayesadam.likelihoods.Likelihood, got MSELoss"),
     "probability": (lambda: mixture(Poisson()).quantile([0.5, 1.0]), "probabilities must be in (0, 1), got "),
     "temperature": (lambda: ba.Categorical().tempered(0.0), "temperature must be positive and finite, got 0.0"),
     "temperature of noise": (lambda: ba.Gaussian().tempered(math.nan), "temperature must be positive and finite"),

@@ -13,7 +13,7 @@ from likelihoods import models
 from likelihoods.models import F64, ByDistribution, ByElements, Exponential, close, draw, waiting_times
 from population.conftest import compare
 from posterior.kinds import around
-from posthoc.models import slow_matrix
+from posthoc.models import gradient, slow_matrix
 
 OWN = [Exponential, ByElements, ByDistribution]
 SHIPPED = {
@@ -90,8 +90,7 @@ def slow_curvature(model, x, y, likelihood):
         output = model(x[n : n + 1])
         hessian = torch.func.hessian(lambda o: -likelihood.log_density(o, y[n : n + 1])[0])(output.detach())  # noqa: B023
         hessian = hessian.view(output.numel(), output.numel())
-        rows = [torch.autograd.grad(o, parameters, retain_graph=True) for o in output.flatten()]
-        jacobian = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
+        jacobian = torch.stack([gradient(o, parameters) for o in output.flatten()])
         total = total + jacobian.T @ hessian @ jacobian
     return total
 

@@ -122,6 +122,10 @@ NETWORKS = {
     "a branch": (lambda: make(branch), "got Made: symbolically traced variables cannot be used as inputs to control"),
     "a loop": (lambda: make(lambda self, x: torch.cat([y for y in x])), "model must be a fixed sequence of layers"),
     "hooks": (hooked, "model must have no forward hooks to propagate moments, got some at '1'"),
+    "an argument": (
+        lambda: make(lambda self, x: torch.add(x, x, alpha=2)),
+        "the function 'add' with these arguments (got",
+    ),
     "a view": (lambda: two_layers(view_of_what_changes), "'getitem', which may share memory with 'a', which 'iadd'"),
     "changed by a view": (lambda: two_layers(what_a_view_changes), "'a', which may share memory with 'view', which"),
     "another view": (lambda: two_layers(another_view), "'same', which may share memory with 'drop', which 'relu'"),

@@ -297,7 +297,7 @@ def test_other_wrappers():
 
 
 def test_two_ranks(tmp_path):
-    in_two_ranks("moments.workers", ["data_parallel"], tmp_path)
+    in_two_ranks("moments.workers", ["data_parallel", "bayes_by_backprop"], tmp_path)
 
 
 def test_autocast_leaves_moments_alone():

@@ -22,18 +22,16 @@ RATES = {
     "bayesadam": 0.01,
 }
 VARIANTS = {
-    "von full": {"covariance": "full"},
     "von backtracking": {"correction": "backtracking"},
     "von exact": {"hessian": "exact", "correction": "elementwise"},
     "von hutchinson": {"hessian": "hutchinson", "probes": 2},
-    "von exact full": {"hessian": "exact", "covariance": "full", "correction": "elementwise"},
     "vogn momentum": {"betas": (0.9, 0.99)},
     "ivon eager": {"compile": False},
 }
 """Registered optimisers with options that change what is done with a gradient."""
-REPRESENTATIVES = ["vadam", "bayesadam", "ivon", "vogn", "von exact", "von exact full"]
-"""One of every kind: curvature from the gradient, from the noise, from outside, and by second derivatives, also in a
-matrix. What does not depend on the rule is tested on these."""
+REPRESENTATIVES = ["vadam", "bayesadam", "ivon", "vogn", "von exact"]
+"""One of every kind: curvature from the gradient, from the noise, from outside, and by second derivatives. What
+does not depend on the rule is tested on these."""
 SHARDED = ["vadam", "ivon", "vogn momentum", "von"]
 """What stands for all that can be sharded and trained in several processes."""
 MODES = ["block", "closure", "train"]
@@ -47,7 +45,6 @@ class Method:
         self.name, _, _ = key.partition(" ")
         self.cls = OPTIMIZERS[self.name]
         self.options = VARIANTS.get(key, {})
-        self.full = self.options.get("covariance") == "full"
         self.learned = self.name == "bayesadam"
         self.takes_second_derivatives = self.options.get("hessian") in ("exact", "hutchinson")
 

@@ -191,7 +191,7 @@ def test_earlier_gradients_are_hidden_and_the_mean_over_samples_is_left(method):
             torch.testing.assert_close(p.grad, torch.stack(each).mean(0), rtol=1e-6, atol=1e-7)
 
 
-@methods(["vadam", "ivon", "vogn", "von exact", "von exact full"])
+@methods(["vadam", "ivon", "vogn", "von exact"])
 def test_micro_batches_inside_a_block_are_one_batch(method):
     nets = [make_net(torch.float64), make_net(torch.float64)]
     for net, parts in zip(nets, (1, 4), strict=True):
@@ -282,7 +282,7 @@ def adds(net):
     return loss
 
 
-@methods(["vadam", "ivon", "von full"])
+@methods(["vadam", "ivon"])
 @pytest.mark.parametrize("samples", [1, 2])
 def test_gradients_from_before_are_part_of_every_sample(method, samples):
     """As if the loss of every sample had a linear term with this gradient."""
@@ -302,7 +302,7 @@ def test_gradients_from_before_are_part_of_every_sample(method, samples):
     assert (weights(net) - weights(only)).abs().max() > 1e-4
 
 
-@methods(["vadam", "ivon", "vogn", "von full", "von exact"])
+@methods(["vadam", "ivon", "vogn", "von exact"])
 @pytest.mark.parametrize("clear", ["optimizer", "model", "model in place"])
 def test_a_closure_that_clears_has_nothing_of_before(method, clear):
     """Methods that differentiate the loss themselves hide what is there."""

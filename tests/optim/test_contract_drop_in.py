@@ -22,7 +22,7 @@ from optim.methods import (
     weights,
 )
 
-drop_in_methods = methods(["vadam", "bayesadam", "ivon", "vogn", "von full"])
+drop_in_methods = methods(["vadam", "bayesadam", "ivon", "vogn"])
 
 
 @drop_in_methods

@@ -50,7 +50,7 @@ SCHEDULERS = {
 }
 
 
-@methods(["vadam", "von exact full"])
+@methods(["vadam", "von exact"])
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_schedulers_of_torch(method, name):
     net = make_net()
@@ -224,7 +224,6 @@ COMPILED = [
     ("ivon", "block", 2, "eager"),
     ("ivon eager", "train", 1, "eager"),
     ("vogn", "train", 1, "eager"),
-    ("von full", "train", 1, "eager"),
     ("vadam", "train", 1, "aot_eager"),
 ]
 

@@ -60,11 +60,9 @@ def test_a_closure_gives_the_mean_loss_over_the_samples(method):
     assert len({loss.item() for loss in losses}) == 3
 
 
-@methods([key for key in EVERY if "bayesadam" not in key], full=False)
+@methods([key for key in EVERY if "bayesadam" not in key])
 def test_a_sample_is_the_mean_plus_sigma_times_the_noise_of_its_coordinates(method):
-    """With a full covariance it is ``mu + L^-T eps``: test_dense_von.py. BayesAdam's noise is wider than its posterior,
-    and is in the slow loop of test_bayesadam.py.
-    """
+    """BayesAdam's noise is wider than its posterior, and is in the slow loop of test_bayesadam.py."""
     net = make_net()
     opt = method(net, seed=11, mc_samples=2)
     train(net, opt, 3)
@@ -98,7 +96,7 @@ def test_noise_of_a_large_tensor_has_the_rules_mean_and_variance(method):
     assert abs(1.01 * z.square().mean().item() - 1) * math.sqrt(count / 2) > 4.5  # a variance 1% off is seen
 
 
-@methods(["vadam", "von exact full"])
+@methods(["vadam", "von exact"])
 def test_antithetic_samples_mirror_each_other(method):
     net = make_net(torch.float64)
     opt = method(net, mc_samples=4, antithetic=True)

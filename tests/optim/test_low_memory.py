@@ -41,7 +41,7 @@ def bytes_of(opt):
     return sum(t.numel() * t.element_size() for state in opt.state.values() for t in state.values() if t.ndim)
 
 
-@ways([key for key in EVERY if "full" not in key])
+@ways(EVERY)
 def test_every_optimiser_trains_as_with_means(method, mode):
     both = pair(method, mc_samples=1 if mode == "train" else 2)
     for net, opt in both:

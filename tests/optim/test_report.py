@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-import bayesadam as ba
-from optim.methods import EVERY, Method, make_net, make_step, methods, train
+from optim.methods import EVERY, Method, make_net, methods, train
 
 START = {"num_data": 200, "prior_precision": 2.0, "initial_precision": 80.0}
 
@@ -69,16 +68,3 @@ def test_a_prior_of_every_weight_counts_as_it_should():
         share = 0.9**20 * (500.0 - precision) * variance
         assert row.start_share == pytest.approx(share.mean().item())
         assert row.determined == pytest.approx((1 - precision * variance - share).sum().item(), rel=1e-6)
-
-
-def test_a_full_covariance_has_a_report_that_is_saved(tmp_path):
-    net = make_net(torch.float64)
-    opt = Method("von exact full")(net, **START, betas=(0.9, 0.8))
-    for step in range(10):
-        x = torch.randn(16, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-        make_step(opt, lambda x=x: net(x).square().mean())
-    q = opt.posterior()
-    q.save(tmp_path / "q.safetensors")
-    assert ba.load_posterior(tmp_path / "q.safetensors").report().rows == q.report().rows == opt.report().rows
-    spread = torch.cat([value.flatten() for value in q.variance.values()])
-    assert q.report().total.start_share == pytest.approx((0.8**10 * 78.0 * spread).mean().item())

@@ -124,6 +124,27 @@ def test_backtracking_halves_the_largest_admissible_rate_of_all_weights_together
     assert opt.state[first]["hessian"].tolist() == pytest.approx(expected.tolist(), rel=1e-13)
 
 
+def test_a_limit_of_backtracking_ends_with_it():
+    """A run that changes the correction equals one that is resumed there in a new optimiser, and has the full rate."""
+    found = []
+    for resumed in (False, True):
+        parameter = nn.Parameter(torch.full((2,), 0.5, dtype=torch.float64))
+        options = {"num_data": 100.0, "betas": (0.0, 0.5), "hessian": "exact", "correction": "backtracking"}
+        opt = ba.VON([("w", parameter)], **options)
+        opt.step(lambda p=parameter: -50.0 * p.square().sum())
+        if resumed:
+            saved, opt = opt.state_dict(), ba.VON([("w", parameter)], **options)
+            opt.load_state_dict(saved)
+        before = opt.state[parameter]["hessian"].clone()
+        opt.param_groups[0]["correction"] = "elementwise"
+        opt.step(lambda p=parameter: p.square().sum())
+        found.append((parameter.detach(), snapshot(opt)))
+    assert same(*found)
+    error = before - 2.0
+    expected = before - 0.5 * error + 0.125 * error.square() / (before + 0.01)
+    torch.testing.assert_close(opt.state[parameter]["hessian"], expected, rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("name", CLASSES)
 @pytest.mark.parametrize("mode", ["block", "closure"])
 def test_without_correction_an_indefinite_step_is_refused_and_nothing_changed(name, mode):
@@ -309,7 +330,6 @@ class Sharded(nn.Parameter):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"covariance": "full"}, "covariance must be 'diagonal' for sharded parameters, got 'full'"),
         ({"hessian": "exact"}, "hessian must be 'reparameterized' for sharded parameters, got 'exact'"),
         ({"correction": "backtracking"}, "correction must be 'elementwise' for sharded parameters, got 'backtrack"),
         ({"correction": None}, "correction must be 'elementwise' for sharded parameters, got None"),
@@ -320,8 +340,7 @@ def test_sharded_parameters_are_refused_where_a_step_needs_all_of_them(options, 
     with pytest.raises(ValueError, match=message):
         ba.VON([Sharded(torch.zeros(3))], num_data=10, **options)
     ba.VON([Sharded(torch.zeros(3))], num_data=10)
-    if "covariance" not in options:
-        opt = ba.VON([nn.Parameter(torch.zeros(3))], num_data=10, **options)
-        with pytest.raises(ValueError, match=message):
-            opt.add_param_group({"params": [Sharded(torch.zeros(3))]})
-        assert len(opt.param_groups) == 1
+    opt = ba.VON([nn.Parameter(torch.zeros(3))], num_data=10, **options)
+    with pytest.raises(ValueError, match=message):
+        opt.add_param_group({"params": [Sharded(torch.zeros(3))]})
+    assert len(opt.param_groups) == 1

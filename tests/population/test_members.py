@@ -152,6 +152,7 @@ NETWORKS = {
     "batch norm in eval mode": (normalised, VECTORS),
     "parametrised": (lambda: nn.Sequential(squashed(nn.Linear(3, 6)), nn.ReLU(), nn.Linear(6, 2)), VECTORS),
     "embedding": (lambda: nn.Sequential(nn.Embedding(7, 2), nn.Flatten(), nn.Linear(6, 2)), "integers"),
+    "padding": (lambda: nn.Sequential(nn.Embedding(7, 2, padding_idx=3), nn.Flatten(), nn.Linear(6, 2)), "integers"),
     "a weight twice": (Twice, VECTORS),
     "a weight twice in a perceptron": (lambda: tied("weight"), VECTORS),
     "a bias twice in a perceptron": (lambda: tied("bias"), VECTORS),
@@ -189,13 +190,8 @@ class TestNetworks:
 # Likelihoods
 
 
-class Squeezed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = mlp(outputs=1)
-
-    def forward(self, x):
-        return self.net(x).squeeze(-1)
+def squeezed():
+    return nn.Sequential(mlp(outputs=1), nn.Flatten(0))
 
 
 def classes(*shape, high, seed):
@@ -209,11 +205,11 @@ def scaled(kind, values):
 VECTOR_NOISE = [(1.0, 4.0), (2.0, 3.0), (0.5, 9.0), (3.0, 0.1)]
 LIKELIHOODS = {
     "Gaussian, a precision per output": (scaled("fixed", VECTOR_NOISE), mlp, lambda n, i: draw(n, 2, seed=i)),
-    "Gaussian of numbers": (noise_of(3.0), Squeezed, lambda n, i: draw(n, seed=i)),
+    "Gaussian of numbers": (noise_of(3.0), squeezed, lambda n, i: draw(n, seed=i)),
     "learned noise, one for all": (noise_of(1.0, learned=True), mlp, lambda n, i: draw(n, 2, seed=i)),
     "learned noise, own starts": (scaled("learned", VECTOR_NOISE), mlp, lambda n, i: draw(n, 2, seed=i)),
     "heteroscedastic": (ba.HeteroscedasticGaussian(), mlp, lambda n, i: draw(n, 1, seed=i)),
-    "Bernoulli": (ba.Bernoulli(), Squeezed, lambda n, i: classes(n, high=2, seed=i)),
+    "Bernoulli": (ba.Bernoulli(), squeezed, lambda n, i: classes(n, high=2, seed=i)),
     "Bernoulli, several labels": (ba.Bernoulli(), mlp, lambda n, i: classes(n, 2, high=2, seed=i).to(F64)),
     "Categorical": (ba.Categorical(), lambda: mlp(outputs=4), lambda n, i: classes(n, high=4, seed=i)),
 }
@@ -266,11 +262,11 @@ class TestPriors:
         )
 
     def test_some_members_only(self, method, earlier):
-        self.compare(method=method, prior=[earlier[0], None, None, earlier[3]])
+        self.compare(method=method, prior=[earlier[0], None, None, earlier[3]], prior_precision=0.7)
 
 
 def test_priors_from_initial_values_beside_numbers():
-    options = {"prior_precision": ["init", 2.0, 0.5, "init"], "initial_precision": [None, 30.0, None, 100.0]}
+    options = {"prior_precision": ["init", 2.1, 0.3, "init"], "initial_precision": [None, 30.0, None, 100.0]}
     compare(models_of(), regression(), noise_of(4.0), method="bayesadam", **options)
 
 

@@ -69,17 +69,6 @@ class TestSampling:
                 eps = noise.normal(5, 0, 7 + i, index, mean.shape, stream=noise.POSTERIOR)
                 torch.testing.assert_close(samples[name][i], mean + q.variance[name].sqrt() * eps)
 
-    def test_do_not_depend_on_what_was_drawn_before(self):
-        """Small networks have several samples drawn at once, in larger and larger numbers."""
-        q = make()
-        ahead, alone = q.writer(5), q.writer_around({name: value.sqrt() for name, value in q.variance.items()}, 5)
-        assert type(ahead) is not type(alone)
-        for number in (*range(100), 4, 5, 6, 200, None, 201, 200, 2**28 - 2, 2**28 - 1):
-            found, expected = ({name: torch.empty_like(m) for name, m in q.mean.items()} for _ in range(2))
-            ahead(found, number)
-            alone(expected, number)
-            assert all(torch.equal(found[name], expected[name]) for name in q.mean), number
-
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [

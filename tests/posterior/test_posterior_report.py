@@ -102,8 +102,8 @@ def test_point_masses_have_no_width():
     [
         (0.98, "98% of the width still comes from the initial precision: the posterior has not learned it."),
         (0.3, "30% of the width still comes from the initial precision: the posterior has learned it in part."),
-        (0.04, "The posterior has learned its width: 4% of it comes from the initial precision."),
-        (0.004, "The posterior has learned its width: less than 1% of it comes from the initial precision."),
+        (0.04, "4% of the width comes from the initial precision: the gradients determine the rest."),
+        (0.004, "Less than 1% of the width comes from the initial precision: the gradients determine the rest."),
     ],
 )
 def test_sentences_say_what_the_numbers_mean(share, said):

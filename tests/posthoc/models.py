@@ -15,15 +15,9 @@ def mlp(inputs=3, outputs=4, hidden=5):
     return nn.Sequential(*layers, nn.Linear(hidden, outputs)).double()
 
 
-class Squeezed(nn.Module):
+def squeezed(model):
     """With one output, and no axis for it."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, x):
-        return self.model(x).squeeze(-1)
+    return nn.Sequential(model, nn.Flatten(0))
 
 
 def convnet(outputs=3):
@@ -78,9 +72,9 @@ N = 9
 CASES = {
     "categorical": (lambda: mlp(), lambda: draw(N, 3), lambda: classes(N, count=4), ba.Categorical()),
     "convnet": (lambda: convnet(), lambda: draw(N, 2, 4, 4), lambda: classes(N), ba.Categorical()),
-    "bernoulli": (lambda: Squeezed(mlp(3, 1)), lambda: draw(N, 3), lambda: classes(N, count=2), ba.Bernoulli()),
+    "bernoulli": (lambda: squeezed(mlp(3, 1)), lambda: draw(N, 3), lambda: classes(N, count=2), ba.Bernoulli()),
     "labels": (lambda: mlp(3, 2), lambda: draw(N, 3), lambda: classes(N, 2, count=2), ba.Bernoulli()),
-    "gaussian": (lambda: Squeezed(mlp(3, 1)), lambda: draw(N, 3), lambda: draw(N, seed=5), gaussian(2.5)),
+    "gaussian": (lambda: squeezed(mlp(3, 1)), lambda: draw(N, 3), lambda: draw(N, seed=5), gaussian(2.5)),
     "outputs": (lambda: mlp(3, 2), lambda: draw(N, 3), lambda: draw(N, 2, seed=5), gaussian([0.5, 3.0])),
     "learned": (lambda: mlp(3, 2), lambda: draw(N, 3), lambda: draw(N, 2, seed=5), gaussian(1.5, learned=True)),
     "heteroscedastic": (

@@ -17,11 +17,11 @@ from bayesadam.posterior.partial import PartialGaussian
 from bayesadam.posthoc import LaplaceApproximation, laplace
 from bayesadam.posthoc import network as network_module
 from bayesadam.predictive.jacobian import Pulled
+from posterior.kinds import flat
 from posthoc.models import (
     CASES,
     F64,
     N,
-    Squeezed,
     case,
     classes,
     convnet,
@@ -30,6 +30,7 @@ from posthoc.models import (
     mlp,
     slow_log_likelihood,
     slow_matrix,
+    squeezed,
 )
 from predictive.networks import assert_unchanged, snapshot
 
@@ -37,10 +38,6 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}
 BOTH = pytest.mark.parametrize("curvature", ["ggn", "empirical_fisher"])
 STRUCTURES = pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer"])
 EVERY = pytest.mark.parametrize("name", list(CASES))
-
-
-def flat(tensors):
-    return torch.cat([tensor.flatten() for tensor in tensors.values()])
 
 
 @pytest.fixture(scope="module")
@@ -248,26 +245,18 @@ class TestCurvature:
         torch.testing.assert_close(*found, **EXACT)
 
     def test_shared_weights(self):
-        class Tied(nn.Module):
-            def __init__(self):
-                super().__init__()
-                torch.manual_seed(0)
-                self.a, self.b = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
-                self.b.weight = self.a.weight
-                self.double()
-
-            def forward(self, x):
-                return self.b(self.a(x).tanh())
-
+        torch.manual_seed(0)
+        tied = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Tanh(), nn.Linear(3, 3, bias=False)).double()
+        tied[2].weight = tied[0].weight
         x, y = draw(N, 3), classes(N)
-        reference = slow_matrix(Tied(), x, y, ba.Categorical(), "ggn")
+        reference = slow_matrix(tied, x, y, ba.Categorical(), "ggn")
         fitted = [
-            LaplaceApproximation(Tied(), (x, y), likelihood=ba.Categorical(), structure=s) for s in ("full", "diagonal")
+            LaplaceApproximation(tied, (x, y), likelihood=ba.Categorical(), structure=s) for s in ("full", "diagonal")
         ]
         torch.testing.assert_close(fitted[0].curvature, reference, **EXACT)
         torch.testing.assert_close(flat(fitted[1].curvature), reference.diagonal(), **EXACT)
-        with pytest.raises(ValueError, match="^last_layer must have trainable parameters of its own, got 'b.weight', "):
-            LaplaceApproximation(Tied(), (x, y), likelihood=ba.Categorical(), structure="last_layer")
+        with pytest.raises(ValueError, match="^last_layer must have trainable parameters of its own, got '2.weight', "):
+            LaplaceApproximation(tied, (x, y), likelihood=ba.Categorical(), structure="last_layer")
 
 
 class TestFactors:
@@ -293,10 +282,10 @@ def linear_regression(prior=0.7, precision=4.0, count=30):
     design = torch.cat([x, torch.ones(count, 1, **F64)], 1)
     exact_precision = precision * design.T @ design + prior * torch.eye(5, **F64)
     mean = torch.linalg.solve(exact_precision, precision * design.T @ y)
-    model = Squeezed(nn.Linear(4, 1).double())
+    model = squeezed(nn.Linear(4, 1).double())
     with torch.no_grad():
-        model.model.weight.copy_(mean[None, :4])
-        model.model.bias.copy_(mean[4:])
+        model[0].weight.copy_(mean[None, :4])
+        model[0].bias.copy_(mean[4:])
     marginal = MultivariateNormal(
         torch.zeros(count, **F64), torch.eye(count, **F64) / precision + design @ design.T / prior
     )
@@ -454,8 +443,8 @@ def test_whether_the_layer_gives_the_outputs(structure):
     for network, gives in (
         (model, True),
         (nn.Sequential(model, nn.Softplus()), False),
-        (Squeezed(nn.Linear(3, 1).double()), True),
-        (nn.Sequential(Squeezed(nn.Linear(3, 1).double()), nn.Softplus()), False),
+        (squeezed(nn.Linear(3, 1).double()), True),
+        (nn.Sequential(squeezed(nn.Linear(3, 1).double()), nn.Softplus()), False),
         (nn.Sequential(model, nn.LeakyReLU(0.1, inplace=True)), False),
     ):
         fitted = LaplaceApproximation(network, (x, y), likelihood=likelihood, structure=structure, batch_size=4)
@@ -545,6 +534,14 @@ LAST = {"structure": "last_layer"}
         ({"data": (X * math.nan, LABELS)}, "^the log-likelihood must be finite, got nan$"),
         ({**LAST, "last_layer": "1"}, r"^last_layer must be the name of an nn.Linear, one of .*, got '1'$"),
         ({**LAST, "model": nn.PReLU().double()}, "^model must have an nn.Linear for structure='last_layer', got none$"),
+        (
+            {"model": nn.Sequential(nn.Embedding(4, 4, max_norm=1.0)).double(), "data": (LABELS, LABELS)},
+            "^max_norm of an embedding must be None to take derivatives, got 1.0 in '0'$",
+        ),
+        (
+            {"model": nn.Embedding(4, 4, scale_grad_by_freq=True).double(), "data": (LABELS, LABELS)},
+            "^scale_grad_by_freq of an embedding must be False to take derivatives, got True in ''$",
+        ),
         ({**LAST, "model": frozen_head()}, "^last_layer must have trainable parameters of its own, got '4.bias',"),
     ],
 )
@@ -560,7 +557,7 @@ def test_refusals_of_what_is_known_later():
             call(-1)
     with pytest.raises(TypeError, match="^output must be given for a model that returns no tensor"):
         laplace(**unlike(model=nn.Sequential(mlp(), _Box())))
-    model = Squeezed(nn.Linear(2, 1))
+    model = squeezed(nn.Linear(2, 1))
     for p in model.parameters():
         nn.init.zeros_(p)
     with pytest.raises(ValueError, match="^the curvature must be finite, got inf or nan$"):

@@ -18,6 +18,7 @@ from bayesadam.predictive import GaussianLogitsPredictive, GaussianPredictive, j
 from bayesadam.predictive.gaussian import square_root, standard_normals
 from posterior import kinds
 from posterior.kinds import BOUND, F64, GAUSSIANS, covariance, draw, weights
+from posthoc.models import gradient
 from predictive.networks import OUT_OF_MEMORY, Halves, Network, assert_unchanged, close, raise_, snapshot, trained_part
 
 LOOSE = {"rtol": 1e-10, "atol": 1e-10}
@@ -34,15 +35,8 @@ def reference(model, q, rows, part=lambda z: z):
     for row in rows:
         out = part(model(*row)).flatten()
         weights = [dict(model.named_parameters())[name] for name in q.mean]
-        j = torch.stack(
-            [
-                torch.cat(
-                    [g.flatten() for g in torch.autograd.grad(o, weights, retain_graph=True, materialize_grads=True)]
-                )
-                for o in out
-            ]
-        )
-        found.append(j.double() @ sigma @ j.double().T)
+        j = torch.stack([gradient(o, weights) for o in out]).double()
+        found.append(j @ sigma @ j.T)
     model.train()
     return torch.stack(found)
 
@@ -339,6 +333,14 @@ class TestAgainstSlowLoops:
     def test_of_every_posterior_in_every_way(self, name, kind, way, monkeypatch, ways):
         only(monkeypatch, way)
         assert self.check(name, kind, ways) == {way}
+
+    @pytest.mark.parametrize("outputs", [1, 3])
+    def test_as_many_rows_as_outputs(self, outputs):
+        """PyTorch 2.13 differentiates this module wrongly inside two calls of ``vmap``."""
+        model, x = nn.Sequential(nn.PReLU(3), nn.Linear(3, outputs)).double(), draw(3, 3)
+        q = diagonal(model)
+        expected = reference(model, q, [(row[None],) for row in x])
+        close(linearize(model, q, x).epistemic_covariance, expected, rtol=1e-10, atol=1e-8)
 
     @pytest.mark.parametrize("way", ["map", "loop"])
     @pytest.mark.parametrize("name", ["CNN", "no output axis"])

@@ -454,7 +454,7 @@ class TestWrappers:
             )
             assert list(q.mean) == list(plain.mean)
             assert all(torch.equal(q.variance[key], value) for key, value in plain.variance.items())
-        ba.pruning_curve(model, made[1], x, y, likelihood=ba.Gaussian(), fractions=[0.5])
+        ba.pruning_curve(model, made[1], (x, y), likelihood=ba.Gaussian(), fractions=[0.5])
         options = {"candidates": {"prior_precision": [1.0]}, "scale": [1.0], "likelihood": ba.Gaussian()}
         ba.tune_posterior(laplace.posterior, model, (x, y), **options)
 

@@ -53,6 +53,13 @@ def test_outputs_have_the_rows_of_the_inputs(method, batch_size):
         predict(Recurrent(batch_first=False), torch.randn(6, 20, 3), method=method, batch_size=batch_size)
 
 
+def test_a_last_row_without_an_axis():
+    model = nn.Linear(3, 1)
+    model.register_forward_hook(lambda module, inputs, output: output.squeeze())
+    with pytest.raises(ValueError, match=r"^output must have the 1 rows of the inputs .*, got shape \(\)$"):
+        predict(model, torch.randn(9, 3), batch_size=4)
+
+
 def test_outputs_have_the_rows_of_the_inputs_with_moments():
     model = nn.Sequential(nn.Flatten(0, 1), nn.Linear(3, 1))
     with pytest.raises(ValueError, match=r"^output must have the 6 rows .*, got shape \(24, 1\)$"):

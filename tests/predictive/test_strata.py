@@ -126,5 +126,5 @@ def test_pruned_ensembles_and_own_statistics():
     model.seen.clear()
     target = torch.zeros(20, 1)
     options = {"likelihood": ba.Gaussian(), "fractions": [0.5], "by": "magnitude"}
-    ba.pruning_curve(model, ba.DiagonalGaussian.point_mass(model), X, target, **options)
+    ba.pruning_curve(model, ba.DiagonalGaussian.point_mass(model), (X, target), **options)
     assert model.seen == [20]

@@ -21,6 +21,17 @@ def encode(found, values, findings=None):
     return found.encode(column(values), findings or Findings(lambda row: f"line {row + 2}"))
 
 
+def test_years_with_gaps():
+    """pandas writes them as 2001.0, and reads them as numbers."""
+    years = pa.array([2001.0, None, 2005.0])
+    encoder = TableEncoder(date=["year"]).fit(pa.table({"year": years}))
+    assert encoder.columns_[0].order == "year, month, day without marks"
+    for new in (["2001.0", None, "2005.0"], ["2001", "", "2005"]):
+        np.testing.assert_array_equal(
+            encoder.transform(pa.table({"year": new})), encoder.transform(pa.table({"year": years}))
+        )
+
+
 class TestText:
     @pytest.mark.parametrize(
         ("text", "order", "dates"),

@@ -116,9 +116,37 @@ class TestCategories:
         values = [1, 2, 3, 4] * 9
         assert isinstance(learn({"a": values}).columns_[0], Number)
         found = learn({"a": values}, category=["a"])
-        assert found.columns_ == (Category("a", ("1", "2", "3", "4"), False, False, whole=True),)
+        assert found.columns_ == (Category("a", ("1", "2", "3", "4"), False, False),)
         assert found.notes(pa.table({"a": values})) == ["column 'a' is a category (if it is a quantity: keep)"]
         assert codes(found, {"a": ["02", "3.0", "x"]}).tolist() == [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
+
+    @pytest.mark.parametrize(
+        ("training", "new", "level"),
+        [
+            (pa.array([1.0, 2.0, None] * 4), ["2.0", "2", "2.00"], "2"),
+            (pa.array([1.5, 2.0, None] * 4), ["1.50", "1.5"], "1.5"),
+            (pa.array([True, False, None] * 4), ["True", "TRUE", "true"], "true"),
+            (pa.array(["True", "False", None] * 4), [True, "True"], "True"),
+            (pa.array(["1.0", "2.0", None] * 4), [1.0, 1], "1.0"),
+            (pa.array(["1.1", "1.10", "2"] * 4), ["1.10"], "1.10"),
+            (pa.array(["007", "010", None] * 4), ["007", 7], "007"),
+            (pa.array(["007", "010", None] * 4), ["7", "0007"], None),
+            (pa.array(["12345678901234567890", "5", None] * 4), ["12345678901234567891", "1e1"], None),
+        ],
+    )
+    def test_levels_that_are_written_otherwise(self, training, new, level):
+        """As pandas writes whole numbers with gaps, and truth values; no level where the digits differ."""
+        found = learn({"a": training}, category=["a"])
+        place = [] if level is None else [found.get_feature_names_out().tolist().index(f"a = {level}")]
+        for value in new:
+            row = codes(found, {"a": [value]})[0]
+            assert np.flatnonzero(row).tolist() == place
+        if not pa.types.is_string(training.type):
+            assert codes(found, {"a": ["NA"]}).tolist() == codes(found, {"a": pa.array([None], pa.string())}).tolist()
+
+    def test_an_identifier_with_few_values_and_gaps(self):
+        (column,) = learn({"shop_id": [1.0, 2.0, 3.0, None] * 9}).columns_
+        assert column == Category("shop_id", ("1", "2", "3"), False, True)
 
 
 class TestText:
@@ -204,6 +232,7 @@ class TestChoice:
     LEFT_OUT = (
         ("nothing", pa.nulls(N, pa.string()), "all its values are missing"),
         ("same", np.full(N, 7), "it is the same in all training rows (7)"),
+        ("far", 1e39 * (1 + COUNT % 7), "all its numbers are infinite or above 1e+38"),
         ("same", np.full(N, True), "it is the same in all training rows (True)"),
         ("nr", COUNT, "it numbers the rows"),
         ("nr", COUNT + COUNT // 10, "it numbers the rows"),
@@ -273,6 +302,26 @@ class TestChoice:
             assert found.columns_[0].missing
             assert codes(found, table)[:, :2].tolist() == [[1, 0], [3, 1], [3, 0], [5, 0]]
             assert codes(found, table)[:, -1].tolist() == [0, 1, 1, 0]
+
+    def test_a_missing_value_in_numbers_with_a_decimal_comma(self):
+        table = {"a": ["1,5", "-999,0", "3,5", "9,999"], "b": [1.0, 2.0, 4.0, 5.0]}
+        found = learn(table, missing=["-999", "9999", "4.0"])
+        assert codes(found, table)[:, :2].tolist() == [[1.5, 0], [3.5, 1], [3.5, 0], [9.999, 0]]
+        assert codes(found, table)[:, 2:].tolist() == [[1, 0], [2, 0], [2, 1], [5, 0]]
+
+    def test_whole_numbers_follow_a_column_with_commas(self):
+        found = learn({"a": [1, 2, 4] * 9, "b": ["1,5", "2,5", "3,5"] * 9, "c": [0.5, 1.5, 4.5] * 9})
+        assert [column.decimal for column in found.columns_] == [",", ",", "."]
+        assert codes(found, {"a": ["2,5"], "b": ["2,5"], "c": ["2.5"]}).tolist() == [[2.5, 2.5, 2.5]]
+
+    def test_types_that_are_not_for_this(self):
+        parts, lengths = [[i % 3] for i in range(self.N)], pa.array(self.COUNT, pa.duration("s"))
+        table = {"a": self.NOISE, "parts": parts, "t": lengths}
+        for option, name in (("category", "parts"), ("date", "parts"), ("date", "t")):
+            with pytest.raises(TableError, match=f"^column '{name}' must be numbers, text or dates, got (list|dur)"):
+                learn(table, **{option: [name]})
+        with pytest.raises(TableError, match="^column 'c' must be numbers, text or dates, got list<item: int64>"):
+            codes(learn({"c": ["x", "y"] * 9}), {"c": [[1]]})
 
     def test_an_ambiguous_column_follows_one_with_commas(self):
         numbers = range(11, 40)

@@ -116,6 +116,16 @@ def test_lines_above_the_names_and_a_last_row_with_sums(write):
         read_table(write("List\n\na,b\n1,2\n3,4,5\n"))
 
 
+def test_new_rows_are_all_predicted(write):
+    assert read_table(write("kind,n\npart,2\ntotal,3\n"), typed=False).table["kind"].to_pylist() == ["part", "total"]
+
+
+def test_row_numbers_without_a_name(write):
+    """``series.to_csv()`` of pandas."""
+    file = read_table(write(",y\n0.126,0.379\n0.5,0.25\n"))
+    assert (file.table.to_pydict(), file.notes) == ({"column 1": [0.126, 0.5], "y": [0.379, 0.25]}, [])
+
+
 def test_a_total_among_others_is_a_row(write):
     assert read_table(write("kind,n\ntotal,1\npart,2\ntotal,3\n")).table.num_rows == 3
 

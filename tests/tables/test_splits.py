@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bayesadam.sklearn import TableError
+from bayesadam.sklearn.tables.frames import as_table
 from bayesadam.sklearn.tables.splits import copies_of, group_split, random_split, ranks, require_all_classes, time_split
 
 
@@ -93,6 +94,7 @@ class TestGroups:
         assert split.how == f"{len(set(groups[split.held_out]))} of the {len(sizes)} groups of 'g', at random"
 
     def test_codes(self):
+        assert ranks(as_table(pa.table({"a": pa.array([2.5, 1.0], pa.float16())}))["a"], "it").tolist() == [1, 0]
         assert ranks(column(["b", "a", "b", "c"]), "the groups").tolist() == [1, 0, 1, 2]
 
 
@@ -117,6 +119,10 @@ class TestTime:
         split = time_split(column(np.repeat([1, 2], [10, 90])), "t", 0.1)
         assert split.training.tolist() == list(range(10))
 
+    def test_numbers_with_a_decimal_comma(self):
+        times = [f"{i},5" for i in range(100)][::-1]
+        assert time_split(column(times), "t", 0.1, decimal=",").held_out.tolist() == list(range(10))
+
     @pytest.mark.parametrize(("day_first", "last"), [(False, "3/1/2021"), (True, "1/11/2021")])
     def test_dates_that_are_text(self, day_first, last):
         times = ["1/11/2021", "3/1/2021", "2/10/2021"] * 10
@@ -135,6 +141,10 @@ class TestTime:
         (
             lambda: time_split(column(["May"] * 50), "t", 0.1),
             "the column of times 't' must be numbers or dates, got 'May'",
+        ),
+        (
+            lambda: group_split(column([[1], [2]] * 25), "g", 0.1, 0),
+            r"the column of groups 'g' must be numbers, text or dates, got list<item: int64> \(",
         ),
         (lambda: time_split(column([1] * 50), "t", 0.1), "the column of times 't' must have two times"),
     ],

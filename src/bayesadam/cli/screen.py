@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -91,15 +92,16 @@ class Screen(Watcher):
 
 
 def score_table(metrics: Mapping[str, Mapping[str, float | None]]) -> Table:
-    """Return a table of the scores of each model on the held-out rows, in which the best of each column is bold."""
-    table = Table(title="held-out rows", title_justify="left")
-    table.add_column("model")
-    columns = scores(metrics)
-    for name, _, _ in columns:
-        table.add_column(name, justify="right")
+    """Return a table with a column of scores on the held-out rows for each model; the best of each row is bold.
+
+    The names of models and scores are in two lines if the terminal is narrow.
+    """
+    table = Table(title="held-out rows", title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column()
     for model in metrics:
-        cells = [column[model] for _, _, column in columns]
-        table.add_row(model, *(f"[bold]{text}[/]" if best else text for text, best in cells))
+        table.add_column(model, justify="right", min_width=max(map(len, model.split())))
+    for name, _, row in scores(metrics):
+        table.add_row(name, *(f"[bold]{text}[/]" if best else text for text, best in row.values()))
     return table
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from bayesadam.core.flat import Flat, Member, numbers_of
 from bayesadam.core.launch import run
 from bayesadam.core.sampling import Weights
-from bayesadam.core.sources import HessianSource, Source
+from bayesadam.core.sources import Source
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.sharding import average, like, local, rank_and_size
 
@@ -50,14 +50,11 @@ class Collection:
         """Whether curvature is collected with every sample, and not computed at the step."""
         first = self.layout.first
         several = first["mc_samples"] > 1 or first["rank_samples"]
-        elsewhere = self.source is not None or self.layout.dense is not None
-        return several or elsewhere or first.get("correction", "elementwise") != "elementwise"
+        return several or self.source is not None or first.get("correction", "elementwise") != "elementwise"
 
     def discard(self) -> None:
         """Forget the samples collected so far."""
         self.samples, self.curvatures, self._norms, self.factor = 0, {}, {}, 1.0
-        if self.layout.dense is not None:
-            self.layout.dense.discard()
 
     def present(self) -> Hidden:
         """All parameters with their gradients."""
@@ -132,7 +129,7 @@ class Collection:
             if parameter.requires_grad:  # a parameter without a gradient on this rank counts as zero
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         average([self.gradient(member.parameter) for member in self.trained()])
-        if self.source is None and self.layout.dense is None:
+        if self.source is None:
             for flat in self._measured():
                 self._begin(flat, [i for i, parameter in enumerate(flat.parameters) if parameter.requires_grad])
         average([self.curvatures[m.parameter] for m in self.layout.members() if m.parameter in self.curvatures])
@@ -172,10 +169,7 @@ class Collection:
 
     def _collect_curvature(self, trained: Sequence[Member], share: float) -> None:
         """Average the curvature of a sample into the mean over the samples so far."""
-        if self.layout.dense is not None:
-            matrix = self.source.matrix if isinstance(self.source, HessianSource) else None
-            self.layout.dense.measure(self.gradients(), matrix, share)
-        elif self.source is not None:
+        if self.source is not None:
             for member in trained:
                 self._collect_from_source(self.source, member, share)
         else:

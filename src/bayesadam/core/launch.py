@@ -24,7 +24,7 @@ from bayesadam.core import cpp, eager, gpu, interpret
 from bayesadam.core.eager import Draws, Lists
 from bayesadam.core.flat import Draw, Flat
 from bayesadam.core.layout import Layout
-from bayesadam.core.passes import Pass
+from bayesadam.core.passes import PER_WEIGHT, Pass
 from bayesadam.core.printing import FIXED, columns
 from bayesadam.core.record import NotElementwise, Program, record
 from bayesadam.native import device as devices
@@ -70,7 +70,7 @@ def run(
         kind,
         of.statics,
         stored=flat.stored,
-        per_weight=of.per_weight,
+        per_weight=PER_WEIGHT if of.per_weight else (),
         has_prior="prior_precision" in flat.groups[0],
         default_start=of.default_start,
         guarded=flat.on_device and kind == "update",

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bayesadam.core.dense import Dense
 from bayesadam.core.flat import Flat, Kind, Member, kind_of, numbers_of
 from bayesadam.core.passes import PER_WEIGHT
 from bayesadam.core.rule import COUNTERS, Rule
@@ -27,7 +26,6 @@ class Layout:
     Args:
         owner: The optimiser, whose groups and state may be replaced at any time, as by loading.
         rule: Rule of its method.
-        dense: The matrix of the state, if the covariance is full.
         priors: Mean and variance of a posterior that weights continue from, by parameter name.
 
     Attributes:
@@ -35,10 +33,8 @@ class Layout:
         attached_names: Names of the parameters in the attached model.
     """
 
-    def __init__(
-        self, owner: Optimizer, rule: Rule, dense: Dense | None, priors: Mapping[str, tuple[Tensor, Tensor]]
-    ) -> None:
-        self.owner, self.rule, self.dense, self.priors = owner, rule, dense, priors
+    def __init__(self, owner: Optimizer, rule: Rule, priors: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        self.owner, self.rule, self.priors = owner, rule, priors
         self.built: list[Flat] = []
         self.attached_names: Mapping[Tensor, str] = {}
         self._lazy: list[Tensor] = []
@@ -102,14 +98,10 @@ class Layout:
                 continue
             self.check(member)
             alike.setdefault(kind_of(member, self.rule, per_weight=self._has_prior(member)), []).append(member)
-        self.built = flats = [self._flat(kind, members) for kind, members in alike.items()]
-        if self.dense is not None:
-            self.dense.build(flats)
-        for flat in flats:
+        self.built = [self._flat(kind, members) for kind, members in alike.items()]
+        for flat in self.built:
             for number, parameter in enumerate(flat.parameters):
                 self.owner.state[parameter] = flat.state_of(number)
-                if self.dense is not None:
-                    self.owner.state[parameter]["hessian"] = self.dense.matrix[self.dense.spans[parameter]]
 
     def check(self, member: Member) -> None:
         """Raise an error for a parameter that cannot be trained, or whose shape is no longer that of its state."""
@@ -117,7 +109,7 @@ class Layout:
         if parameter.is_complex():
             raise ValueError(f"parameter {self.name_of(parameter)} must be real, got dtype {parameter.dtype}")
         state = self.owner.state.get(parameter, {})
-        for name in ("mean", *(self.rule.state if self.dense is None else ())):
+        for name in ("mean", *self.rule.state):
             if name in state and state[name].shape != parameter.shape:
                 raise RuntimeError(
                     f"parameter {self.name_of(parameter)} must keep its shape {tuple(state[name].shape)}, got "
@@ -127,17 +119,16 @@ class Layout:
     def _flat(self, kind: Kind, members: list[Member]) -> Flat:
         """A flat with the state of its members, which is the initial state where there is none yet."""
         stored = not self.first["low_memory"] or kind.dtype != kind.weights
-        names = ["mean"] if stored else []
-        names += self.rule.state if self.dense is None else ()
-        flat = Flat(kind, members, [*names, *(PER_WEIGHT if kind.per_weight else ())])
+        names = [*(["mean"] if stored else []), *self.rule.state, *(PER_WEIGHT if kind.per_weight else ())]
+        flat = Flat(kind, members, names)
         states = [self.owner.state.get(member.parameter) or {} for member in members]
         new = [n for n, (_, group, _) in enumerate(members) if group.get("prior_precision") == INIT]
         new = [n for n in new if "step" not in states[n]]
-        flat.priors[new] = NARROWER * np.array(initial_priors([flat.parameters[n] for n in new]))
+        flat.priors[new] = _NARROWER * np.array(initial_priors([flat.parameters[n] for n in new]))
         for number, state in enumerate(states):
             self._fill(flat, number, state)
-        numbers = {**numbers_of(self.rule, flat), **flat.before()} if self.dense is None else {}
-        for number, state in enumerate(states if self.dense is None else ()):
+        numbers = {**numbers_of(self.rule, flat), **flat.before()}
+        for number, state in enumerate(states):
             if "step" in state:
                 entries = {name: local(state[name]) for name in self.rule.state}
             else:
@@ -181,6 +172,17 @@ class Layout:
                 flats.append(self._flat(kind, [member]))
         return {parameter: (flat, number) for flat in flats for number, parameter in enumerate(flat.parameters)}
 
+    def values(self, parameters: Sequence[Tensor]) -> list[dict[str, Any]]:
+        """Hyper-parameters of parameters in their next step, and tensors of their state, by name."""
+        places = self.places()
+        found = [places[parameter] for parameter in parameters]
+        numbers = {flat: {**numbers_of(self.rule, flat), **flat.before()} for flat in {flat for flat, _ in found}}
+        return [
+            vars(flat.hyper(self.rule, number, numbers[flat]))
+            | {name: flat.part(name, number) for name in flat.tensors}
+            for flat, number in found
+        ]
+
     def names(self) -> dict[Tensor, str]:
         """Names of the parameters: those in the attached model, and those in groups that have names."""
         named = (group for group in self.owner.param_groups if "param_names" in group)
@@ -196,7 +198,7 @@ class Layout:
 
 
 _WIDER = 10.0
-NARROWER = 3.0
+_NARROWER = 3.0
 """Factor of :func:`initial_priors` in the precision of the prior :data:`INIT`."""
 
 

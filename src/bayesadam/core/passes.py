@@ -1,9 +1,10 @@
 """The element-wise computations on weights: the only place where a sample is computed from mean, width and noise, and
 a step from a gradient.
 
-They work on named tensors of one shape: ``weights`` and ``grad`` (in their own dtype), ``collected`` (a curvature from
-elsewhere, or averaged over samples), ``mean``, the rule's state, ``prior_mean`` and ``prior_precision`` if each weight
-has its own, and the noise ``eps`` of the sample at which gradients were taken and ``next_eps`` of the next one.
+They work on named tensors of one shape, or of shapes that broadcast where a population has several samples: ``weights``
+and ``grad`` (in their own dtype), ``collected`` (a curvature from elsewhere, or averaged over samples), ``mean``, the
+rule's state, ``prior_mean`` and ``prior_precision`` if each weight has its own, and the noise ``eps`` of the sample at
+which gradients were taken and ``next_eps`` of the next one.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Pass:
         rule: Rule of the method.
         kind: ``"sample"``: put a sample into the weights. ``"update"``: make a step of the rule; weights that hold a
             sample then get the next one, others the mean. ``"collect"``: average the curvature of a sample into
-            ``collected``. ``"restore"``: replace the sample in the weights by the mean.
+            ``collected``. ``"restore"``: replace the sample in the weights by the mean. ``"measure"``: compute the
+            curvature of a sample as ``collected``, from a gradient that is not scaled. ``"precision"``: compute the
+            precision of the posterior.
         statics: The rule's static options.
         mean: Where the mean is: ``"state"``; ``"weights"``, which the state's mean follows if it has one; or
             ``"sample"``, where it must be recomputed as ``theta - sigma eps``.
@@ -52,7 +55,7 @@ class Pass:
         deviation: Where ``theta - mu`` comes from, for rules that use it: ``"weights"``, the difference; ``"eps"``,
             drawn again and rounded like the difference; ``"exact"``, drawn again; or ``None``.
         curvature: ``"rule"``; ``"collected"``, given; or ``None``.
-        per_weight: Whether every weight has a prior of its own.
+        per_weight: Names of hyper-parameters of which every weight has its own.
         has_prior: Whether the method has a prior.
         default_start: Whether the initial precision is the rule's default, for priors of single weights.
         guarded: Whether an update also gives the counters after it, and leaves mean, state and counters as they are if
@@ -66,7 +69,7 @@ class Pass:
     stored: bool = True
     deviation: str | None = None
     curvature: str | None = None
-    per_weight: bool = False
+    per_weight: tuple[str, ...] = ()
     has_prior: bool = True
     default_start: bool = False
     guarded: bool = False
@@ -75,8 +78,8 @@ class Pass:
     def inputs(self) -> tuple[str, ...]:
         """Names of the tensors that it may read, without noise."""
         names = ["mean"] if self.stored else []
-        names += [*self.rule.state, *(PER_WEIGHT if self.per_weight else ()), "weights"]
-        names += ["grad"] if self.kind in ("update", "collect") else []
+        names += [*self.rule.state, *self.per_weight, "weights"]
+        names += ["grad"] if self.kind in ("update", "collect", "measure") else []
         return (*names, "collected") if self.kind == "collect" or self.curvature == "collected" else tuple(names)
 
     @property
@@ -103,19 +106,25 @@ class Pass:
         rule, weights = self.rule, values["weights"]
         state = {name: values[name] for name in rule.state}
         before = self._hyper(values, numbers)
+        if self.kind == "precision":
+            return {"precision": rule.posterior_precision(state, before)}
         mean = self._mean(values, state, before)
         if self.kind == "restore":
             return {"weights": mean}
         if self.kind == "sample":
             results = {"weights": perturbed(rule, mean, state, values["next_eps"], before)}
             return self._with_mean(results, mean)
-        grad = values["grad"].to(state[rule.state[0]].dtype) * numbers["scale"]
+        grad = values["grad"].to(state[rule.state[0]].dtype)
+        if self.kind != "measure":
+            grad = grad * numbers["scale"]
         curvature = None
         if self.curvature == "collected":
             curvature = values["collected"] * numbers["collected_scale"]
         elif self.curvature == "rule":
             deviation = self._deviation(mean, weights, values, state, before)
             curvature = rule.curvature(grad, deviation, state, before)
+        if self.kind == "measure":
+            return {} if curvature is None else {"collected": curvature}
         if self.kind == "collect":
             if curvature is None:
                 return {}
@@ -160,7 +169,7 @@ class Pass:
     def _hyper(self, values: Tensors, numbers: Numbers) -> Hyper:
         """Hyper-parameters with the counters before the step."""
         hp = Hyper(**numbers, prior_mean=0.0)
-        for name in PER_WEIGHT if self.per_weight else ():
+        for name in self.per_weight:
             setattr(hp, name, values[name])
         for name, value in self.statics:
             setattr(hp, name, value)

@@ -80,8 +80,6 @@ class Weights:
         hold.
         """
         flats, draw = self.perturbed(), self.draw(sample)
-        if self.layout.dense is not None:
-            self.layout.dense.prepare(draw)  # drawing may raise an error
         self.flats, self.drawn = [], draw
         for flat in flats:
             self.write(flat, np.arange(len(flat.members)), draw, mean="weights")
@@ -98,9 +96,6 @@ class Weights:
             draw: Noise of the sample.
             mean: Where their mean is, as in :class:`~bayesadam.core.passes.Pass`.
         """
-        if self.layout.dense is not None:
-            self.layout.dense.write(flat, follow=mean == "weights")
-            return
         numbers = numbers_of(self.layout.rule, flat)
         launch.run(self.layout, flat, "sample", chosen, numbers, {}, {"eps": self.drawn, "next_eps": draw}, mean=mean)
 
@@ -219,7 +214,8 @@ class Weights:
                     raise RuntimeError(
                         f"parameter {self.layout.name_of(parameter)} must hold the sample that train() drew, got other "
                         "values: call train() after loading a checkpoint, and eval() before changing weights (a call "
-                        "of eval() now takes the changed values as the mean)"
+                        "of eval() now takes the changed values as the mean); an embedding with max_norm changes them "
+                        "in every forward pass"
                     )
                 mean.copy_(value)
                 others.append(parameter)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -16,15 +15,12 @@ from bayesadam.sharding import rank_and_size
 
 
 class HessianSource:
-    """The Hessian of a loss: its diagonal, exact or by Hutchinson's estimate, or with a full covariance the matrix.
+    """The diagonal of the Hessian of a loss, exact or by Hutchinson's estimate.
 
     The user must pass the loss to :meth:`backward` instead of calling ``loss.backward()``.
 
     Args:
         weights: Samples and means in the weights.
-
-    Attributes:
-        matrix: The whole Hessian, with a full covariance.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -33,7 +29,6 @@ class HessianSource:
 
     def discard(self) -> None:
         """Forget everything that was collected."""
-        self.matrix: Tensor | None = None
         self._diagonals: dict[Tensor, Tensor] = {}
         self._written: dict[Tensor, tuple[int, int]] = {}
         self._calls = 0
@@ -55,17 +50,13 @@ class HessianSource:
         """Add a mean loss's gradients to ``p.grad``, and its second derivatives to those of the sample."""
         parameters, grads = self._differentiate(loss)
         first = self.layout.first
-        if self.layout.dense is not None:
-            matrix = hessian.matrix(grads, parameters).detach().double()
-            self.matrix = matrix if self.matrix is None else self.matrix + matrix
-            diagonals: Sequence[Tensor | None] = []
-        elif first["hessian"] == "exact":
+        if first["hessian"] == "exact":
             diagonals = hessian.diagonal(grads, parameters)
         else:
             probes = [self._probe(parameters, k) for k in range(first["probes"])]
             diagonals = hessian.hutchinson(grads, parameters, probes)
         with torch.no_grad():
-            for parameter, value in zip(parameters, diagonals, strict=False):
+            for parameter, value in zip(parameters, diagonals, strict=True):
                 if value is not None:
                     value = value.detach().to(torch.promote_types(value.dtype, torch.float32))
                     known = self._diagonals.get(parameter)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from bayesadam import noise
 from bayesadam.core.collect import Collection
-from bayesadam.core.dense import NotPositive
 from bayesadam.core.finite import DeviceCheck, first_bad
 from bayesadam.core.flat import Draw, Flat, numbers_of
 from bayesadam.core.launch import run
@@ -22,6 +21,16 @@ from bayesadam.sharding import local
 
 BACKTRACK = 0.5
 """Fraction of the largest admissible rate that back-tracking uses, so that no precision more than halves."""
+
+
+class NotPositive(FloatingPointError):
+    """Raised if a step would make a precision negative."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the posterior precision must stay positive, got a curvature that is too negative for this step; nothing "
+            "was changed (use correction='elementwise', a smaller 1 - betas[1] or a larger prior_precision)"
+        )
 
 
 class Updates:
@@ -54,7 +63,8 @@ class Updates:
     def ready(self) -> bool:
         """Whether to step; raises an error if ``nonfinite="raise"`` and the step cannot be made."""
         layout, collection = self.layout, self.collection
-        if collection.collects_curvature and collection.source is None and layout.dense is None:
+        self._largest_rate = math.inf  # the correction may be another one than in the last step
+        if collection.collects_curvature and collection.source is None:
             self._check_measured()
         self.learn(wait=False)
         self._found = self._start_check()
@@ -62,10 +72,7 @@ class Updates:
             return True
         try:
             self._check_finite()
-            if layout.dense is not None:
-                grads = collection.gradients()
-                layout.dense.plan(grads, dict(zip(grads, collection.ratios(list(grads)).tolist(), strict=True)))
-            elif layout.first.get("correction", "elementwise") != "elementwise":
+            if layout.first.get("correction", "elementwise") != "elementwise":
                 self._largest_rate = self._limit()
         except FloatingPointError:
             if layout.first["nonfinite"] == "skip":
@@ -93,7 +100,7 @@ class Updates:
         if len(places) != 1 or None in places or self.layout.first["compile"] is False:
             return None
         is_corrected = self.layout.first.get("correction", "elementwise") != "elementwise"
-        if is_corrected or self.layout.dense is not None or isinstance(self.collection.source, HessianSource):
+        if is_corrected or isinstance(self.collection.source, HessianSource):
             return None
         if not noise.has_kernel(flats[0].kind.device):
             return None
@@ -163,15 +170,11 @@ class Updates:
 
     def make(self, drop_in: bool, ready: bool) -> None:
         """Make the step, if it is ``ready``, and advance; in drop-in training the weights get their next sample."""
-        layout, dense = self.layout, self.layout.dense
+        layout = self.layout
         flats = layout.built if drop_in else layout.flats()
         draws = {"eps": self.weights.draw(0), "next_eps": self.weights.draw(0, ahead=1)}
-        if dense is not None and ready:
-            dense.step(self.collection.gradients(), factor=self.collection.factor, follow=not drop_in)
-        if dense is not None and drop_in:
-            dense.prepare(draws["next_eps"])
         for flat in flats:
-            self._update_flat(flat, draws, drop_in=drop_in and flat.kind.perturb, ready=ready and dense is None)
+            self._update_flat(flat, draws, drop_in=drop_in and flat.kind.perturb, ready=ready)
         if any(devices.is_capturing(flat.kind.device) for flat in flats):
             return  # there was no step
         layout.set_all("noise_step", layout.first["noise_step"] + 1)

@@ -186,7 +186,8 @@ class Collector:
         if during is None or not (self._inside or in_backward()):
             raise RuntimeError(
                 f"{unit} must be called by the model's forward while per-example gradients are squared, got a call "
-                "from outside, where the examples are not known"
+                "from outside, where the examples are not known (also one in which a checkpointed part runs again in a "
+                "second backward pass, or in one through several forward passes)"
             )
         sources = nodes_of(tensors_in((args, kwargs)))
         call = Call(unit, during, names, weakref.ref(self))

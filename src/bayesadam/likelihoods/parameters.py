@@ -8,6 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from bayesadam.checks import check
+
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -18,13 +20,17 @@ def set_log(module: nn.Module, name: str, value: float | Tensor, *, learned: boo
     Raises:
         ValueError: The value is not positive or not finite.
     """
+    check(name, value, "positive and finite", _are_positive)
     tensor = torch.as_tensor(value, dtype=torch.get_default_dtype())
-    if not ((tensor > 0) & tensor.isfinite()).all():
-        raise ValueError(f"{name} must be positive and finite, got {value!r}")
     if learned:
         module.register_parameter(f"log_{name}", nn.Parameter(tensor.log()))
     else:
         module.register_buffer(f"log_{name}", tensor.log())
+
+
+def _are_positive(value: float | Tensor) -> bool:
+    tensor = torch.as_tensor(value, dtype=torch.get_default_dtype())
+    return bool(((tensor > 0) & tensor.isfinite()).all())
 
 
 def with_log(module: Module, name: str, value: Tensor) -> Module:

@@ -163,8 +163,8 @@ def fawn(
             correlated targets. The last layer must be ``nn.Linear``.
         select: Function that selects the random parameters by name; the other parameters are trained without noise.
         scales: Whether Bernoulli weights have a value per output (``"outputs"``) or per input (``"inputs"``) of a
-            layer. With ``"outputs"`` the mean of a network with one hidden layer and one output can only be convex or
-            concave.
+            layer. With ``"outputs"`` the mean of a network with one output and one hidden layer, whose activation is
+            convex (as ReLU is), can only be convex or concave.
 
     Raises:
         ValueError: An option is out of its range, no parameter is random, or moments cannot be propagated through a

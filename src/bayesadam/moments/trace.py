@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -159,8 +160,15 @@ def _check(node: fx.Node, modules: Mapping[str, nn.Module], plain: set[fx.Node])
         inputs = node.all_input_nodes
         if all(used in plain for used in inputs) or _asks_for_shape(node):
             plain.add(node)
-        elif node.target not in (FUNCTIONS if node.op == "call_function" else METHODS):
-            raise unsupported(f"the function {getattr(node.target, '__name__', node.target)!r}")
+            return
+        rules: Mapping[Any, Callable[..., Any]] = FUNCTIONS if node.op == "call_function" else METHODS
+        name = getattr(node.target, "__name__", node.target)
+        if node.target not in rules:
+            raise unsupported(f"the function {name!r}")
+        try:
+            inspect.signature(rules[node.target]).bind(*node.args, **node.kwargs)
+        except TypeError as error:
+            raise unsupported(f"the function {name!r} with these arguments ({error})") from None
 
 
 def _asks_for_shape(node: fx.Node) -> bool:

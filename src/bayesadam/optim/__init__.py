@@ -3,6 +3,7 @@
 from bayesadam.optim.base import PerturbedOptimizer as PerturbedOptimizer
 from bayesadam.optim.bayesadam import BayesAdam as BayesAdam
 from bayesadam.optim.bbb import BayesByBackprop as BayesByBackprop
+from bayesadam.optim.dense_von import DenseVON as DenseVON
 from bayesadam.optim.ivon import IVON as IVON
 from bayesadam.optim.natural import NaturalVadam as NaturalVadam
 from bayesadam.optim.natural import NaturalVON as NaturalVON

@@ -67,7 +67,7 @@ class PerturbedOptimizer(Checkpointed):
         rank_samples: Whether every process of a data-parallel job draws its own sample. By default all draw the same
             one, and shards their slices of it. With it, the backward pass must be run under ``no_sync()``; gradients
             and curvatures of all samples are then averaged over the processes at the step, or at the end of its last
-            block. It is refused for sharded parameters, second derivatives and a full covariance.
+            block. It is refused for sharded parameters and second derivatives.
         low_memory: Whether to keep no copy of the mean while the weights hold a sample. The mean is then recomputed
             from the sample and its noise, and the state takes 4 bytes less per parameter (Vadam then needs 8, as Adam
             does). Each recomputation adds a rounding error of about ``1e-7 |theta|`` in float32, without bias;
@@ -80,7 +80,8 @@ class PerturbedOptimizer(Checkpointed):
             parameter and change nothing, or ``"skip"`` the step and count it in ``skipped_steps`` of the groups.
         compile: Whether to sample and update all parameters on a CPU in one compiled kernel, which is several times
             faster, equal up to rounding, and compiled once per machine in about a second. ``None``, the default, does
-            so if there is a C++ compiler; ``True`` does the same and warns if there is none; ``False`` never compiles.
+            so if there is a C++ compiler, and warns once if there is none; ``True`` also gives the reason if a kernel
+            cannot be used; ``False`` never compiles.
         options: Options that the rule of a subclass declares, by name; a constructor of its own may pass them on.
 
     Raises:
@@ -159,6 +160,7 @@ class PerturbedOptimizer(Checkpointed):
         if self.param_groups and self._engine.weights.held != MEAN:
             raise RuntimeError("add_param_group() must be called when the weights hold the mean: call eval() first")
         groups.check_ordered(param_group["params"])
+        groups.check_no_weight_decay(param_group, self.defaults)
         known = {name: value for name, value in param_group.items() if name in self.defaults}
         param_group = {**param_group, **groups.settled(known)}
         group = {**self.defaults, **param_group}
@@ -304,7 +306,7 @@ class PerturbedOptimizer(Checkpointed):
                 to it are left out; only groups with ``perturb=False`` may have them (a learned noise level).
 
         Returns:
-            The posterior; with ``covariance="full"`` a :class:`DenseGaussian`.
+            The posterior.
 
         Raises:
             RuntimeError: The names of the parameters are not known, or two parameters have the same name.
@@ -312,18 +314,15 @@ class PerturbedOptimizer(Checkpointed):
         """
         covered = self._covered(model)
         means = {name: self._mean_of(flat, number) for name, flat, number in covered}
-        hypers = self._hypers(covered)
+        flats = {flat for _, flat, _ in covered}
+        numbers = {flat: {**numbers_of(self.rule, flat), **flat.before()} for flat in flats}  # waits for a device once
+        hypers = {name: flat.hyper(self.rule, number, numbers[flat]) for name, flat, number in covered}
         variances = {
             name: full(flat.as_state(flat.variance(self.rule, number, hypers[name]), number))
             for name, flat, number in covered
         }
         origins = self._origins(covered, variances, hypers)
         return DiagonalGaussian(means, variances, hyperparameters={**self._reported(), PER_TENSOR: origins})
-
-    def _hypers(self, covered: Sequence[tuple[str, Flat, int]]) -> dict[str, Hyper]:
-        """Hyper-parameters of parameters by name; a device is waited for once."""
-        numbers = {flat: {**numbers_of(self.rule, flat), **flat.before()} for flat in {flat for _, flat, _ in covered}}
-        return {name: flat.hyper(self.rule, number, numbers[flat]) for name, flat, number in covered}
 
     def report(self, model: nn.Module | None = None) -> PosteriorReport:
         """Report what the posterior has learned, for each tensor: the widths, and the share of the start in them.

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bayesadam.core.dense import Dense
 from bayesadam.core.engine import Engine
 from bayesadam.core.layout import Layout
 from bayesadam.core.rule import COUNTERS, Rule
@@ -48,8 +47,7 @@ class Checkpointed(Optimizer):
 
     def _reset(self) -> None:
         """Make a new engine; the data of an unfinished step are discarded."""
-        dense = Dense(self, self.rule) if self.defaults.get("covariance") == "full" else None
-        weights = Weights(Layout(self, self.rule, dense, self._prior))
+        weights = Weights(Layout(self, self.rule, self._prior))
         source: Source | None = self._source
         if self.defaults.get("hessian") in ("exact", "hutchinson"):
             source = HessianSource(weights)
@@ -250,7 +248,7 @@ class Checkpointed(Optimizer):
             ValueError: The state dict is of another method or of other parameters.
         """
         for group in state_dict["param_groups"]:
-            for name in ("method", "hessian", "covariance", "rank_samples"):
+            for name in ("method", "hessian", "rank_samples"):
                 if group.get(name) != self.defaults.get(name):
                     raise ValueError(
                         f"{name} of the state_dict must be {self.defaults.get(name)!r}, got {group.get(name)!r}"

@@ -32,6 +32,15 @@ def check_ordered(params: Any) -> None:
         raise ValueError(f"params must be a list or another ordered collection, got a {type(params).__name__}")
 
 
+def check_no_weight_decay(group: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Refuse a weight decay that is no hyper-parameter and would have no effect."""
+    if group.get("weight_decay") and "weight_decay" not in known:
+        raise ValueError(
+            "weight_decay must be given as a prior (ba.param_groups(model, weight_decay=..., num_data=..., "
+            f"temperature=...) converts it), got {group['weight_decay']!r}"
+        )
+
+
 def check_common(group: Mapping[str, Any]) -> None:
     """Check the hyper-parameters that every perturbed optimiser has."""
     check("lr", group["lr"], "a number or a 1-element tensor, finite and at least 0", _is_learning_rate)
@@ -60,19 +69,30 @@ def check_prior(group: Mapping[str, Any], *, start_wider: bool = False) -> None:
         check("initial_precision", start, f"at least prior_precision={prior!r}", lambda v: v >= prior)
 
 
-def check_shared(
-    group: Mapping[str, Any], others: Sequence[Mapping[str, Any]], names: Sequence[str], when: str = ""
-) -> None:
+def check_shared(group: Mapping[str, Any], others: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     """Refuse a group that differs from the others in a hyper-parameter that must be the same in all groups."""
     for name in names:
         if others and group.get(name) != others[0].get(name):
-            raise ValueError(f"{name} must be the same in all groups{when}, got {group[name]!r}")
+            raise ValueError(f"{name} must be the same in all groups, got {group[name]!r}")
+
+
+def check_distinct(parameters: Sequence[Tensor]) -> None:
+    """Refuse a parameter that is there twice, whose second sample would take the first one for the mean."""
+    seen: dict[Tensor, int] = {}
+    for position, parameter in enumerate(parameters):
+        if parameter in seen:
+            raise ValueError(
+                f"params must have every parameter once, got one at the positions {seen[parameter]} and {position} "
+                "(model.parameters() has tied parameters once)"
+            )
+        seen[parameter] = position
 
 
 def check_parameters(group: Mapping[str, Any], source: PerExampleSquares | None) -> None:
     """Refuse trainable parameters that are complex; sharded parameters if every rank draws its own sample; and
     perturbed parameters that do not belong to the model of the source of curvature.
     """
+    check_distinct(group["params"])
     for position, parameter in enumerate(group["params"]):
         if parameter.is_complex() and parameter.requires_grad:
             raise ValueError(f"parameter {position} of the group must be real, got dtype {parameter.dtype}")

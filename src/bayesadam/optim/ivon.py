@@ -59,7 +59,7 @@ class IVON(PerturbedOptimizer):
         prior_precision: Precision of the prior. The default is ``1e-4 num_data``: the authors' weight decay of 1e-4 is
             this precision divided by ``num_data``.
         initial_precision: Precision at the start, above ``prior_precision``; by default ``max(num_data,
-            prior_precision)``, which is the authors' initial Hessian of 1.
+            prior_precision)``, which is the authors' initial Hessian of 1, but for the prior's part.
         rescale_lr: Whether to multiply the learning rate by ``initial_precision / num_data``, so that the first steps
             are those of gradient descent with this learning rate.
         clip_radius: Largest absolute value of a preconditioned step before the learning rate; positive.

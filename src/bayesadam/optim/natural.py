@@ -73,7 +73,7 @@ def heavy_ball(mean: Tensor, displacement: Tensor, grad: Tensor, before: Tensor,
 class NaturalVON(SecondOrderOptimizer):
     """VON with natural momentum.
 
-    The arguments are those of :class:`VON`, except that ``betas[0]`` is the momentum and the covariance is diagonal.
+    The arguments are those of :class:`VON`, except that ``betas[0]`` is the momentum.
     """
 
     rule = NaturalVONRule()

@@ -62,7 +62,7 @@ class NGVI(SecondOrderOptimizer):
     """Natural-gradient variational inference: a step of fixed size on the natural parameters of the posterior.
 
     The arguments are those of :class:`VON`, except that ``lr`` is the step size of both natural parameters, in [0, 1];
-    at 1 the posterior is that of the last minibatch alone. ``betas`` are not used. The covariance is diagonal.
+    at 1 the posterior is that of the last minibatch alone. ``betas`` are not used.
     """
 
     rule = NGVIRule()

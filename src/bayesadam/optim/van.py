@@ -37,7 +37,6 @@ class VAN(VON):
         hessian: str = "reparameterized",
         probes: int = 1,
         correction: str | None = "default",
-        covariance: str = "diagonal",
         clip_radius: float = math.inf,
         mc_samples: int = 1,
         antithetic: bool = False,

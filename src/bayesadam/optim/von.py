@@ -12,10 +12,6 @@ from bayesadam.optim.base import Prior
 from bayesadam.optim.newton import CLIP_RADIUS, HESSIAN_OPTIONS, HessianRule, damped, followed
 from bayesadam.optim.second_order import SecondOrderOptimizer
 
-COVARIANCE = Option(
-    "covariance", "diagonal", "one of ('diagonal', 'full')", lambda v: v in ("diagonal", "full"), static=True
-)
-
 
 class VONRule(HessianRule):
     """Newton's method at sampled weights (Khan et al. 2018, eqs. 7-8; with ``tau`` eqs. 23-24)::
@@ -31,7 +27,7 @@ class VONRule(HessianRule):
     """
 
     state: ClassVar[tuple[str, ...]] = ("hessian",)
-    options: ClassVar[tuple[Option, ...]] = (*HESSIAN_OPTIONS, COVARIANCE, CLIP_RADIUS)
+    options: ClassVar[tuple[Option, ...]] = (*HESSIAN_OPTIONS, CLIP_RADIUS)
 
     def update(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> Updated:
         """One step; see the class."""
@@ -43,7 +39,8 @@ class VONRule(HessianRule):
 
 
 class VON(SecondOrderOptimizer):
-    """Variational online Newton, the exact method that Vadam approximates cheaply.
+    """Variational online Newton, the exact method that Vadam approximates cheaply; :class:`DenseVON` is the same with a
+    full covariance.
 
     The optimiser takes the second derivatives itself, from a loss on which ``backward()`` has *not* been called::
 
@@ -69,11 +66,6 @@ class VON(SecondOrderOptimizer):
             second order (Lin et al. 2020); ``"backtracking"`` reduces ``1 - betas[1]`` for all weights in that step
             (Khan et al. 2018, eq. 63); with ``None`` a step that would make a precision negative raises an error. The
             default is None for ``"exact"`` and ``"elementwise"`` otherwise.
-        covariance: ``"diagonal"``, or ``"full"`` for one matrix over all weights, of which there may be a few thousand.
-            With ``"full"``, :meth:`posterior` returns a :class:`DenseGaussian`, and the trainable parameters must stay
-            the same and must not be sharded. With ``"reparameterized"`` the estimate from one sample has rank 2 and a
-            size that grows with the gradient, so it is stable only if ``1 - betas[1]`` is small against
-            ``1 / sqrt(num_data)``.
         clip_radius: Largest absolute value of the Newton step of a weight, before the learning rate; infinite by
             default. A limit of 0.1 to 1 keeps the training from diverging where the curvature has been small and a
             gradient is large, as at the start from a trained network.
@@ -99,7 +91,6 @@ class VON(SecondOrderOptimizer):
         hessian: str = "reparameterized",
         probes: int = 1,
         correction: str | None = "default",
-        covariance: str = "diagonal",
         clip_radius: float = math.inf,
         mc_samples: int = 1,
         antithetic: bool = False,

@@ -67,18 +67,19 @@ class Chunk:
         self._hypers = [setup.hypers[member] for member in members]
         if plan.lr_schedule is not None:  # as with a scheduler of PyTorch, which replaces a rule's own schedule
             self._hypers = [{**hyper, "initial_lr": hyper["lr"]} for hyper in self._hypers]
+        self._shared = setup.hypers[0]  # number of samples and static options are those of all members
         self._numbers = setup.numbers(members)
-        self._samples: int = self._numbers["mc_samples"]
+        self._samples: int = self._shared["mc_samples"]
         self._counters: dict[str, Any] = dict(zip(COUNTERS, INITIAL_COUNTERS, strict=True))
         if len({plan.pool.batches[member] for member in members}) > 1:
             self._counters = {name: np.full((len(members), 1), value) for name, value in self._counters.items()}
         noisy = losses.perturbed if setup.noisy else 0
-        hessian = self._numbers.get("hessian")
+        hessian = self._shared.get("hessian")
         self._segments = [
             Segment(
                 self._rule,
                 {name: value[rows] for name, value in setup.tensors.items()},
-                self._numbers,
+                self._shared,
                 slice(start, stop),
                 noisy=start < noisy,
                 has_curvature=hessian == "exact" or (hessian == "empirical_fisher" and start < losses.perturbed),
@@ -86,7 +87,7 @@ class Chunk:
             for start, stop in ((0, noisy), (noisy, losses.layout.numel))
             if stop > start
         ]
-        self._draws = Draws(losses.noise_sizes, self._samples, self._numbers["antithetic"], setup.tensors["mean"])
+        self._draws = Draws(losses.noise_sizes, self._samples, self._shared["antithetic"], setup.tensors["mean"])
         self.failed: dict[int, dict[str, Tensor]] = {}
         self._bad_at = torch.empty(0)  # of a GPU's members, the step of the epoch with the first bad gradient
         self._past: list[dict[str, Any]] = []  # counters before each step of the epoch, for a GPU
@@ -118,13 +119,12 @@ class Chunk:
         if self._segments[0].noisy:
             parts[0] = self._segments[0].sample(self._draws.take(seeds, steps, ahead), before)
         theta = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-        losses, grads, curvature = self._losses.gradients(theta, batch, self._numbers.get("hessian"))
+        losses, grads, curvature = self._losses.gradients(theta, batch, self._shared.get("hessian"))
         grad = grads[:, 0] if self._samples == 1 else grads.mean(1)
         writes = self._check_finite(grad)
         counters = advanced(self._rule, Hyper(**before))
-        after = {**before, **counters}
-        updates = [segment.updated(theta, grads, grad, curvature, before, after) for segment in self._segments]
-        self._check_positive(updates, after, writes)
+        updates = [segment.updated(theta, grads, grad, curvature, before) for segment in self._segments]
+        self._check_positive(updates, {**before, **counters}, writes)
         for segment, update in zip(self._segments, updates, strict=True):
             segment.write(update, writes)
         if count == len(self.members):
@@ -201,7 +201,7 @@ class Chunk:
 
     def _check_positive(self, updates: Sequence[Mapping[str, Tensor]], numbers: Numbers, writes: Tensor | None) -> None:
         """Note members whose precision would not stay positive, if the rule does not ensure it; of those that go on."""
-        if self._numbers.get("correction", "elementwise") is not None:
+        if self._shared.get("correction", "elementwise") is not None:
             return
         for segment, update in zip(self._segments, updates, strict=True):
             bad = ~(segment.precision(numbers, update) > 0).all(1)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn import functional
 
 from bayesadam.checks import check_model
 from bayesadam.functional.calls import places
@@ -51,6 +52,9 @@ class Losses:
         _check_alike(f"{kind} must be of one kind for all members", criteria)
         members = [Member(*pair) for pair in zip(models, criteria, strict=True)]
         self.template = copy.deepcopy(members[0])
+        for module in self.template.modules():
+            if type(module) is nn.Embedding and module.padding_idx is not None:
+                module.__class__ = _PaddedEmbedding
         trained = {name: p for name, p in self.template.named_parameters() if p.requires_grad}
         _check_network(self.template.model)
         self.weights = Layout({_public(n): p.shape for n, p in trained.items() if n.startswith("model.")})
@@ -184,6 +188,18 @@ class Losses:
         return functional_call(self.template, placed, inputs, tie_weights=False)
 
 
+class _PaddedEmbedding(nn.Embedding):
+    """An embedding whose padding row gets no gradient in any member; with PyTorch's own, that of the first alone has
+    none under ``vmap``.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        assert self.padding_idx is not None
+        padding = torch.arange(self.num_embeddings, device=input.device).eq(self.padding_idx)
+        weight = self.weight.detach().where(padding.unsqueeze(1), self.weight)
+        return functional.embedding(input, weight, scale_grad_by_freq=self.scale_grad_by_freq, sparse=self.sparse)
+
+
 def _public(name: str) -> str:
     """The name of a member's tensor for users: that in its network, or with the prefix ``likelihood``."""
     return name.removeprefix("model.")
@@ -203,6 +219,21 @@ def _check_network(model: nn.Module) -> None:
                 "models must not have batch normalisation in training mode, whose statistics mix the examples "
                 f"(use LayerNorm or GroupNorm), got {name!r}"
             )
+        if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+            raise ValueError(
+                f"models must not have recurrent layers, which vmap cannot map over (use train_ensemble), got {name!r}"
+            )
+        if isinstance(module, nn.Embedding):
+            plain = {"max_norm": None, "sparse": False}
+            if type(module) not in (nn.Embedding, _PaddedEmbedding):
+                plain["padding_idx"] = None
+            for option, value in plain.items():
+                given = getattr(module, option)
+                if given != value:
+                    raise ValueError(
+                        f"{option} of the embedding {name!r} ({type(module).__name__}) must be {value} in a "
+                        f"population, got {given!r}"
+                    )
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
     if not dtypes:
         raise ValueError(f"models must have trainable parameters, got none in {model!r}")

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.checks import truths
-from bayesadam.core.layout import INIT, NARROWER, initial_priors
-from bayesadam.core.rule import Hyper, Rule
+from bayesadam.core.layout import INIT
+from bayesadam.core.passes import PER_WEIGHT
+from bayesadam.core.rule import Rule
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.optim import OPTIMIZERS, VOGN, PerturbedOptimizer
 from bayesadam.optim.adam import AdamRule
@@ -25,7 +26,6 @@ from bayesadam.posterior import DiagonalGaussian
 METHODS = (*OPTIMIZERS, "adam")
 POSSIBLE = {
     "hessian": ("reparameterized", "exact", "empirical_fisher"),
-    "covariance": ("diagonal",),
     "correction": ("elementwise", None),
 }
 _OF_ADAM = ("lr", "betas", "eps", "weight_decay", "seed", "num_data", "prior")
@@ -49,7 +49,8 @@ class Setup:
     Attributes:
         rule: Rule of the method.
         noisy: Whether the weights of the networks are perturbed.
-        hypers: Hyper-parameters of every member, as numbers and words.
+        hypers: Hyper-parameters of every member, as entries of groups.
+        starts: Numbers of every member before its first step, by name; without those that differ between weights.
         tensors: ``"mean"``, the tensors of the rule, and hyper-parameters that differ between weights (those of
             priors), each ``(P, numel)``.
     """
@@ -57,16 +58,12 @@ class Setup:
     rule: Rule
     noisy: bool
     hypers: list[dict[str, Any]]
+    starts: list[dict[str, Any]]
     tensors: dict[str, Tensor]
 
     def numbers(self, members: Sequence[int]) -> dict[str, Any]:
-        """Hyper-parameters of some members: one value if they agree, otherwise a column ``(k, 1)``.
-
-        Those that differ between weights are left out.
-        """
-        hypers = [_with_betas(self.hypers[member]) for member in members]
-        names = [name for name in hypers[0] if name in self.rule.state or name not in self.tensors]
-        return {name: combined([hyper[name] for hyper in hypers]) for name in names}
+        """Numbers of some members before their first step: one value if they agree, otherwise a column ``(k, 1)``."""
+        return {name: combined([self.starts[member][name] for member in members]) for name in self.starts[0]}
 
 
 def member_options(options: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
@@ -86,9 +83,9 @@ def configure(
     pool: Pool,
     epochs: int,
 ) -> Setup:
-    """Hyper-parameters and initial tensors of every member, as the library's optimiser would have them.
+    """Hyper-parameters and initial tensors of every member.
 
-    The optimisers are constructed, so that defaults, checks, messages and the start from a posterior are theirs.
+    They are those of the library's optimisers, which are constructed; so defaults, checks and messages are theirs, too.
 
     Args:
         method: As in :func:`bayesadam.population.train`.
@@ -102,7 +99,7 @@ def configure(
     make = _optimizer(method)
     rule, is_noisy = make.rule, make is not Adam
     called = method if isinstance(method, str) else method.__name__
-    groups, parameters = [], []
+    optimizers, parameters = [], []
     used = {"num_data", *(option.name for option in rule.options)}
     for member, (model, criterion, given) in enumerate(zip(models, criteria, options, strict=True)):
         for name, value in given.items():
@@ -117,21 +114,26 @@ def configure(
         learned = [(f"likelihood.{name}", p) for name, p in criterion.named_parameters() if p.requires_grad]
         both = [{"params": list(weights), "perturb": is_noisy}]
         both += [{"params": list(learned), "perturb": False}] if learned else []
-        groups.append(make(both, **_arguments(make, arguments, model)).param_groups[0])
-        parameters.append({name: p.detach() for name, p in [*weights, *learned]})
-    hypers = [_hyper(make, group) for group in groups]
+        optimizers.append(make(both, **_arguments(make, arguments, model)))
+        named = dict([*weights, *learned])
+        parameters.append([named[name] for name in layout.shapes])
+    hypers = [_hyper(make, optimizer.param_groups[0]) for optimizer in optimizers]
     for name in (*SHARED, *(option.name for option in rule.options if option.static)):
         if any(hyper[name] != hypers[0][name] for hyper in hypers):
             raise ValueError(f"{name} must be the same for all members, got different values")
     priors = [given.get("prior") for given in options]
     has_rows = any(prior is not None for prior in priors) or any(h.get("prior_precision") == INIT for h in hypers)
-    members = []
-    for hyper, prior, values in zip(hypers, priors, parameters, strict=True):
-        members.append({"mean": layout.flatten(values)})
-        members[-1] |= _start(
-            rule, hyper, members[-1]["mean"], _prior(prior, hyper, values, layout) if has_rows else {}
-        )
-    return Setup(rule, is_noisy, hypers, {name: torch.stack([m[name] for m in members]) for name in members[0]})
+    names = ("mean", *rule.state, *((*PER_WEIGHT, "initial_precision") if has_rows else ()))
+    starts, tensors = [], []
+    for optimizer, trained, prior, hyper in zip(optimizers, parameters, priors, hypers, strict=True):
+        values = optimizer._engine.layout.values(trained)
+        if make is Adam and has_rows:
+            values = [own | _prior_of_adam(prior, name) for name, own in zip(layout.shapes, values, strict=True)]
+        tensors.append({name: _row([own[name] for own in values], trained) for name in names})
+        starts.append({name: value for name, value in values[0].items() if name not in names})
+        if not has_rows:
+            hyper["initial_precision"] = values[0]["initial_precision"]
+    return Setup(rule, is_noisy, hypers, starts, {name: torch.stack([t[name] for t in tensors]) for name in names})
 
 
 def _optimizer(method: Any) -> type[PerturbedOptimizer]:
@@ -175,38 +177,14 @@ def _hyper(make: type[PerturbedOptimizer], group: Mapping[str, Any]) -> dict[str
     return {name: group[name] for name in names if name in group} | {"lr": float(group["lr"])}
 
 
-def _prior(
-    prior: DiagonalGaussian | None, hyper: Mapping[str, Any], parameters: Mapping[str, Tensor], layout: Layout
-) -> dict[str, Tensor]:
-    """Means and precisions of the prior of every weight; a member of Adam without a prior has a precision of 0."""
-    means, precisions = {}, {}
-    shared = hyper.get("prior_precision", 0.0)
-    own = [parameters[name] for name in layout.shapes] if shared == INIT else []
-    initial = dict(zip(layout.shapes, initial_priors(own), strict=False))
-    for name in layout.shapes:
-        weights = parameters[name]
-        mean: Any = 0.0
-        precision: Any = NARROWER * initial[name] if shared == INIT else shared
-        if prior is not None and name in prior.mean:
-            mean, precision = prior.mean[name], prior.variance[name].reciprocal()
-        means[name] = torch.as_tensor(mean).to(weights).expand(weights.shape)
-        precisions[name] = torch.as_tensor(precision).to(weights).expand(weights.shape)
-    return {"prior_mean": layout.flatten(means), "prior_precision": layout.flatten(precisions)}
+def _prior_of_adam(prior: DiagonalGaussian | None, name: str) -> dict[str, Any]:
+    """Mean and precision of the prior of a parameter; without a prior, the precision is 0."""
+    if prior is None or name not in prior.mean:
+        return {"prior_precision": 0.0}
+    return {"prior_mean": prior.mean[name], "prior_precision": prior.variance[name].reciprocal()}
 
 
-def _start(rule: Rule, hyper: dict[str, Any], mean: Tensor, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The initial tensors of a member without its mean; the initial precision is set in its hyper-parameters."""
-    hp = Hyper(**{"prior_mean": 0.0, **_with_betas(hyper), **rows})
-    if hp.initial_precision is None:
-        hp.initial_precision = rule.default_start(hp)
-    if rows:
-        rows = {**rows, "initial_precision": torch.zeros_like(mean) + hp.initial_precision}
-    else:
-        hyper["initial_precision"] = hp.initial_precision
-    return {**rule.init(mean, hp), **rows}
-
-
-def _with_betas(hyper: Mapping[str, Any]) -> dict[str, Any]:
-    """Hyper-parameters with ``beta1`` and ``beta2`` in place of ``betas``."""
-    beta1, beta2 = hyper["betas"]
-    return {**{name: value for name, value in hyper.items() if name != "betas"}, "beta1": beta1, "beta2": beta2}
+def _row(values: Sequence[Any], parameters: Sequence[Tensor]) -> Tensor:
+    """A number or a tensor of every parameter, at all of their weights, ``(numel,)``."""
+    each = zip(values, parameters, strict=True)
+    return torch.cat([torch.as_tensor(v, dtype=p.dtype, device=p.device).expand(p.shape).flatten() for v, p in each])

@@ -1,10 +1,10 @@
-"""The weights that a rule treats alike, of all members: the rule's formulas, applied to rows of matrices."""
+"""The weights that a rule treats alike, of all members: the passes of an optimiser, on rows of matrices."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bayesadam.core import interpret
-from bayesadam.core.record import Program, record
-from bayesadam.core.rule import COUNTERS, Hyper, Rule, static_options
+from bayesadam.core.launch import program_of
+from bayesadam.core.passes import Pass
+from bayesadam.core.record import Program
+from bayesadam.core.rule import Rule, static_options
 from bayesadam.native import device as devices
 
 Numbers = Mapping[str, Any]
@@ -25,10 +27,10 @@ class Segment:
     """The coordinates with noise, or those without, as a matrix with a row for every member.
 
     Args:
-        rule: The rule; it is recorded once for all members.
+        rule: The rule.
         tensors: ``"mean"``, the tensors of the rule, and hyper-parameters that differ between weights, each
             ``(k, numel)``.
-        numbers: Hyper-parameters.
+        hyper: Hyper-parameters of a member; the rule's static options are those of all members.
         part: The segment's coordinates.
         noisy: Whether they are perturbed.
         has_curvature: Whether there is a curvature that the rule does not compute.
@@ -38,25 +40,32 @@ class Segment:
         self,
         rule: Rule,
         tensors: Mapping[str, Tensor],
-        numbers: Numbers,
+        hyper: Mapping[str, Any],
         part: slice,
         *,
         noisy: bool,
         has_curvature: bool,
     ) -> None:
-        self.rule, self.part, self.noisy, self.has_curvature = rule, part, noisy, has_curvature
+        self.part, self.noisy = part, noisy
         self.tensors = {name: value[:, part].contiguous() for name, value in tensors.items()}
-        self._rows = [name for name in self.tensors if name != "mean" and name not in rule.state]
-        self._statics = dict(static_options(rule, numbers))
-        self._names = [*(name for name in numbers if name not in (*self._rows, *self._statics)), *COUNTERS]
+        statics, dtype = static_options(rule, hyper), tensors["mean"].dtype
+        common: dict[str, Any] = {
+            "per_weight": tuple(name for name in tensors if name != "mean" and name not in rule.state),
+            "has_prior": "prior_precision" in hyper,
+        }
+
+        def program(kind: str, **entries: Any) -> Program:
+            return program_of(Pass(rule, kind, statics, **common, **entries), dtype, dtype)
+
         if noisy:
-            self._sample = self._record(self._sampled, "mean", "eps")
-        if noisy or "correction" in self._statics:
-            self._precision = self._record(lambda hp, state: {"precision": rule.posterior_precision(state, hp)})
-        estimate = None if has_curvature else self._record(self._estimated, "mean", "theta", "grad")
-        self._estimate = estimate if estimate is not None and estimate.results else None
-        is_curved = has_curvature or self._estimate is not None
-        self._update = self._record(self._updated, "mean", "grad", *(["curvature"] if is_curved else []))
+            self._sample = program("sample", mean="weights", stored=False)
+        if noisy or "correction" in hyper:
+            self._precision = program("precision")
+        deviation = "weights" if noisy and rule.needs_noise else None
+        self._measure = None if has_curvature else program("measure", curvature="rule", deviation=deviation)
+        is_curved = self._measure is None or bool(self._measure.results)
+        curvature = "collected" if is_curved else None
+        self._update = program("update", mean="weights", stored=False, curvature=curvature)
 
     def select(self, rows: Tensor) -> Segment:
         """The segment of some of the members."""
@@ -66,14 +75,14 @@ class Segment:
 
     def sample(self, eps: Tensor, numbers: Numbers) -> Tensor:
         """Sampled weights of the first members ``(k, S, n)``, from noise of the same shape."""
-        return self._run(self._sample, numbers, eps=eps)["theta"]
+        return self._run(self._sample, numbers, next_eps=eps)["weights"]
 
     def precision(self, numbers: Numbers, tensors: Mapping[str, Tensor]) -> Tensor:
         """Posterior precisions of the first members, ``(k, n)``, given their tensors."""
         return self._run(self._precision, numbers, **tensors)["precision"]
 
     def updated(
-        self, theta: Tensor, grads: Tensor, grad: Tensor, curvature: Tensor | None, before: Numbers, after: Numbers
+        self, theta: Tensor, grads: Tensor, grad: Tensor, curvature: Tensor | None, numbers: Numbers
     ) -> dict[str, Tensor]:
         """The tensors of the first members after a step, each ``(k, n)``.
 
@@ -82,43 +91,23 @@ class Segment:
             grads: Gradients there.
             grad: Their mean over the samples, ``(k, numel)``.
             curvature: Curvatures there, if the segment has one that the rule does not compute.
-            before: Hyper-parameters, with the counters before the step.
-            after: Hyper-parameters, with the counters after the step.
+            numbers: Hyper-parameters, with the counters before the step.
         """
         inputs = {"grad": grad[:, self.part]}
-        if self.has_curvature:
+        if self._measure is None:
             assert curvature is not None
-            inputs["curvature"] = curvature[..., self.part].mean(1)
-        elif self._estimate is not None:
-            samples = {"theta": theta[..., self.part], "grad": grads[..., self.part]}
-            inputs["curvature"] = self._run(self._estimate, before, **samples)["curvature"].mean(1)
-        return self._run(self._update, after, **inputs)
+            inputs["collected"] = curvature[..., self.part].mean(1)
+        elif self._measure.results:
+            samples = {"weights": theta[..., self.part], "grad": grads[..., self.part]}
+            inputs["collected"] = self._run(self._measure, numbers, **samples)["collected"].mean(1)
+        results = self._run(self._update, numbers, **inputs)
+        return {"mean": results.pop("weights"), **results}
 
     def write(self, tensors: Mapping[str, Tensor], writes: Tensor | None) -> None:
         """Set the tensors of the first members, ``(k, n)``, or only of those where ``writes`` is true, ``(k, 1)``."""
         for name, value in tensors.items():
             rows = self.tensors[name][: len(value)]
             rows.copy_(value if writes is None else torch.where(writes, value, rows))
-
-    def _sampled(self, hp: Hyper, state: Any, mean: Tensor, eps: Tensor) -> dict[str, Tensor]:
-        return {"theta": mean + self.rule.precision(state, hp).rsqrt() * eps}
-
-    def _estimated(self, hp: Hyper, state: Any, mean: Tensor, theta: Tensor, grad: Tensor) -> dict[str, Tensor]:
-        curvature = self.rule.curvature(grad, theta - mean if self.noisy else None, state, hp)
-        return {} if curvature is None else {"curvature": curvature}
-
-    def _updated(self, hp: Hyper, state: Any, mean: Tensor, grad: Tensor, *curvature: Tensor) -> dict[str, Tensor]:
-        mean, new = self.rule.update(mean, state, grad, curvature[0] if curvature else None, hp)
-        return {**new, "mean": mean}
-
-    def _record(self, function: Callable[..., Mapping[str, Tensor]], *inputs: str) -> Program:
-        def run(values: Mapping[str, Tensor], numbers: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-            rows = {name: values[name] for name in self._rows}
-            hp = Hyper(**{"prior_mean": 0.0, **numbers, **self._statics, **rows})
-            return function(hp, {name: values[name] for name in self.rule.state}, *(values[name] for name in inputs))
-
-        dtype = self.tensors["mean"].dtype
-        return record(run, dict.fromkeys((*self.tensors, *inputs), dtype), self._names)
 
     def _run(self, program: Program, numbers: Numbers, **inputs: Tensor) -> dict[str, Tensor]:
         """Run a recording for the first members; if inputs have an axis for samples, all other values broadcast."""
@@ -133,7 +122,7 @@ class Segment:
         values = inputs
         for name in program.read:
             if name not in inputs:
-                rows = self.tensors[name][: len(like)]
+                rows = self.tensors["mean" if name == "weights" else name][: len(like)]
                 values[name] = rows.unsqueeze(1) if has_samples else rows
         return interpret.run(program, values, interpret.numbers_of_body(program, numbers), operand=column)
 

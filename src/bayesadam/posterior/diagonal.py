@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from bayesadam import noise
 from bayesadam.checks import require
 from bayesadam.functional import gaussian
-from bayesadam.posterior.ahead import Ahead, fits
 from bayesadam.posterior.around import Around
 from bayesadam.posterior.gaussian import GaussianPosterior, mean_rule
 from bayesadam.posterior.wrappers import innermost
@@ -82,7 +81,7 @@ class DiagonalGaussian(GaussianPosterior):
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
         """Return a function that writes samples in place, as in the base class; see also :meth:`writer_around`."""
         std = {name: self.variance[name].sqrt() for name in self.random_names}
-        return Ahead(self.mean, std, seed) if fits(self.mean, std) else self.writer_around(std, seed)
+        return self.writer_around(std, seed)
 
     def writer_around(self, std: Mapping[str, Tensor], seed: int) -> Callable[[Mapping[str, Tensor], int | None], None]:
         """Return a function as :meth:`writer` does, around means that may change from sample to sample.

@@ -174,7 +174,7 @@ def _about_start(share: float) -> str:
         return f"{some} of the width still comes from the initial precision: the posterior has not learned it."
     if share > 0.1:
         return f"{some} of the width still comes from the initial precision: the posterior has learned it in part."
-    return f"the posterior has learned its width: {some} of it comes from the initial precision."
+    return f"{some} of the width comes from the initial precision: the gradients determine the rest."
 
 
 def _when(steps: int | None) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from bayesadam.checks import check
+
 
 class PredictiveDistribution(abc.ABC):
     """Base class of predictive distributions: equally weighted mixtures of distributions of the targets.
@@ -64,10 +66,13 @@ class PredictiveDistribution(abc.ABC):
         Raises:
             ValueError: A probability is outside (0, 1).
         """
-        levels = torch.as_tensor(probabilities, dtype=torch.float64, device=self.device)
-        if not ((levels > 0) & (levels < 1)).all():
-            raise ValueError(f"probabilities must be in (0, 1), got {probabilities!r}")
-        return levels
+        check("probabilities", probabilities, "in (0, 1)", _are_inside)
+        return torch.as_tensor(probabilities, dtype=torch.float64, device=self.device)
+
+
+def _are_inside(probabilities: float | Sequence[float] | Tensor) -> bool:
+    levels = torch.as_tensor(probabilities, dtype=torch.float64)
+    return bool(((levels > 0) & (levels < 1)).all())
 
 
 def variance_of_strata(values: Tensor, strata: int) -> Tensor:

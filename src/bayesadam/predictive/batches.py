@@ -343,17 +343,27 @@ def draws_in_eval_mode(
 
 
 def check_weights_are_used(model: nn.Module, names: Iterable[str]) -> None:
-    """Refuse modules that compute with merged or cached weights in evaluation mode, since derivatives cannot be taken.
+    """Refuse modules whose derivatives are not those of their outputs: modules that compute with merged or cached
+    weights in evaluation mode, and embeddings that scale their gradients or change their weights in a forward pass.
 
     Args:
         model: The model in evaluation mode.
         names: Names of the weights by which derivatives are taken.
 
     Raises:
-        ValueError: A module that has any of these weights changes its tensors when its mode changes.
+        ValueError: A module that has any of these weights changes its tensors when its mode changes, or is such an
+            embedding.
     """
     parameters = dict(model.named_parameters())
     wanted = {id(parameters[name]) for name in names if name in parameters}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and id(module.weight) in wanted:
+            for option, plain in (("max_norm", None), ("scale_grad_by_freq", False)):
+                value = getattr(module, option)
+                if value != plain:
+                    raise ValueError(
+                        f"{option} of an embedding must be {plain} to take derivatives, got {value!r} in {path!r}"
+                    )
     changing = _changing(model)
     for path, module in model.named_modules() if changing else ():
         if module not in changing or wanted.isdisjoint(map(id, module.parameters())):

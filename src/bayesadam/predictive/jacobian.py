@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.predictive.batches import Rows, is_out_of_memory
@@ -82,7 +84,8 @@ class Pulled:
             (gradients,) = vmap(found[1])(vectors.reshape(len(vectors), -1).to(found[0].dtype))
             return {name: gradient.unsqueeze(-1).flatten(1) for name, gradient in gradients.items()}
 
-        return dict(vmap(pulled)(vectors, all_rows))
+        with _PlainPReLU():
+            return dict(vmap(pulled)(vectors, all_rows))
 
     def _by_loop(self, rows: Rows, names: list[str], vectors: Tensor) -> dict[str, Tensor]:
         random = [self.network.tensors[name] for name in names]
@@ -101,6 +104,20 @@ class Pulled:
                 for name, gradient in zip(names, gradients, strict=True):
                     found[name].append(gradient.to_dense().flatten())
         return {name: torch.stack(gradients).view(*vectors.shape[:2], -1) for name, gradients in found.items()}
+
+
+class _PlainPReLU(TorchFunctionMode):
+    """PReLU by simpler operations, since PyTorch 2.13 differentiates its own wrongly within two calls of ``vmap``."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in (torch.prelu, Tensor.prelu):
+            return func(*args, **(kwargs or {}))
+        return _prelu(*args, **(kwargs or {}))
+
+
+def _prelu(input: Tensor, weight: Tensor) -> Tensor:
+    slopes = weight.view(-1, *[1] * (input.ndim - 2)) if input.ndim > 1 else weight  # channels are the second axis
+    return input.where(input > 0, slopes * input)
 
 
 def _groups(network: MeanNetwork, limit: int) -> list[list[str]]:

@@ -37,6 +37,7 @@ def last_layer_outputs(
     def run(rows: Rows) -> tuple[Tensor, ...]:
         calls.clear()
         found = call(model, rows.batch, how.output)
+        rows.check(found)
         if len(calls) == 1 and calls[0][1] is found and not version_of(found):
             return calls[0]
         return found.new_full((rows.count, 0), torch.nan), found

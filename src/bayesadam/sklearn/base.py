@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,7 @@ from bayesadam.sklearn.stack import stacked_predictions
 from bayesadam.sklearn.tables.encoder import Encoded, TableEncoder
 from bayesadam.sklearn.tables.findings import Findings, TableError
 from bayesadam.sklearn.tables.frames import as_table, is_table
+from bayesadam.sklearn.tables.memory import require_memory
 from bayesadam.sklearn.threads import threads_for
 
 Array = NDArray[Any]
@@ -73,6 +75,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     inputs_: TableEncoder | None = field(init=False)
     method_: str = field(init=False)
     calibration_: dict[str, Any] = field(init=False)
+    left_out_: tuple[NDArray[np.int64], Any] | None = field(init=False)
     _likelihoods: list[Likelihood] = field(init=False)
 
     @all_or_nothing
@@ -108,10 +111,10 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         if sample_weight is not None and self._method.posterior == "anchored":
             raise ValueError(f"sample_weight must be None with method='anchored', got {sample_weight!r}")
         X, y = self._validated(X, y, sample_weight=sample_weight)
-        X, y, weight, groups = weighed(X, y, sample_weight, groups)
+        X, y, weight, groups, rows = weighed(X, y, sample_weight, groups)
         with threads_for(len(X)):
             self._learn_scales(X, y, weight, groups)
-            return self._train(X, y, weight, groups, on_epoch)
+            return self._train(X, y, weight, groups, rows, on_epoch)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``posterior.safetensors`` and ``model.json`` into a folder; :func:`load_estimator` reads them."""
@@ -164,10 +167,14 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         y: Array,
         weight: Array | None,
         groups: Array | None,
+        rows: Array,
         on_epoch: Callable[[TrainingStatus], None] | None,
         priors: Mixture | None = None,
     ) -> Any:
-        """Train the members on standardised data, with the earlier posteriors as priors if ``priors`` is given."""
+        """Train the members on standardised data, with the earlier posteriors as priors if ``priors`` is given.
+
+        The indices of the rows among those that the user gave, ``rows``, are for ``left_out_``.
+        """
         count = len(X)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         divided = plan(count, len(priors.components) if priors else self.members, numbered(groups, count), seed)
@@ -175,6 +182,11 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             divided.left_out[:] = False
         inputs, targets = self._inputs(X), self._targets(y)
         data, held_out, weights, held_out_weights = member_parts(divided, inputs, targets, weight)
+        sizes = [X.shape[1], *self.hidden, self._outputs()]
+        size = sum((before + 1) * units for before, units in itertools.pairwise(sizes))
+        what = f"training {len(data)} networks of {size:,} weights"
+        # In single precision: the weights, their gradients, two averages of the optimiser.
+        require_memory(16.0 * size * len(data), what, "use fewer members or smaller hidden layers")
         self.network_ = self._network(X.shape[1])
         members = range(len(data))
         models = population.initialize(lambda: self._network(X.shape[1]), seeds=[seed + member for member in members])
@@ -184,7 +196,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         if self._method.posterior == "anchored":
             shown, weights, options["prior"] = randomized(self.network_, data, likelihoods, self.prior_precision, seed)
         batch_size = self.batch_size or min(count, FULL_BATCH)
-        rows = max(len(x) for x, _ in data)
+        longest = max(len(x) for x, _ in data)
         training = Training(
             models,
             shown,
@@ -193,7 +205,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             likelihoods,
             self._method.train,
             options,
-            self.epochs or max(1, default_steps(rows, batch_size, self.default_steps) // -(-rows // batch_size)),
+            self.epochs or max(1, default_steps(longest, batch_size, self.default_steps) // -(-longest // batch_size)),
             batch_size,
             seed,
             sample_weight=weights,
@@ -224,6 +236,8 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         self._likelihoods = learned
         self.posterior_ = Mixture(found, hyperparameters={"method": self.method_})
         self._calibrate(divided, inputs, targets, whole, self.calibration_ if priors else None)
+        if self.left_out_ is not None:
+            self.left_out_ = rows[self.left_out_[0]], self.left_out_[1]
         return self
 
     def _network(self, inputs: int) -> nn.Module:
@@ -317,7 +331,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             finite = True if reset else "allow-nan"
             numbers = (np.float64, np.float32)
             return validate_data(self, X, y, reset=reset, dtype=numbers, ensure_all_finite=finite, **rules)
-        if reset or not hasattr(X, "columns"):  # columns are found by their names
+        if reset or not (hasattr(X, "columns") or hasattr(self, "feature_names_in_")):  # else names find the columns
             validate_data(self, X, skip_check_array=True, reset=reset)
         if encoder is None:
             encoder = self._learn_columns(X, sample_weight)

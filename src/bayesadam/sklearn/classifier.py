@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import log_softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
@@ -79,8 +79,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         calibration_: ``{"temperature": T, "weights": weights}``, with the weights of those companions that have one.
         history_: Arrays ``"loss"`` and ``"held_out_nll"``, ``(members, epochs)``. The latter is NaN for epochs at which
             it was not computed.
-        left_out_: Training rows that members left out, and the predictive distribution of their labels by these
-            members; ``None`` without calibration and for a loaded estimator.
+        left_out_: Indices of the training rows, among those given, that members left out, and the predictive
+            distribution of their labels by these members; ``None`` without calibration and for a loaded estimator.
         epochs_: Number of epochs for which the members were trained.
         stopped_: Reason for the end of the training: ``"end"`` (all epochs), ``"early"`` (early stopping), ``"time"``
             (the time budget) or ``"interrupted"`` (Ctrl-C).
@@ -151,7 +151,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         checked = self._validated(X, y, classes=known, sample_weight=sample_weight, reset=first)
         rows = weighed(*checked, sample_weight, groups)
         if first:
-            self._learn_scales(*rows)
+            self._learn_scales(*rows[:-1])
             self._networks_only = True
         with threads_for(len(rows[0])):
             return self._train(*rows, on_epoch, None if first else self.posterior_)
@@ -216,7 +216,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         known = None if before is None or not self.calibrate else float(before["temperature"])
         self.calibration_ = {"temperature": known or 1.0, "weights": [] if before is None else before["weights"]}
         rows = divided.rows
-        self.left_out_: tuple[NDArray[np.int64], ClassificationPredictive] | None = None
+        self.left_out_ = None
         if not self.calibrate or len(rows) < 2:
             return
         slots = divided.left_out[:, rows].cumsum(0) - 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -44,10 +44,6 @@ class RegressionEnsemble(BayesianMLP):
     _companions: list[Companion]
     _left_out: LeftOutScores | None
     """Errors on the rows that members left out, for cross-conformal intervals."""
-    left_out_: tuple[NDArray[np.int64], GaussianPredictive | TransformedPredictive] | None
-    """The training rows that members left out, and the predictions of these members, calibrated and in the units of the
-    targets. It is ``None`` for a likelihood that is not Gaussian, and is not saved.
-    """
 
     @property
     def _gaussian(self) -> bool:

@@ -128,8 +128,9 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             likelihood describes the noise.
         history_: Arrays ``"loss"`` and ``"held_out_nll"``, ``(members, epochs)``. The latter is NaN for epochs at which
             it was not computed.
-        left_out_: Training rows that members left out, and the predictive distribution of their targets by these
-            members; ``None`` without calibration, for a likelihood that is not Gaussian, and for a loaded estimator.
+        left_out_: Indices of the training rows, among those given, that members left out, and the predictive
+            distribution of their targets by these members; ``None`` without calibration, for a likelihood that is not
+            Gaussian, and for a loaded estimator.
         epochs_: Number of epochs for which the members were trained.
         stopped_: Reason for the end of training: ``"end"``, ``"early"`` (stopping), ``"time"`` or ``"interrupted"``.
         interrupted_: Whether Ctrl-C ended the training.

@@ -38,20 +38,21 @@ def require_comparable(name: str, values: Array) -> None:
 
 def weighed(
     X: Array, y: Array, sample_weight: ArrayLike | None, groups: ArrayLike | None
-) -> tuple[Array, Array, Array | None, Array | None]:
-    """Return the rows with their weights and groups, without the rows of weight 0."""
+) -> tuple[Array, Array, Array | None, Array | None, Array]:
+    """Return the rows with their weights, at most 1, and groups, without the rows of weight 0; and their indices."""
     groups = None if groups is None else np.asarray(groups)
     if groups is not None and groups.shape != (len(X),):
         raise ValueError(f"groups must be of shape {(len(X),)}, got {groups.shape}")
     if groups is not None:
         require_comparable("groups", groups)
     if sample_weight is None:
-        return X, y, None, groups
+        return X, y, None, groups, np.arange(len(X))
     weight: Array = _check_sample_weight(sample_weight, X, dtype=np.float64)
-    if not ((weight >= 0).all() and weight.sum() > 0):
+    if not ((weight >= 0).all() and weight.max() > 0):
         raise ValueError("sample_weight must have no negative number and at least one positive number, got others")
-    kept = weight > 0
-    return X[kept], y[kept], weight[kept], None if groups is None else groups[kept]
+    weight = weight / weight.max()
+    kept = np.flatnonzero(weight)
+    return X[kept], y[kept], weight[kept], None if groups is None else groups[kept], kept
 
 
 def numbered(groups: Array | None, count: int) -> NDArray[np.int64]:

@@ -117,7 +117,7 @@ def baselines(prepared: Prepared) -> dict[str, tuple[Arrays, float]]:
     """
     split, classes, seed = prepared.split, len(prepared.target.classes), prepared.settings.seed
     order = np.random.default_rng(seed).permutation(len(split.training))[:MAX_ROWS]
-    weight = np.ones(len(order)) if prepared.weights is None else prepared.weights[order]
+    weight = np.ones(len(order)) if prepared.weights is None else prepared.weights[order] / prepared.weights.mean()
     scaler = StandardScaler().fit(prepared.matrix[split.training[order]])
     x, x_test = (scaler.transform(prepared.matrix[rows]) for rows in (split.training[order], split.held_out))
     y, y_test = prepared.y[split.training[order]], prepared.y[split.held_out]

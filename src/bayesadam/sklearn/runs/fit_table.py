@@ -168,8 +168,7 @@ def _left_out(prepared: Prepared, estimator: Any) -> tuple[NDArray[np.int64], Ar
     if estimator.left_out_ is None or prepared.settings.time:
         return None
     rows, pred = estimator.left_out_
-    used = slice(None) if prepared.weights is None else prepared.weights > 0
-    own = prepared.split.training[used][rows]
+    own = prepared.split.training[rows]
     return own, predict_held_out(pred, prepared.y[own])
 
 
@@ -184,7 +183,7 @@ def _train(prepared: Prepared, watcher: Watcher) -> Any:
             estimator = kind(**prepared.settings.estimator_options()).fit(
                 rows, y, prepared.weights, groups=prepared.groups, on_epoch=watcher.epoch
             )
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, FloatingPointError) as error:
             raise RunError(f"the fit is not possible: {error}") from error
     if not estimator.interrupted_:
         prepared.notes.extend(dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught))

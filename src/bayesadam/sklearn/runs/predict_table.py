@@ -132,7 +132,7 @@ def _regression(pred: Any, coverage: float, quantiles: Sequence[float]) -> dict[
     std = _numbers(pred.variance.sqrt())
     columns = {"mean": _numbers(means(pred)), "std": np.where(np.isfinite(std), std, np.nan)}
     columns |= {"lower": _numbers(lower), "upper": _numbers(upper)}
-    return columns | {f"quantile_{level:g}": _numbers(own) for level, own in zip(quantiles, others, strict=True)}
+    return columns | {f"quantile_{level}": _numbers(own) for level, own in zip(quantiles, others, strict=True)}
 
 
 def _classification(pred: Any, classes: NDArray[Any]) -> dict[str, NDArray[Any]]:

@@ -12,11 +12,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bayesadam.sklearn.runs.settings import RunError, Settings
-from bayesadam.sklearn.tables.csv_numbers import numbers_in
+from bayesadam.sklearn.tables.csv_numbers import decimals_of, numbers_in
 from bayesadam.sklearn.tables.describe import values_of
 from bayesadam.sklearn.tables.encoder import TableEncoder, numbers_rows
-from bayesadam.sklearn.tables.findings import Findings, Place, TableError, quoted
-from bayesadam.sklearn.tables.frames import as_table
+from bayesadam.sklearn.tables.findings import Findings, Place, TableError, column_errors, quoted
+from bayesadam.sklearn.tables.frames import as_table, cleaned
 from bayesadam.sklearn.tables.read_table import TableFile, read_table
 from bayesadam.sklearn.tables.splits import (
     Split,
@@ -34,6 +34,7 @@ _DIFFERENT = 0.5
 the columns have few values.
 """
 _SHOWN = 3
+Codes = NDArray[np.int64] | None
 _COLUMNS = {
     "weights": "it has the weights of the rows",
     "group": "its groups determine the held-out rows",
@@ -71,7 +72,7 @@ class Prepared:
     y: NDArray[Any]
     encoder: TableEncoder
     matrix: NDArray[np.float64]
-    groups: NDArray[np.int64] | None
+    groups: Codes
     weights: NDArray[np.float64] | None
     left_out: dict[str, str]
     notes: list[str]
@@ -94,9 +95,12 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
     else:
         file = TableFile(settings.data, as_table(frame), first_line=0)
     settings, notes = _with_names(settings, file.table.column_names)
-    table = as_table(file.table, settings.missing)
-    column = table.column(settings.target)
-    target = read_target(settings.target, column, settings.task, place=file.place, decimal=file.decimal)
+    table = as_table(file.table)
+    decimals = decimals_of(table, file.decimal)
+    table = cleaned(table, settings.missing, decimals)
+    column, decimal = table.column(settings.target), decimals[settings.target]
+    with column_errors(f"the target {settings.target!r}", column):
+        target = read_target(settings.target, column, settings.task, place=file.place, decimal=decimal)
     for name in ("noise", "transform", "likelihood"):
         if target.classes and getattr(settings, name) is not None:
             raise RunError(f"{name} is for numbers to predict, but {target.name!r} has classes")
@@ -107,7 +111,7 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
         return file.place(int(rows[row]))
 
     copies, copied = _copies(settings, table, place)
-    split = _split(settings, table, y if target.classes else None, copies)
+    split = _split(settings, table, decimals, y if target.classes else None, copies)
     if target.classes:
         require_all_classes(split, y, target.classes)
     special = {getattr(settings, name): why for name, why in _COLUMNS.items() if getattr(settings, name)}
@@ -131,7 +135,7 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
         encoder=encoder,
         matrix=matrix,
         groups=None if groups is None else groups[split.training],
-        weights=_weights(settings, table, place, split),
+        weights=_weights(settings, table, decimals, place, split),
         left_out={**special, **encoder.left_out_},
         notes=[*file.notes, *notes, *target.notes, *copied, *read],
     )
@@ -170,7 +174,7 @@ def _with_names(settings: Settings, columns: list[str]) -> tuple[Settings, list[
     return replace(settings, **changed), notes
 
 
-def _copies(settings: Settings, table: pa.Table, place: Place) -> tuple[NDArray[np.int64] | None, list[str]]:
+def _copies(settings: Settings, table: pa.Table, place: Place) -> tuple[Codes, list[str]]:
     """Return a number for each row, equal for copies that must stay together, and notes about copies."""
     own = [
         name
@@ -196,21 +200,21 @@ def _copies(settings: Settings, table: pa.Table, place: Place) -> tuple[NDArray[
     return copies, [f"{are}: copies are held out together"]
 
 
-def _split(
-    settings: Settings, table: pa.Table, labels: NDArray[np.int64] | None, copies: NDArray[np.int64] | None
-) -> Split:
+def _split(settings: Settings, table: pa.Table, decimals: dict[str, str], labels: Codes, copies: Codes) -> Split:
     if settings.group:
         return group_split(table.column(settings.group), settings.group, settings.held_out, settings.seed)
     if settings.time:
-        times = table.column(settings.time)
-        return time_split(times, settings.time, settings.held_out, day_first=settings.day_first)
+        times, decimal = table.column(settings.time), decimals[settings.time]
+        return time_split(times, settings.time, settings.held_out, day_first=settings.day_first, decimal=decimal)
     return random_split(len(table), settings.held_out, settings.seed, labels, copies)
 
 
-def _weights(settings: Settings, table: pa.Table, place: Place, split: Split) -> NDArray[np.float64] | None:
+def _weights(
+    settings: Settings, table: pa.Table, decimals: dict[str, str], place: Place, split: Split
+) -> NDArray[np.float64] | None:
     if settings.weights is None:
         return None
-    weights = numbers_in(table.column(settings.weights))
+    weights = numbers_in(table.column(settings.weights), decimals[settings.weights])
     wrong = np.flatnonzero(~(weights >= 0))
     if len(wrong):
         value = table.column(settings.weights)[int(wrong[0])].as_py()

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from bayesadam.sklearn.tables.csv_numbers import as_text, means_missing, numbers_in
+from bayesadam.sklearn.tables.csv_numbers import NUMBER, are_codes, as_text, flags, is_text, means_missing, numbers_in
 from bayesadam.sklearn.tables.dates import Date, are_cells
 from bayesadam.sklearn.tables.findings import Findings
 
@@ -28,9 +28,10 @@ NGRAMS, COMPONENTS = 1_000, 30
 """Maximum number of letter sequences that are counted in text, and of columns that they are reduced to."""
 TEXT_ROWS = 20_000
 """Maximum number of training rows from which the weights of letter sequences are learned."""
+_PLAIN = r"^\+?(-?)0*(\d+)(?:\.0*|(\.\d*[1-9])0*)?$"
+"""A regular expression for numbers without an exponent: sign, whole part and decimals, without zeros around them."""
 _FAR = 0.5
 """Distance from the range of the training rows, relative to its length, beyond which a value is far outside."""
-_WHOLE = r"^\+?(-?)0*(\d+)(\.0*)?$"
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Truth:
 
     def encode(self, column: pa.ChunkedArray, findings: Findings) -> Codes:
         """Return the columns of the matrix, ``(N, len(features))``, before they are standardised."""
-        codes = _codes(compute.utf8_lower(as_text(column)), ("false", "true", "0", "1"))
+        codes = _codes(column, ("false", "true", "0", "1"))
         absent = codes < 0
         findings.unreadable(self.name, column, absent & are_cells(column), "true or false")
         known = np.where(absent, 0.5, codes % 2)[:, None]
@@ -118,20 +119,20 @@ class Truth:
 class Category:
     """A column of text, with one column of the matrix per level, which is 1 for the rows with this level.
 
+    A level that is a number or a truth value may be written otherwise in new rows: 5.0 is the level 5, True is true.
+
     Attributes:
         name: Name of the column.
         levels: Levels of at least ``MIN_ROWS`` training rows, the most frequent first.
         other: Whether training rows had further levels, which share a column with new levels. Otherwise a row with a
             new level has only zeros.
         missing: Whether training rows had missing values. A further column then marks them.
-        whole: Whether the levels are whole numbers, so that 5.0 is the level 5.
     """
 
     name: str
     levels: tuple[str, ...]
     other: bool
     missing: bool
-    whole: bool = False
 
     kind: ClassVar[str] = "category"
 
@@ -140,8 +141,7 @@ class Category:
         """Create the column from the training rows."""
         counts = level_counts(column)
         levels = tuple(level for level, count in counts.items() if count >= MIN_ROWS)[:MAX_LEVELS]
-        whole = pa.types.is_integer(column.type)
-        return cls(name, levels, len(levels) < len(counts), column.null_count > 0, whole)
+        return cls(name, levels, len(levels) < len(counts), column.null_count > 0)
 
     @property
     def features(self) -> list[str]:
@@ -151,11 +151,7 @@ class Category:
 
     def encode(self, column: pa.ChunkedArray, findings: Findings) -> Codes:
         """Return the columns of the matrix, ``(N, len(features))``, before they are standardised."""
-        text = as_text(column)
-        if self.whole:
-            marked = pa.array(means_missing(text))
-            text = compute.if_else(marked, None, compute.replace_substring_regex(text, _WHOLE, r"\1\2"))
-        codes = _codes(text, self.levels)
+        codes = _codes(column, self.levels)
         new = codes == -2
         findings.new_levels(self.name, column, new)
         matrix = np.zeros((len(codes), len(self.features)), dtype=bool)
@@ -260,12 +256,30 @@ def have_few_levels(counts: Mapping[str, int]) -> bool:
     return few and max(counts.values()) >= MIN_ROWS
 
 
-def _codes(text: pa.ChunkedArray, levels: tuple[str, ...]) -> NDArray[np.int64]:
-    """Return the index of each row's level: -1 for missing values, -2 for other levels."""
-    indices = compute.index_in(text, value_set=pa.array(levels, pa.string()))
-    codes: NDArray[np.int64] = compute.fill_null(indices, -2).to_numpy().astype(np.int64)
-    codes[compute.is_null(text).to_numpy()] = -1
-    return codes
+def _codes(column: pa.ChunkedArray, levels: tuple[str, ...]) -> NDArray[np.int64]:
+    """Return the index of each row's level: -1 for missing values, -2 for other levels.
+
+    What is not a level as it is written may be one that is written otherwise: a file has "1.0" or "True" where the
+    training rows had the number 1 or the truth value.
+    """
+    encoded = as_text(column).combine_chunks().dictionary_encode(null_encoding="encode")
+    texts, names = encoded.dictionary, pa.array(levels, pa.string())
+    same = compute.index_in(texts, value_set=names)
+    alike = (
+        same if is_text(column.type) and are_codes(names) else compute.index_in(_alike(texts), value_set=_alike(names))
+    )
+    codes: NDArray[np.int64] = compute.fill_null(compute.coalesce(same, alike), -2).to_numpy().astype(np.int64)
+    codes[~flags(texts.is_valid())] = -1
+    if compute.all(compute.match_substring_regex(names, f"^(true|false|{NUMBER})$")).as_py():
+        codes[(codes == -2) & means_missing(texts)] = -1
+    return np.asarray(codes[encoded.indices.to_numpy()])
+
+
+def _alike(text: pa.Array) -> pa.Array:
+    """Return texts with one way to write a number or a truth value: 5.0 and 05 become 5, and True becomes true."""
+    lower = compute.utf8_lower(text)
+    numbers = compute.replace_substring_regex(text, _PLAIN, r"\1\2\3")
+    return compute.if_else(compute.is_in(lower, pa.array(["true", "false"])), lower, numbers)
 
 
 def _digits(values: NDArray[Any]) -> tuple[float, ...]:

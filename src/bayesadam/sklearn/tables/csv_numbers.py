@@ -124,6 +124,17 @@ def decimal_of(text: pa.Array) -> str | None:
     return best
 
 
+def decimals_of(table: pa.Table, given: str | None = None) -> dict[str, str]:
+    """Return the decimal mark of each column: where its cells do not tell, a comma if another column has commas."""
+    if given is not None:
+        return dict.fromkeys(table.column_names, given)
+    marks = {
+        name: decimal_of(levels_of(column)) if is_text(column.type) else "." * pa.types.is_floating(column.type)
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    }
+    return {name: mark or ("," if "," in marks.values() else ".") for name, mark in marks.items()}
+
+
 def means_missing(text: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:
     """Return a mask of texts such as "NA" that mean a missing value."""
     return flags(compute.is_in(compute.utf8_lower(text), value_set=pa.array(MISSING))) & flags(text.is_valid())

@@ -41,8 +41,8 @@ _DATES = {
 }
 _CLOCK, _COMPACT = "time of day", "year, month, day without marks"
 _ORDERS = {order: date + _TIME for order, date in _DATES.items()} | {_CLOCK: f"{_HOUR}{_MINUTE}{_ZONE}"}
-_DIGITS = {_COMPACT: r"(?P<year>\d{4})(?:(?P<month>\d{2})(?P<day>\d{2})?)?"}
-"""Orders of numbers such as 20210304, which are dates only if the user says so."""
+_DIGITS = {_COMPACT: r"(?P<year>\d{4})(?:(?P<month>\d{2})(?P<day>\d{2})?)?(?:\.0*)?"}
+"""Orders of numbers such as 20210304 or 20210304.0, which are dates only if the user says so."""
 FIRST, _AMERICAN, _EUROPEAN = list(_DATES)[:3]
 
 

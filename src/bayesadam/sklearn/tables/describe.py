@@ -45,7 +45,7 @@ def notes(column: Column, values: pa.ChunkedArray, place: Place, *, day_first: b
     if not isinstance(column, Category):
         return []
     lines = []
-    if is_number(values.type) and column.whole:
+    if is_number(values.type):
         lines = [f"column {name!r} is a category (if it is a quantity: keep)"]
     if column.other:
         lines.append(f"column {name!r}: levels of fewer than {MIN_ROWS} training rows are taken together as 'other'")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
+from bayesadam.scaling import LARGEST
 from bayesadam.sklearn.tables import describe
 from bayesadam.sklearn.tables.column_types import (
     MAX_LEVELS,
@@ -31,7 +32,7 @@ from bayesadam.sklearn.tables.column_types import (
 from bayesadam.sklearn.tables.csv_numbers import (
     are_codes,
     are_plain,
-    decimal_of,
+    decimals_of,
     is_number,
     is_text,
     levels_of,
@@ -39,8 +40,8 @@ from bayesadam.sklearn.tables.csv_numbers import (
     read_numbers,
 )
 from bayesadam.sklearn.tables.dates import Date, order_of
-from bayesadam.sklearn.tables.findings import Findings, Place, TableError, quoted, row_place
-from bayesadam.sklearn.tables.frames import as_table
+from bayesadam.sklearn.tables.findings import Findings, Place, TableError, column_errors, quoted, row_place
+from bayesadam.sklearn.tables.frames import as_table, cleaned
 from bayesadam.sklearn.tables.memory import require_memory
 
 FEW = 10
@@ -116,18 +117,20 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             value = getattr(self, name)
             if not isinstance(value, list | tuple) and not (name == "keep" and value is None):
                 raise ValueError(f"{name} must be a list, got {value!r}")
-        table = as_table(X, self.missing)
+        table = as_table(X)
+        decimals = decimals_of(table, self.decimal)
+        table = cleaned(table, self.missing, decimals)
         named = (*self.drop, *(self.keep or ()), *self.category, *self.date)
         unknown = [name for name in named if name not in table.column_names]
         if unknown:
             raise TableError(f"the table must have the columns that are named, it lacks {quoted(unknown)}")
         reasons = dict.fromkeys(self.drop, "it is dropped")
         columns: list[Column] = []
-        decimals = self._decimals(table)
         for name in table.column_names:
             if name in reasons:
                 continue
-            chosen = self._choose(name, table.column(name), decimals[name])
+            with column_errors(f"column {name!r}", table.column(name)):
+                chosen = self._choose(name, table.column(name), decimals[name])
             if isinstance(chosen, str):
                 reasons[name] = chosen
                 if self.keep is not None and name in self.keep:
@@ -149,7 +152,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             X: A table with all inputs.
             place: Function that returns the place of a row.
         """
-        table = as_table(X, self.missing)
+        table = self._table(X)
         parts = ((column, table.column(column.name)) for column in self.columns_)
         return [note for part in parts for note in describe.notes(*part, place, day_first=self.day_first)]
 
@@ -175,16 +178,18 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             X: A table with all inputs.
             findings: Object to which values are added that cannot be read or are unlike the training rows.
         """
-        table = as_table(X, self.missing)
+        table = self._table(X)
         lacking = [column.name for column in self.columns_ if column.name not in table.column_names]
         if lacking:
-            raise TableError(f"the table must have the columns of the training data, it lacks {quoted(lacking, 50)}")
+            rule = "columns" if hasattr(X, "columns") else "columns, with their names,"
+            raise TableError(f"the table must have the {rule} of the training data, it lacks {quoted(lacking, 50)}")
         widths = [len(column.features) for column in self.columns_]
         shape = len(table), sum(widths)
         require_memory(8.0 * shape[0] * shape[1], f"a matrix of {shape[0]:,} rows and {shape[1]:,} columns")
         matrix = np.empty(shape)
         for column, stop in zip(self.columns_, np.cumsum(widths), strict=True):
-            matrix[:, stop - len(column.features) : stop] = column.encode(table.column(column.name), findings)
+            with column_errors(f"column {column.name!r}", table.column(column.name)):
+                matrix[:, stop - len(column.features) : stop] = column.encode(table.column(column.name), findings)
         return matrix
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
@@ -197,6 +202,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         changed = copy.copy(self)
         changed.missing = (*self.missing, *missing)
         if decimal is not None:
+            changed.decimal = decimal
             changed.columns_ = tuple(
                 replace(column, decimal=decimal) if isinstance(column, Number) else column for column in self.columns_
             )
@@ -223,16 +229,12 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         encoder.feature_names_in_ = np.array(record["names"], dtype=object)
         return encoder
 
-    def _decimals(self, table: pa.Table) -> dict[str, str]:
-        """Return the decimal mark of each column: for ambiguous text a comma if another column has commas."""
-        if self.decimal is not None:
-            return dict.fromkeys(table.column_names, self.decimal)
-        marks = {
-            name: decimal_of(levels_of(column)) if is_text(column.type) else "."
-            for name, column in zip(table.column_names, table.columns, strict=True)
-        }
-        usual = "," if "," in marks.values() else "."
-        return {name: mark or usual for name, mark in marks.items()}
+    def _table(self, X: Any) -> pa.Table:
+        """Return new rows, in which what means a missing value is missing."""
+        table = as_table(X)
+        decimals = decimals_of(table, self.decimal or ".")
+        decimals |= {column.name: column.decimal for column in self.columns_ if isinstance(column, Number)}
+        return cleaned(table, self.missing, decimals)
 
     def _choose(self, name: str, column: pa.ChunkedArray, decimal: str) -> Column | str:
         """Return the type of a column, or the reason why it is left out."""
@@ -263,7 +265,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         values = numbers_in(column, decimal, unit)
         known = values[~np.isnan(values)]
         if not len(known):
-            return "all its values are missing"
+            return f"all its numbers are infinite or above {LARGEST:g}"
         if known.min() == known.max() and len(known) == len(values):
             return f"it is the same in all training rows ({column[0].as_py()!r})"
         if are_whole(known) and self.keep is not None and name not in self.keep:
@@ -274,8 +276,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 distinct = len(np.unique(known))
                 if distinct > MAX_LEVELS or distinct * MIN_ROWS > len(known):
                     return f"it is an identifier by its name, with {distinct:,} different values{_KEEP}"
-                if pa.types.is_integer(column.type):
-                    return Category.fit(column, name)
+                return Category.fit(column, name)
         return Number.fit(column, name, decimal, unit)
 
     def _choose_text(self, name: str, column: pa.ChunkedArray, decimal: str) -> Column | str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,16 @@ Place = Callable[[int], str]
 
 class TableError(ValueError):
     """A table cannot be used as it is. The message is one line that names the column and the row."""
+
+
+@contextmanager
+def column_errors(what: str, column: pa.ChunkedArray) -> Iterator[None]:
+    """Context in which a ``TableError`` says which column has a type, or values, for which pyarrow lacks a function."""
+    try:
+        yield
+    except pa.ArrowException as error:
+        reason = str(error).splitlines()[0]
+        raise TableError(f"{what} must be numbers, text or dates, got {column.type} ({reason})") from None
 
 
 def row_place(row: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from numbers import Complex, Real
 from typing import Any
@@ -33,15 +33,13 @@ def is_table(X: Any) -> bool:
     return any(_is_special(column) for column in _columns(X)[1])
 
 
-def as_table(X: Any, missing: Sequence[object] = ()) -> pa.Table:
+def as_table(X: Any) -> pa.Table:
     """Convert a data frame of pandas or polars, a table of pyarrow, or a matrix ``(N, D)``, to a table of pyarrow.
 
     Columns of a matrix are called x0, x1, ...
 
     Args:
         X: The table.
-        missing: Texts and numbers that mean a missing value in any column, whatever white space is around them. A text
-            that is a number means this number in any form: "-999" is also -999.0, and "inf" is any infinite number.
 
     Raises:
         ValueError: Two columns have the same name, or a number is complex.
@@ -49,20 +47,31 @@ def as_table(X: Any, missing: Sequence[object] = ()) -> pa.Table:
     names, columns = _columns(X)
     if twice := [name for place, name in enumerate(names) if name in names[:place]]:
         raise ValueError(f"X must have a name of its own for every column, got {twice[0]!r} more than once")
-    if missing:
-        columns = [_cleaned(column, missing) for column in columns]
     return pa.table(dict(zip(names, columns, strict=True)))
 
 
-def _cleaned(column: pa.ChunkedArray, missing: Sequence[object]) -> pa.ChunkedArray:
-    """Return a column in which the given texts and numbers are missing values."""
+def cleaned(table: pa.Table, missing: Sequence[object], decimals: Mapping[str, str]) -> pa.Table:
+    """Return a table in which the given texts and numbers are missing values.
+
+    Args:
+        table: The table.
+        missing: Texts and numbers that mean a missing value in any column, whatever white space is around them. A text
+            that is a number means this number in any form: "-999" is also -999.0, and "inf" is any infinite number.
+        decimals: Decimal mark of each column.
+    """
+    columns = {name: _cleaned(table.column(name), missing, decimals[name]) for name in table.column_names if missing}
+    return pa.table(columns) if missing else table
+
+
+def _cleaned(column: pa.ChunkedArray, missing: Sequence[object], decimal: str) -> pa.ChunkedArray:
     texts = [str(value).strip() for value in missing]
     marks = pa.array(texts, pa.string())
-    numbers = read_numbers(marks).values
+    numbers, plain = read_numbers(marks, decimal).values, read_numbers(marks).values
+    numbers = np.where(np.isnan(numbers), plain, numbers)
     infinite = any(text.strip(" +-").lower() in ("inf", "infinity") for text in texts)
     if is_text(column.type):
         text = as_text(column)
-        read = read_numbers(text)
+        read = read_numbers(text, decimal)
         unknown = flags(compute.is_in(text, value_set=marks)) | (np.isin(read.values, numbers) & (read.units == ""))
         if infinite:
             unknown |= flags(compute.match_substring_regex(text, r"^[+-]?(?i:inf|infinity)$"))
@@ -137,6 +146,8 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """
     if pa.types.is_dictionary(column.type) or str(column.type) == "string_view":
         column = column.cast(pa.string())
+    if pa.types.is_float16(column.type):
+        column = column.cast(pa.float32())
     if pa.types.is_floating(column.type):
         return compute.if_else(compute.is_nan(column), None, column)
     if is_text(column.type):  # a database pads text with spaces

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv
 
-from bayesadam.sklearn.tables.csv_numbers import NUMBER, are_codes, decimal_of, levels_of
+from bayesadam.sklearn.tables.csv_numbers import NUMBER, are_codes, decimals_of, levels_of
 from bayesadam.sklearn.tables.findings import TableError, quoted
 from bayesadam.sklearn.tables.memory import require_memory
 
@@ -73,8 +73,9 @@ def read_table(
         delimiter: Delimiter between the cells of a CSV file. With ``None`` it is that of a first line "sep=;", or the
             one that gives several columns, as many in the first rows as in the line of the names.
         decimal: Decimal mark of a CSV file, "." or ",". With ``None`` it is found.
-        typed: Whether columns of a CSV file with plain numbers or truth values get these types. Otherwise all cells
-            are text, as for new rows, whose types are known from the training rows.
+        typed: Whether columns of a CSV file with plain numbers or truth values get these types, and a last row with
+            sums is left out. Otherwise all cells are text and no row is left out, as for new rows, whose types are
+            known from the training rows.
 
     Raises:
         TableError: The file cannot be read, is neither CSV nor Parquet, is damaged, or has no rows.
@@ -152,11 +153,10 @@ def _read_csv(name: str, content: bytes, delimiter: str | None, decimal: str | N
         lines.readline()
     table = _rows(name, lines.read(), names, delimiter, start + above)
     _check_quotes(name, table, text, delimiter, above)
-    table, total = _without_total(table)
+    table, total = _without_total(table) if typed else (table, "")
     notes += [f"the last row is left out, as it is a total ({total!r})"] if total else []
     if decimal is None and delimiter != ",":
-        texts = [levels_of(column) for column in table.columns]
-        decimal = "," if any(decimal_of(levels) == "," for levels in texts if len(levels)) else None
+        decimal = "," if "," in decimals_of(table).values() else None
     if typed:
         table = pa.table([_typed(column, decimal) for column in table.columns], names=names)
     return TableFile(name, table, start + above + 1, "line", decimal, notes)
@@ -186,7 +186,8 @@ def _first_rows(text: str, delimiter: str) -> tuple[list[tuple[list[str], int]],
     first: list[tuple[list[str], int]] = []
     with suppress(csv.Error):  # a cell of more than 100,000 letters
         first.extend(islice(((row, rows.line_num) for row in rows if row), _LOOKED_AT))
-    wide = [number for number, (row, _) in enumerate(first) if sum(map(bool, row)) > 1]
+    # Above row numbers and one column, ",y" has the names.
+    wide = [place for place, (row, _) in enumerate(first) if sum(map(bool, row)) > 1 or (len(row) == 2 and row[1])]
     if not wide or wide[0] == 0 or len(first) == wide[0] + 1:
         return first, ""
     return first[wide[0] :], "".join(first[0][0]).strip()

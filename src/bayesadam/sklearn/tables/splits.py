@@ -9,9 +9,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from bayesadam.sklearn.tables.csv_numbers import as_text, is_text, levels_of
-from bayesadam.sklearn.tables.dates import as_times, order_of
-from bayesadam.sklearn.tables.findings import TableError, quoted
+from bayesadam.sklearn.tables.csv_numbers import as_text, is_text, levels_of, numbers_in
+from bayesadam.sklearn.tables.dates import are_cells, as_times, order_of
+from bayesadam.sklearn.tables.findings import TableError, column_errors, quoted
 
 MIN_TRAINING, MIN_HELD_OUT = 10, 2
 Rows = NDArray[np.int64]
@@ -79,14 +79,17 @@ def group_split(groups: pa.ChunkedArray, name: str, fraction: float, seed: int) 
     return _split(np.isin(codes, chosen), f"{len(chosen):,} of the {len(counts):,} groups of {name!r}, at random")
 
 
-def time_split(times: pa.ChunkedArray, name: str, fraction: float, *, day_first: bool = False) -> Split:
+def time_split(
+    times: pa.ChunkedArray, name: str, fraction: float, *, day_first: bool = False, decimal: str = "."
+) -> Split:
     """Hold out the last rows in time. Rows with the same time are not divided.
 
     Args:
-        times: Numbers, dates, or dates that are text.
+        times: Numbers or dates, which may be text.
         name: Name of the column.
         fraction: Share of the rows to hold out.
         day_first: Whether 3/4/2021 is in April, if the column is ambiguous.
+        decimal: Decimal mark of numbers that are text.
 
     Raises:
         TableError: There are missing values or text, there is only one time, or there are too few rows.
@@ -95,9 +98,11 @@ def time_split(times: pa.ChunkedArray, name: str, fraction: float, *, day_first:
     shown = times
     if is_text(times.type):
         order = order_of(levels_of(times), day_first=day_first)
-        if order is None:
-            raise TableError(f"{what} must be numbers or dates, got {times[0].as_py()!r}")
-        times = pa.chunked_array([as_times(times, order[0])])
+        values = as_times(times, order[0]) if order else numbers_in(times, decimal, "")
+        wrong = np.isnan(values) & are_cells(times)
+        if wrong.any():
+            raise TableError(f"{what} must be numbers or dates, got {times[int(wrong.argmax())].as_py()!r}")
+        times = pa.chunked_array([pa.array(values, from_pandas=True)])
     codes = ranks(times, what)
     if codes.max() == 0:
         raise TableError(f"{what} must have two times at least, got one")
@@ -116,7 +121,8 @@ def ranks(column: pa.ChunkedArray, what: str) -> Rows:
     if column.null_count:
         raise TableError(f"{what} must have no missing values, got {column.null_count:,}")
     values = (as_text(column) if is_text(column.type) else column).combine_chunks()
-    codes: Rows = compute.rank(values, tiebreaker="dense").to_numpy().astype(np.int64) - 1
+    with column_errors(what, column):
+        codes: Rows = compute.rank(values, tiebreaker="dense").to_numpy().astype(np.int64) - 1
     return codes
 
 

@@ -81,8 +81,9 @@ def read_target(
     if column.null_count == len(column):
         raise TableError(f"the target {name!r} must have values, got none in {len(column):,} rows")
     if not (is_number(kind) or is_text(kind) or pa.types.is_boolean(kind)):
-        what = "dates: make numbers of them" if pa.types.is_temporal(kind) else f"the type {kind}"
-        raise TableError(f"the target {name!r} must be numbers or classes, got {what}")
+        dates = "durations" if pa.types.is_duration(kind) else "dates"
+        what = dates if pa.types.is_temporal(kind) else f"the type {kind}"
+        raise TableError(f"the target {name!r} must be numbers or classes, got {what}: make numbers of them")
     decimal = decimal or (decimal_of(levels_of(column)) if is_text(kind) else None) or "."
     task, why = _task(column, decimal) if task is None else (task, "as it was asked for")
     if task == "regression":
