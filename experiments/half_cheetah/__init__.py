@@ -171,8 +171,9 @@ def _figure(curves: Curves, episodes: list[int], paper: Paper) -> Figure:
             known = {episode: number for episode, number in run[method].items() if episode <= max(200, episodes[-1])}
             means, errors = zip(*((number.mean, number.error) for number in known.values()), strict=True)
             axis.errorbar(list(known), means, errors, color=colour, linewidth=1.4, capsize=3, marker="o", markersize=4)
-    seeds = max(map(len, curves.values()))
-    ours.set_title(f"ours, {seeds} {'seed' if seeds == 1 else 'seeds'}", fontsize=10)
+    least, most = (limit(map(len, curves.values())) for limit in (min, max))
+    count = f"{most}" if least == most else f"{least} to {most}"
+    ours.set_title(f"ours, {count} seed{'s' * (most > 1)}", fontsize=10)
     for axis, name in zip(others, paper, strict=True):
         axis.set_title(f"{name}, 5 seeds", fontsize=10)
     for axis in axes[0]:
