@@ -88,9 +88,9 @@ class MCDropout(NetworkDistribution):
             stack.enter_context(exclusively(model))
             if any(map(_is_compiled, model.modules())):  # what is compiled would not see the hooks
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(_with(list(modules.values()), training=False))
+            stack.enter_context(_with("training", False, list(modules.values())))
             encoders = [module for module in model.modules() if isinstance(module, nn.TransformerEncoder)]
-            stack.enter_context(_with(encoders, use_nested_tensor=False))  # whose tensors have no shape
+            stack.enter_context(_with("use_nested_tensor", False, encoders))  # whose tensors have no shape
             if model not in _CHECKED:  # before the calls of this pass are counted
                 check = partial(_check, list(modules.values()))
                 stack.callback(model.register_forward_pre_hook(check, with_kwargs=True).remove)
@@ -181,7 +181,7 @@ def _check(modules: list[Dropout], model: nn.Module, args: tuple[Any, ...], kwar
     others = [m for m in model.modules() if m not in modules and not m._buffers]
     device = next(model.parameters(), torch.empty(0)).device
     try:
-        with _with(others, training=True), seeded(0, device):
+        with _with("training", True, others), seeded(0, device):
             given = [tree_map_only(Tensor, Tensor.clone, (args, kwargs)) for _ in range(2)]
             first, second = (tree_leaves(model(*args, **kwargs)) for args, kwargs in given)
     except Exception:  # a model that needs targets in training, or an error that the pass itself will raise
@@ -222,9 +222,8 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 @contextmanager
-def _with(modules: Sequence[nn.Module], **attribute: bool) -> Iterator[None]:
+def _with(name: str, value: object, modules: Sequence[nn.Module]) -> Iterator[None]:
     """Context in which modules have another value of an attribute."""
-    ((name, value),) = attribute.items()
     before = [getattr(module, name) for module in modules]
     try:
         for module in modules:

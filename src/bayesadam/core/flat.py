@@ -221,6 +221,10 @@ class Flat:
         values: Any = rows[0].tolist() if (rows == rows[0]).all() else list(rows.T)
         return dict(zip(COUNTERS, values, strict=True))
 
+    def next_numbers(self, rule: Rule) -> dict[str, Any]:
+        """The numbers of the next step, with the counters; from a GPU this waits for it."""
+        return {**numbers_of(rule, self), **self.before()}
+
     def advance(self, chosen: NDArray[np.int64], rule: Rule, numbers: Mapping[str, Any]) -> None:
         """Set the counters of some members to their values after a step, computed from those in ``numbers``."""
         after = advanced(rule, Hyper(**numbers, **dict(self.kind.statics)))
@@ -237,9 +241,9 @@ class Flat:
         Args:
             rule: The rule.
             number: The member.
-            numbers: The numbers of the flat's next step with the counters, if they are known.
+            numbers: Those of :meth:`next_numbers`, if they are known.
         """
-        numbers = {**numbers_of(rule, self), **self.before()} if numbers is None else numbers
+        numbers = self.next_numbers(rule) if numbers is None else numbers
         own = {name: float(v[number]) if isinstance(v, np.ndarray) else v for name, v in numbers.items()}
         hp = Hyper(**own, prior_mean=0.0, **dict(self.kind.statics))
         if self.kind.per_weight:

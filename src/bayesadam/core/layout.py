@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bayesadam.core.flat import Flat, Kind, Member, kind_of, numbers_of
+from bayesadam.core.flat import Flat, Kind, Member, kind_of
 from bayesadam.core.passes import PER_WEIGHT
-from bayesadam.core.rule import COUNTERS, Rule
+from bayesadam.core.rule import COUNTERS, Hyper, Rule
 from bayesadam.sharding import full, like, local
 
 INIT = "init"
@@ -127,7 +127,7 @@ class Layout:
         flat.priors[new] = _NARROWER * np.array(initial_priors([flat.parameters[n] for n in new]))
         for number, state in enumerate(states):
             self._fill(flat, number, state)
-        numbers = {**numbers_of(self.rule, flat), **flat.before()}
+        numbers = flat.next_numbers(self.rule)
         for number, state in enumerate(states):
             if "step" in state:
                 entries = {name: local(state[name]) for name in self.rule.state}
@@ -176,12 +176,15 @@ class Layout:
         """Hyper-parameters of parameters in their next step, and tensors of their state, by name."""
         places = self.places()
         found = [places[parameter] for parameter in parameters]
-        numbers = {flat: {**numbers_of(self.rule, flat), **flat.before()} for flat in {flat for flat, _ in found}}
         return [
-            vars(flat.hyper(self.rule, number, numbers[flat]))
-            | {name: flat.part(name, number) for name in flat.tensors}
-            for flat, number in found
+            vars(hyper) | {name: flat.part(name, number) for name in flat.tensors}
+            for hyper, (flat, number) in zip(self.hypers(found), found, strict=True)
         ]
+
+    def hypers(self, places: Sequence[tuple[Flat, int]]) -> list[Hyper]:
+        """Hyper-parameters in the next step of members of flats; a device is waited for once for each flat."""
+        numbers = {flat: flat.next_numbers(self.rule) for flat in {flat for flat, _ in places}}
+        return [flat.hyper(self.rule, number, numbers[flat]) for flat, number in places]
 
     def names(self) -> dict[Tensor, str]:
         """Names of the parameters: those in the attached model, and those in groups that have names."""

@@ -79,17 +79,18 @@ def _changes_its_input(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
         return bool(getattr(modules[str(node.target)], "inplace", False))
     if node.target in OPERATORS:
         return True
-    rule = _rule(node)
+    rule = rule_of(node)
     given = {} if rule is None else dict(zip(inspect.signature(rule).parameters, node.args, strict=False))
     return bool({**given, **node.kwargs}.get("inplace", False))
 
 
 def _is_view(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
     """Whether the value of a step may share the memory of its input."""
-    return kind_of(modules[str(node.target)]) in VIEWING if node.op == "call_module" else _rule(node) in VIEWS
+    return kind_of(modules[str(node.target)]) in VIEWING if node.op == "call_module" else rule_of(node) in VIEWS
 
 
-def _rule(node: fx.Node) -> Callable[..., Any] | None:
+def rule_of(node: fx.Node) -> Callable[..., Any] | None:
+    """The rule of a function or method, if there is one."""
     if node.op == "call_method":
         return METHODS.get(str(node.target))
     return FUNCTIONS.get(node.target) if node.op == "call_function" else None

@@ -11,10 +11,10 @@ from typing import Any, cast
 
 from torch import fx, nn
 
-from bayesadam.moments.in_place import InPlaceProxy, redirect
+from bayesadam.moments.in_place import InPlaceProxy, redirect, rule_of
 from bayesadam.moments.observer import Observer
 from bayesadam.moments.replacements import replacement, unsupported
-from bayesadam.moments.rules import COMBINING, ELEMENTWISE, FUNCTIONS, METHODS, MIXING, MODULES, SHAPES
+from bayesadam.moments.rules import COMBINING, ELEMENTWISE, MIXING, MODULES, SHAPES
 from bayesadam.posterior.sharded import has_hooks, kind_of
 
 
@@ -99,10 +99,9 @@ def steps_of(model: nn.Module) -> list[Step]:
 
 def _step(node: fx.Node, numbers: Mapping[fx.Node, int], modules: Mapping[str, nn.Module]) -> Step:
     calls = node.op in ("call_function", "call_method")
-    rules: Mapping[Any, Callable[..., Any]] = FUNCTIONS if node.op == "call_function" else METHODS
     inputs, mapped = node.all_input_nodes, cast(Any, fx.map_arg)  # declared for nodes only
     args, kwargs = mapped((node.args, node.kwargs), lambda used: Value(numbers[used]))
-    rule, places = rules.get(node.target) if calls else None, list[int]()
+    rule, places = rule_of(node), list[int]()
     mapped((node.args, node.kwargs), lambda used: places.append(numbers[used]))
     layer = kind_of(modules[str(node.target)]) if node.op == "call_module" else None
     return Step(
@@ -161,12 +160,11 @@ def _check(node: fx.Node, modules: Mapping[str, nn.Module], plain: set[fx.Node])
         if all(used in plain for used in inputs) or _asks_for_shape(node):
             plain.add(node)
             return
-        rules: Mapping[Any, Callable[..., Any]] = FUNCTIONS if node.op == "call_function" else METHODS
-        name = getattr(node.target, "__name__", node.target)
-        if node.target not in rules:
+        rule, name = rule_of(node), getattr(node.target, "__name__", node.target)
+        if rule is None:
             raise unsupported(f"the function {name!r}")
         try:
-            inspect.signature(rules[node.target]).bind(*node.args, **node.kwargs)
+            inspect.signature(rule).bind(*node.args, **node.kwargs)
         except TypeError as error:
             raise unsupported(f"the function {name!r} with these arguments ({error})") from None
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.core.engine import Block, uncompiled
-from bayesadam.core.flat import Flat, numbers_of
+from bayesadam.core.flat import Flat
 from bayesadam.core.passes import followed
 from bayesadam.core.rule import Hyper
 from bayesadam.core.sampling import MEAN
@@ -314,9 +314,9 @@ class PerturbedOptimizer(Checkpointed):
         """
         covered = self._covered(model)
         means = {name: self._mean_of(flat, number) for name, flat, number in covered}
-        flats = {flat for _, flat, _ in covered}
-        numbers = {flat: {**numbers_of(self.rule, flat), **flat.before()} for flat in flats}  # waits for a device once
-        hypers = {name: flat.hyper(self.rule, number, numbers[flat]) for name, flat, number in covered}
+        hypers = dict(
+            zip(means, self._engine.layout.hypers([(flat, number) for _, flat, number in covered]), strict=True)
+        )
         variances = {
             name: full(flat.as_state(flat.variance(self.rule, number, hypers[name]), number))
             for name, flat, number in covered

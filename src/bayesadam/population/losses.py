@@ -195,9 +195,8 @@ class _PaddedEmbedding(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         assert self.padding_idx is not None
-        padding = torch.arange(self.num_embeddings, device=input.device).eq(self.padding_idx)
-        weight = self.weight.detach().where(padding.unsqueeze(1), self.weight)
-        return functional.embedding(input, weight, scale_grad_by_freq=self.scale_grad_by_freq, sparse=self.sparse)
+        found = functional.embedding(input, self.weight, scale_grad_by_freq=self.scale_grad_by_freq)
+        return found.detach().where(input.eq(self.padding_idx).unsqueeze(-1), found)
 
 
 def _public(name: str) -> str:
