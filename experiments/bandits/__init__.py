@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,25 @@ TITLE = "Contextual bandits: cumulative reward over that of the optimal policy"
 SOURCE = "Kessler et al. 2018, Table 1; problems, neural-linear and the wheel of Riquelme et al. 2018"
 
 
+PRECISIONS = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
+"""Prior precisions, of which one is chosen for each of the paper's own algorithms."""
+TUNED_ON, TUNING_ROUNDS, TUNING_RUNS, TUNING_SEED = ("statlog", "covertype"), 2_000, 3, 100
+"""Problems, rounds and runs of this choice, and the seed of its first run, so that its seeds are not the table's."""
+
+
 def _neural(method: str, **options: Any) -> dict[str, Any]:
     return {"belief": "neural", "options": {"method": method, **options}}
 
 
+def _published(method: str) -> dict[str, Any]:
+    return {**_neural(method, data_weight=512.0), "published_settings": True, "prior_precisions": list(PRECISIONS)}
+
+
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "vadam": _neural("vadam", data_weight=512.0, prior_precision=10.0),
+    "vadam": _published("vadam"),
     "bayesadam": _neural("bayesadam", data_weight=512.0, prior_precision=10.0),
     "badam": _neural("badam", data_weight=512.0, prior_precision=3000.0),
-    "badam-mle": _neural("badam-mle", data_weight=512.0, prior_precision=10.0),
-    "badam-mle-strong": _neural("badam-mle", data_weight=512.0, prior_precision=3000.0),
+    "badam-mle": _published("badam-mle"),
     "dropout": _neural("dropout"),
     "bbb": _neural("bbb", data_weight=512.0, prior_precision=10.0),
     "last-layer": _neural("last-layer", prior_precision=10.0),
@@ -49,7 +58,6 @@ LABELS = {
     "bayesadam": "BayesAdam, temperature 1",
     "badam": "Badam (prior in the loss)",
     "badam-mle": "Badam (prior added after)",
-    "badam-mle-strong": "Badam (added after, with the prior of the loss)",
     "dropout": "MC dropout",
     "bbb": "Bayes by Backprop",
     "last-layer": "last-layer Laplace",
@@ -70,10 +78,13 @@ PUBLISHED = {
     "uniform": "Uniform",
 }
 """Names of the algorithms in the paper."""
-LONG = ("badam", "vadam", "linear", "neural-linear", "uniform")
+LONG = ("badam", "linear", "neural-linear", "uniform")
 """Algorithms that play the published number of rounds. The other algorithms stop after ``SHORT`` rounds."""
 RUNS, SHORT = 10, 10_000
-WHEEL = ("vadam", "bayesadam", "neural-linear", "linear", "greedy", "uniform")
+WHEEL = {
+    "vadam": _neural("vadam", data_weight=512.0, prior_precision=10.0),
+    **{name: ALGORITHMS[name] for name in ("bayesadam", "neural-linear", "linear", "greedy", "uniform")},
+}
 DELTAS = (0.5, 0.7, 0.9, 0.95, 0.99)
 WHEEL_ROUNDS, WHEEL_RUNS = 4_000, 5
 FIRST, POINTS = 20, 50
@@ -91,30 +102,48 @@ Results = Mapping[str, Mapping[str, Any]]
 
 
 def units() -> list[Unit]:
-    """Return one unit per problem and algorithm with all runs, and those of the wheel.
+    """Return the choice of prior precisions, one unit per problem and algorithm with all runs, and those of the wheel.
 
-    Optional are census, whose data must be downloaded; the published numbers of rounds for the algorithms that stop
-    earlier; and the published algorithms with the published settings.
+    Optional are census, whose data must be downloaded, and the published numbers of rounds for the algorithms that stop
+    earlier.
     """
     found = []
+    for name, own in ALGORITHMS.items():
+        for problem in TUNED_ON if "prior_precisions" in own else ():
+            for precision in PRECISIONS:
+                tried = {**own, "prior_precisions": [precision], "first_seed": TUNING_SEED}
+                found.append(_unit(_prior(problem, name, precision), problem, tried, TUNING_ROUNDS, TUNING_RUNS))
     for problem, length in LENGTHS.items():
         for name, own in ALGORITHMS.items():
             if name != "all-rewards" or problem in TOLD:
                 rounds = length if name in LONG else min(SHORT, length)
-                found.append(_unit(f"table-{problem}", problem, name, rounds, RUNS, optional=problem == "census"))
+                optional = problem == "census"
+                found.append(_unit(f"table-{problem}-{name}", problem, own, rounds, RUNS, optional=optional, phase=1))
                 if rounds < length:
-                    found.append(_unit(f"whole-{problem}", problem, name, length, RUNS, optional=True))
-            if name in PUBLISHED and own["belief"] == "neural":
-                unit = _unit(f"published-{problem}", problem, name, length, RUNS, True, published_settings=True)
-                found.append(unit)
+                    found.append(_unit(f"whole-{problem}-{name}", problem, own, length, RUNS, optional=True, phase=1))
     for delta in DELTAS:
-        found += [_unit(f"wheel-{delta}", f"wheel-{delta}", name, WHEEL_ROUNDS, WHEEL_RUNS) for name in WHEEL]
+        for name, own in WHEEL.items():
+            found.append(_unit(f"wheel-{delta}-{name}", f"wheel-{delta}", own, WHEEL_ROUNDS, WHEEL_RUNS))
     return found
 
 
-def _unit(start: str, problem: str, name: str, rounds: int, runs: int, optional: bool = False, **own: Any) -> Unit:
-    config = {"problem": problem, "rounds": rounds, "runs": runs, **ALGORITHMS[name], **own}
-    return Unit(f"{start}-{name}", config, optional)
+def _unit(key: str, problem: str, own: Mapping[str, Any], rounds: int, runs: int, **options: Any) -> Unit:
+    return Unit(key, {"problem": problem, "rounds": rounds, "runs": runs, **own}, **options)
+
+
+def _prior(problem: str, name: str, precision: float) -> str:
+    return f"prior-{problem}-{name}-{precision:g}"
+
+
+def _chosen(results: Results, name: str, precisions: Sequence[float]) -> float:
+    """Return the prior precision with the largest mean reward over the problems of the choice, relative to the optimal
+    policy.
+    """
+
+    def earned(precision: float) -> float:
+        return float(np.mean([results[_prior(problem, name, precision)]["ratio"] for problem in TUNED_ON]))
+
+    return precisions[0] if len(precisions) == 1 else max(precisions, key=earned)
 
 
 def run(unit: Unit, context: Context) -> dict[str, Any]:
@@ -123,16 +152,20 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
     Returns:
         ``"ratio"``: the cumulative reward of every run, divided by that of the optimal policy. ``"second_half"``: the
         same ratio for the second half of the rounds. ``"curve"``: the cumulative ratio of all runs together after each
-        number of rounds in ``"rounds"``.
+        number of rounds in ``"rounds"``. ``"prior_precision"`` of an algorithm for which it is chosen.
     """
-    rounds, runs = unit.config["rounds"], unit.config["runs"]
+    config, precision = dict(unit.config), {}
+    if precisions := config.pop("prior_precisions", None):
+        precision = {"prior_precision": _chosen(context.results, config["options"]["method"], precisions)}
+        config["options"] = {**config["options"], **precision}
+    rounds, runs, first = config["rounds"], config["runs"], config.pop("first_seed", 0)
     cached = context.memory.cache(play, ignore=["progress"])
     found = []
     for seed in range(runs):
         found.append(
-            cached(unit.config, seed, lambda done, seed=seed: context.progress(seed * rounds + done, runs * rounds))
+            cached(config, first + seed, lambda done, seed=seed: context.progress(seed * rounds + done, runs * rounds))
         )
-    return scores(*map(np.stack, zip(*found, strict=True)))
+    return {**scores(*map(np.stack, zip(*found, strict=True))), **precision}
 
 
 def scores(earned: NDArray[np.float64], optimal: NDArray[np.float64]) -> dict[str, Any]:
@@ -152,16 +185,24 @@ def scores(earned: NDArray[np.float64], optimal: NDArray[np.float64]) -> dict[st
 
 def report(results: Results) -> Report:
     """Return our table beside the published one, and the wheel."""
+    tried = {
+        (name, problem): [results.get(_prior(problem, name, precision)) for precision in PRECISIONS]
+        for name, own in ALGORITHMS.items()
+        for problem in TUNED_ON
+        if "prior_precisions" in own
+    }
     wheel = {name: [results.get(f"wheel-{delta}-{name}") for delta in DELTAS] for name in WHEEL}
     tables = {
-        f"Mean and standard error over {RUNS} runs; published: mean and standard deviation": _table(results, "table"),
+        f"Mean and standard error over {RUNS} runs; published: mean and standard deviation": _table(results),
+        f"The prior precision: over {TUNING_RUNS} runs of the first {TUNING_ROUNDS:,} rounds": frame(
+            ["algorithm", "problem", *(f"{precision:g}" for precision in PRECISIONS)],
+            [[LABELS[name], problem.capitalize(), *map(_ratio, runs)] for (name, problem), runs in tried.items()],
+        ),
         f"The wheel: mean and standard error over {WHEEL_RUNS} runs of {WHEEL_ROUNDS:,} rounds, by delta": frame(
             ["algorithm", *map(str, DELTAS)],
             [[LABELS[name], *map(_ratio, runs)] for name, runs in wheel.items() if any(runs)],
         ),
     }
-    if any(key.startswith("published-") for key in results):
-        tables["The same with the published learning rate, initial weights and clipping"] = _table(results, "published")
     return Report(tables, {"curves": _curves(results)})
 
 
@@ -174,13 +215,11 @@ def _paper() -> dict[tuple[str, str], Number]:
     return {(problem.lower(), method): value for (problem, method, _), value in numbers.items()}
 
 
-def _table(results: Results, kind: str) -> pd.DataFrame:
+def _table(results: Results) -> pd.DataFrame:
     paper = _paper()
     rows = []
     for name, label in LABELS.items():
-        own = [results.get(f"{kind}-{problem}-{name}") for problem in LENGTHS]
-        if kind == "table":
-            own = [results.get(f"whole-{problem}-{name}", one) for problem, one in zip(LENGTHS, own, strict=True)]
+        own = [results.get(f"whole-{problem}-{name}", results.get(f"table-{problem}-{name}")) for problem in LENGTHS]
         if not any(own):
             continue
         whole = LENGTHS.values()

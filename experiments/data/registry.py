@@ -128,6 +128,7 @@ REGISTRY: dict[str, Entry] = {
     "fashion-mnist": _images("fashion-mnist", _CLOTHES, "MIT", "Zalando Research"),
     "usps": _usps(parsers.usps, "classification"),
     "usps/3-vs-5": _usps(parsers.usps_3_vs_5, "binary", _HALVES),
+    "usps/3-vs-5-smooth": _usps(parsers.usps_3_vs_5_smooth, "binary", _HALVES),
     "libsvm/australian": _libsvm("australian_scale", 14, ["-1", "+1"], "UCI Statlog Australian credit approval"),
     "libsvm/breast-cancer": _libsvm(
         "breast-cancer_scale", 10, ["benign", "malignant"], "UCI Wisconsin breast cancer, original"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -29,6 +30,8 @@ METHODS = {
     "vadam": ("Vadam", "Vadam", ""),
 }
 """Label, colour, and name in the paper, by unit."""
+SHARP = "sharp-"
+"""Beginning of the keys of the units with the pixels of the ESL files."""
 METRICS = {
     "negative_elbo": "negative ELBO per point (nats)",
     "log_loss": "test log-loss (nats)",
@@ -41,7 +44,7 @@ run = methods.compare
 
 
 def units() -> list[Unit]:
-    """Return one unit per method, each on all splits at once."""
+    """Return one unit per method, each on all splits at once, and those with pixels that are not smoothed."""
     vadam = methods.settings("vadam", 64, VADAM_EPOCHS * TRAIN // 64, 0.01, 0.01, decay=0.55)
     own = {
         "von": methods.VON,
@@ -49,13 +52,25 @@ def units() -> list[Unit]:
         "vadam-matlab": {**vadam, "method": "vadam-matlab"},
         "vadam": vadam,
     }
-    return methods.units_of("usps/3-vs-5", 25.0, range(SPLITS), own)
+    sharp = methods.units_of("usps/3-vs-5", 25.0, range(SPLITS), {key: own[key] for key in ("vogn-1", "vadam-matlab")})
+    smooth = methods.units_of("usps/3-vs-5-smooth", 25.0, range(SPLITS), own)
+    return [*smooth, *(Unit(SHARP + unit.key, unit.config) for unit in sharp)]
 
 
 def report(results: Mapping[str, Any]) -> Report:
     """Return box plots beside those of the paper."""
+    title = "Medians over the splits, in nats; ELBO and log-loss per point"
+    tables = {title: _table(results, "")}
+    if any(key.startswith(SHARP) for key in results):
+        tables["The same with pixels that are not smoothed"] = _table(results, SHARP)
+    return Report(tables, {"box-plots": _figure(results)})
+
+
+def _table(results: Mapping[str, Any], start: str) -> pd.DataFrame:
     rows = []
-    for key, (label, _, published) in METHODS.items():
+    for name, (label, _, published) in METHODS.items():
+        if (key := start + name) not in results:
+            continue
         row: list[Any] = [label.replace("\n", " ")]
         for metric in METRICS:
             median = quantiles(_shown(results[key], metric))[1]
@@ -64,8 +79,7 @@ def report(results: Mapping[str, Any]) -> Report:
         low, _, high = quantiles(_shown(results[key], "symmetric_kl"))
         rows.append([*row, f"{low:.3g} to {high:.3g}"])
     header = ["method", "negative ELBO", "paper", "log-loss", "paper", "symmetric KL", "paper", "ours, quartiles"]
-    title = "Medians over the splits, in nats; ELBO and log-loss per point"
-    return Report({title: frame(header, rows)}, {"box-plots": _figure(results)})
+    return frame(header, rows)
 
 
 def _shown(result: Mapping[str, Any], metric: str) -> list[float]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_svmlight_file
 
 from experiments import data
 from experiments.data import files, parsers, registry
@@ -20,6 +21,7 @@ COUNTS = {
     "fashion-mnist": (60000, 10000, 784, 0, 10),
     "usps": (7291, 2007, 256, 0, 10),
     "usps/3-vs-5": (1540, 0, 256, 0, 2),
+    "usps/3-vs-5-smooth": (1540, 0, 256, 0, 2),
     "libsvm/australian": (690, 0, 14, 0, 2),
     "libsvm/breast-cancer": (683, 0, 10, 0, 2),
     "bandits/mushroom": (8124, 0, 117, 0, 2),
@@ -100,6 +102,14 @@ def test_rows_and_splits_of_uci_are_the_published_ones(name):
     for split in range(splits.count):
         for part, ours in zip(("train", "test"), splits.rows(len(table), split), strict=True):
             np.testing.assert_array_equal(ours, index[f"index_{part}_{split}"])
+
+
+@needs_data
+def test_smoothed_digits_are_those_of_libsvm():
+    x, y = load_svmlight_file(str(Path(FOLDER) / "usps/usps.t.bz2"), n_features=256)
+    rows = np.isin(y, (4, 6))  # the labels of LIBSVM are 1 to 10
+    smooth = data.load("usps/3-vs-5-smooth").x_train[-rows.sum() :]
+    np.testing.assert_allclose(smooth, x[rows].toarray(), atol=0.002)
 
 
 @needs_data

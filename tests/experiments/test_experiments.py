@@ -79,7 +79,7 @@ TINY = {
     },
     "bandits": {
         **{key: {"rounds": 30, "runs": 2} for key in ("wheel-0.5-vadam", "wheel-0.5-linear")},
-        "published-mushroom-badam-mle": {"problem": "wheel-0.5", "rounds": 30, "runs": 2},
+        "prior-statlog-badam-mle-100": {"problem": "wheel-0.5", "rounds": 30, "runs": 2},
     },
 }
 """Changes of the configs of some units that let them run in a second."""
