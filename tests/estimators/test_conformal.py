@@ -4,11 +4,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from sklearn.utils import check_random_state
 
 from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
 from bayesadam.sklearn.companions import regressors
-from bayesadam.sklearn.conformal import LeftOutScores
+from bayesadam.sklearn.conformal import LeftOutScores, cross_intervals
 from bayesadam.sklearn.ensemble import _member_moments, as_array
 from bayesadam.sklearn.plan import plan
 
@@ -68,8 +69,37 @@ def test_files_keep_them(regressor, curve, tmp_path):
     np.testing.assert_array_equal(found, expected)
 
 
+def test_rows_count_by_their_weights():
+    """Against a loop, and nearly without the rows of little weight; equal weights give ranks."""
+    generator = torch.Generator().manual_seed(0)
+    errors, folds = torch.rand(60, 1, generator=generator, dtype=torch.float64), torch.arange(60) % 3
+    centers = torch.randn(3, 5, 1, generator=generator, dtype=torch.float64)
+    weights = torch.rand(60, generator=generator, dtype=torch.float64)
+    needed = 0.8 * (weights.sum() + weights.square().sum() / weights.sum())
+    for row, (low, high) in enumerate(zip(*cross_intervals(errors, folds, weights, centers, 0.8), strict=True)):
+        for end, sign in ((low, -1), (high, 1)):
+            ends = sign * centers[folds, row, 0] + errors[:, 0]
+            enough = [float(e) for e in ends if weights[ends <= e].sum() >= needed]
+            assert sign * end.item() == pytest.approx(min(enough))
+    light = cross_intervals(errors, folds, torch.tensor([1e-9, 1.0]).double().repeat_interleave(30), centers, 0.9)
+    for tiny, without in zip(
+        light, cross_intervals(errors[30:], folds[30:], torch.ones(30), centers, 0.9), strict=True
+    ):
+        assert torch.equal(tiny, without)
+    equal = cross_intervals(errors, folds, torch.full((60,), 0.3).double(), centers, 0.8)[1]
+    assert torch.equal(equal[0], (centers[folds, 0] + errors).sort(0).values[math.ceil(0.8 * 61) - 1])
+
+
+def test_the_weights_are_those_of_the_fit(curve):
+    x, y = curve
+    weight = np.linspace(0.5, 1.0, len(x))
+    model = BayesianMLPRegressor("ensemble", **TINY).fit(x, y, 2.0 * weight)
+    np.testing.assert_array_equal(model._left_out.weights, weight[model.left_out_[0]])
+
+
 class TestRecord:
-    SCORES = LeftOutScores.of(np.array([[1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 0]], dtype=bool), np.arange(4.0)[:, None])
+    MASK = np.array([[1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 0]], dtype=bool)
+    SCORES = LeftOutScores.of(MASK, np.arange(4.0)[:, None], np.ones(4))
 
     def test_rows_that_the_same_members_left_out_are_a_fold(self):
         assert self.SCORES.folds.tolist() == [3, 2, 1, 0]

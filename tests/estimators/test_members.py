@@ -2,11 +2,14 @@
 
 import copy
 
+import numpy as np
+import pytest
 import torch
 from torch import nn
 
 import bayesadam as ba
 from bayesadam import population
+from bayesadam.sklearn import BayesianMLPRegressor
 from bayesadam.sklearn.members import posteriors
 from bayesadam.sklearn.methods import method_named
 
@@ -20,7 +23,7 @@ def test_badam_of_members_is_that_of_the_optimiser_they_are_trained_by():
     alone = copy.deepcopy(models)
     options = {"method": "adam", "epochs": 7, "batch_size": 20, "lr": 0.02, "progress": False}
     nets = population.train(models, data, likelihood=likelihood, **options)
-    found, _ = posteriors(method_named("badam"), nets, models, data, prior_precision=0.3, steps=7)
+    found, _ = posteriors(method_named("badam"), nets, models, data, None, prior_precision=0.3, steps=7)
     for q, model, (x, y) in zip(found, alone, data, strict=True):
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
         for _ in range(7):
@@ -31,3 +34,19 @@ def test_badam_of_members_is_that_of_the_optimiser_they_are_trained_by():
         torch.testing.assert_close(q.mean, expected.mean, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(q.variance, expected.variance, rtol=1e-8, atol=0.0)
         assert q.hyperparameters == expected.hyperparameters
+
+
+@pytest.mark.parametrize("method", ["laplace", "badam", "vadam"])
+def test_rows_of_nearly_no_weight_do_not_narrow_the_posterior(method):
+    rng = np.random.default_rng(0)
+    x = np.r_[rng.uniform(-1, 1, (40, 1)), rng.uniform(2, 4, (200, 1))]
+    y, weight = np.sin(2 * x[:, 0]), np.where(x[:, 0] < 1, 1.0, 1e-6)
+    options = {"members": 1, "hidden": (), "epochs": 100, "random_state": 0, "noise": "constant"}
+    options |= {"early_stopping": False, "calibrate": False, "target_transform": "none"}
+    logarithms = []
+    for rows, given in ((slice(40), None), (slice(None), weight)):
+        model = BayesianMLPRegressor(method, **options).fit(x[rows], y[rows], sample_weight=given)
+        logarithms.append(
+            torch.cat([v.flatten() for v in model.posterior_.components[0].variance.values()]).log().mean().item()
+        )
+    assert logarithms[1] == pytest.approx(logarithms[0], abs=0.4)

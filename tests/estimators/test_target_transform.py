@@ -242,6 +242,18 @@ class TestFitted:
             assert function.log_slope(torch.from_numpy(values)).isfinite().all()
             assert function.least == 0.0
 
+    @pytest.mark.parametrize("sign", [-1.0, 1.0])
+    def test_one_deviation_of_a_flat_power_transform_is_at_most_the_range(self, sign):
+        """The powers of very skewed targets have bounds, which predictions of means would reach."""
+        values = sign * np.exp(2.0 * np.random.default_rng(0).standard_normal(200))
+        function = fitted("yeo-johnson", values)
+        assert not 0.0 <= function.power <= 2.0
+        known = function(torch.from_numpy(values))
+        reached = function.inverse(torch.linspace(-9.0, 9.0, 99, dtype=torch.float64) * known.std(correction=0))
+        assert reached.diff().max().item() == pytest.approx(18 / 98 * np.ptp(values), rel=0.03)
+        mild = np.random.default_rng(0).random(300) ** 2
+        assert fitted("yeo-johnson", mild).high == 2.0 * mild.max() - mild.min()
+
     @pytest.mark.parametrize("name", NAMES)
     def test_a_constant_target_is_left_as_it_is(self, name):
         assert isinstance(fitted(name, np.full(10, 3.0)), Identity)

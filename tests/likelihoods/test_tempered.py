@@ -3,12 +3,13 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import distributions
 
 import bayesadam as ba
-from bayesadam.likelihoods import TemperedClassification, TemperedRegression
+from bayesadam.likelihoods import RegressionLikelihood, TemperedClassification, TemperedRegression
 from likelihoods.models import F64, close, draw
 
 SHAPES = {"categorical": (6, 4), "tokens": (3, 5, 4), "bernoulli": (6,), "labels": (6, 3)}
@@ -128,3 +129,42 @@ def test_noise_that_the_network_gives():
     assert isinstance(tempered, TemperedRegression)
     assert tempered.tempered(2.0).temperature.item() == pytest.approx(2 * T)
     assert tempered.tempered(2.0).base is tempered.base
+    assert tempered.outputs_per_target == 2
+
+
+class Bent(RegressionLikelihood):
+    """Mean and log variance are not linear in the outputs, and the mean depends on both of them."""
+
+    outputs_per_target = 2
+
+    def mean_and_log_variance(self, output):
+        first, second = output.chunk(2, -1)
+        return (first + 0.3 * second).tanh(), torch.nn.functional.softplus(second)
+
+    def expected_log_density(self, mean, variance, target):
+        return expected(self, mean, variance, target)
+
+
+def expected(likelihood, mean, variance, target):
+    """Of data points with one target, by quadrature over both outputs."""
+    x, w = (torch.from_numpy(values) for values in np.polynomial.hermite_e.hermegauss(80))
+    grid = torch.cartesian_prod(x, x)[:, None] * variance.sqrt() + mean
+    return likelihood.log_prob(grid, target).mT @ torch.outer(w, w).flatten() / w.sum() ** 2
+
+
+@pytest.mark.parametrize("base", [ba.HeteroscedasticGaussian(), Bent()])
+@pytest.mark.parametrize("temperature", [1.0, T, 0.3])
+def test_information_and_expected_density_of_noise_that_the_network_gives(base, temperature):
+    """The information is the covariance of the score over targets."""
+    tempered = base.tempered(temperature).double()
+    tempered.log_temperature.copy_(torch.tensor(temperature, **F64).log())
+    z, y, variance = draw(5, 2), draw(5, 1, seed=1), draw(5, 2, seed=2).square()
+    x, w = (torch.from_numpy(values) for values in np.polynomial.hermite_e.hermegauss(20))
+    mean, noise = tempered.moments(z)
+    scores = torch.stack([tempered.score(z, mean + noise.sqrt() * point) for point in x])
+    factor = tempered.fisher_factor(z, y).squeeze(1)
+    close(factor @ factor.mT, torch.einsum("k,kni,knj->nij", w / w.sum(), scores, scores))
+    found = tempered.expected_log_density(z, variance, y)
+    close(found, expected(tempered, z, variance, y))
+    if temperature == 1.0:
+        close(found, base.expected_log_density(z, variance, y))

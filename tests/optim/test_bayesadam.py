@@ -189,3 +189,21 @@ def test_the_temperature_grows_with_epochs_and_steps(epochs, steps, expected):
 def test_sizes_are_required():
     with pytest.raises(TypeError, match="batch_size"):
         ba.BayesAdam(Line().parameters(), num_data=N)
+
+
+@pytest.mark.parametrize("recorded", [0.1, 0.2])
+def test_examples_behind_a_prior_count_as_much_as_new_ones(recorded):
+    """The posterior of ``N`` examples with curvature ``h`` has the precision ``N h / T`` at its temperature ``T``."""
+    old, new, curvature, num_data = 1.0, 0.4, 2.0, 10_000
+    variance = recorded / (num_data * curvature)
+    prior = ba.DiagonalGaussian(
+        {"w": torch.full((50,), old)}, {"w": torch.full((50,), variance)}, hyperparameters={"temperature": recorded}
+    )
+    w = nn.Parameter(torch.zeros(50))
+    opt = ba.BayesAdam([("w", w)], num_data=num_data, batch_size=1, total_steps=1000, temperature=1.0, prior=prior)
+    for _ in range(1000):
+        with opt.sampled_params():
+            opt.zero_grad()
+            (0.5 * curvature * (w - new).square().sum()).backward()
+        opt.step()
+    assert w.mean().item() == pytest.approx(0.5 * (old + new), abs=0.01)

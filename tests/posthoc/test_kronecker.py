@@ -242,6 +242,38 @@ class TestFactors:
         torch.testing.assert_close(q.variance["unused.bias"], torch.full((2,), 1 / 3, **F64), **EXACT)
         assert list(q.mean) == [name for name, p in model.named_parameters() if p.requires_grad]
 
+    @BOTH
+    @pytest.mark.parametrize("options", [{"structure": "kron"}, {"structure": "last_layer_kron", "last_layer": "0"}])
+    def test_of_sequences_without_their_padding(self, curvature, options):
+        """As if the targets that count were rows, also where a ReLU is dead."""
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 1), nn.ReLU(), nn.Linear(1, 3)).double()
+        x, y = draw(7, 4, 3), classes(7, 4)
+        y[:, 2:] = y[1] = -100
+        counted = y != -100
+        assert (model[:2](x)[counted] == 0).any()
+        options = {"likelihood": ba.Categorical(), "curvature": curvature, **options}
+        found, expected = (LaplaceApproximation(model, d, **options) for d in ((x, y), (x[counted], y[counted])))
+        same(matrices(found.curvature), matrices(expected.curvature))
+
+    @pytest.mark.parametrize(
+        "options", [{"structure": "kron"}, {"structure": "last_layer_kron", "last_layer": "first"}]
+    )
+    def test_of_ignored_positions_on_which_others_depend(self, options):
+        class Causal(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.last = nn.Linear(3, 2).double(), nn.Linear(2, 3).double()
+
+            def forward(self, x):
+                return self.last(self.first(x).cumsum(1))
+
+        x, y = draw(7, 4, 3), classes(7, 4)
+        y[:, [0, 3]] = -100
+        fitted = LaplaceApproximation(Causal(), (x, y), likelihood=ba.Categorical(), **options)
+        rows = x[:, :3].reshape(-1, 3)
+        torch.testing.assert_close(fitted.curvature.layers[0].inputs, rows.T @ rows / len(rows), **EXACT)
+
     def test_of_a_layer_that_is_called_once_only_at_times(self):
         class Sometimes(nn.Module):
             def __init__(self):

@@ -677,7 +677,7 @@ class TestIgnoredTargets:
         assert sum(part.log_likelihood for part in parts) == pytest.approx(whole.log_likelihood, rel=1e-12)
         assert [part.num_data for part in parts] == [(~mask).sum(), mask.sum()]
 
-    @pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer", "last_layer_kron"])
+    @pytest.mark.parametrize("structure", ["diagonal", "kron", "full", "last_layer", "last_layer_kron"])
     def test_sequences_that_are_padded_batch_by_batch(self, structure):
         """Without the ignored positions at their ends; the width is found by the rows of the first length."""
         model, x, _, likelihood = case("tokens")

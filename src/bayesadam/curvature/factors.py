@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bayesadam.curvature.closed import ClosedForm
@@ -34,8 +35,8 @@ class LayerFactors:
         bias: Name of the bias; None if there is none, or it is not included.
         outputs: ``B``, ``(O, O)``: the sum over all positions of all examples of the outer products of the layer's
             output gradients.
-        inputs: ``A``, ``(I, I)``: the mean over them of the outer products of the vectors that the weight is multiplied
-            by. None without a weight.
+        inputs: ``A``, ``(I, I)``: the mean over those that count (see :meth:`KroneckerFactors.count_only`) of the outer
+            products of the vectors that the weight is multiplied by. None without a weight.
     """
 
     weight: str | None
@@ -53,24 +54,33 @@ class FactoredForm(ClosedForm):
     form: LinearForm | ConvForm
     outputs: Tensor | None = None
     inputs: Tensor | None = None
-    count = 0
+    count: int | Tensor = 0
+    counted: Tensor | None = None
 
     def squares(self, call: Call, sink: Sink) -> None:
         """Add outer products; see :class:`Method`."""
         module: Any = call.unit.module
         inputs, grads = self._whole(call)
+        gradients = self.form.gradient_columns(grads)
         if call.context is None:
-            self.outputs = _added(self.outputs, self.form.gradient_columns(grads))
+            self.outputs = _added(self.outputs, gradients.flatten(1))
         elif call.received == 1:
             self.outputs = call.context if self.outputs is None else self.outputs.add_(call.context)
-        if "weight" not in sink.totals or call.received > 1:
+        if "weight" not in sink.totals:
+            return
+        counted = None
+        if self.counted is not None and self.counted.shape == gradients.shape[1:]:
+            counted = self.counted = self.counted | (torch.linalg.vector_norm(gradients, dim=0) != 0.0)
+        if call.received != (1 if counted is None else call.during.backwards):
             return
         out, *side = module.weight.shape
         bytes_each = inputs.element_size() * math.prod(side) * (grads[0].numel() // out)
         for part in chunks(len(inputs), bytes_each, working_set(inputs.device, CHUNK)):
             columns = self.form.columns(module, inputs[part], sink.scratch)
+            if counted is not None:
+                columns = columns.where(counted[part].flatten(), 0.0)
             self.inputs = _added(self.inputs, columns)
-            self.count += columns.shape[1]
+            self.count += columns.shape[1] if counted is None else counted[part].sum()
 
     def merges(self, call: Call) -> bool:
         """False, since outer products are added pass by pass."""
@@ -97,6 +107,17 @@ class KroneckerFactors(PerExampleSquares):
         for unit in self._collector.units:
             if isinstance(unit.method, FactoredForm):
                 yield unit.module, unit.name
+
+    def count_only(self, counted: Tensor | None) -> None:
+        """Say which targets of the last forward pass count, if some do not.
+
+        In layers whose outputs have the targets' axes, as ``(N, T, O)`` and ``(N, T)``, a position without such a
+        target counts only if its output has a gradient, because outputs at other positions depend on it. In other
+        layers all positions count, since a gradient may also vanish by chance, behind a ReLU.
+        """
+        for unit in self._collector.units:
+            if isinstance(unit.method, FactoredForm):
+                unit.method.counted = counted
 
     def give(self, output: Tensor, total: Callable[[], Tensor]) -> None:
         """Give the factor of the layer that gives the outputs of the last forward pass, if there is one, instead of

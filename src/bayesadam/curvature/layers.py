@@ -129,8 +129,8 @@ class LinearForm(Form):
         return inputs.reshape(-1, inputs.shape[-1]).mT
 
     def gradient_columns(self, grads: Tensor) -> Tensor:
-        """The output gradients at these positions, ``(out, positions)``."""
-        return grads.reshape(-1, grads.shape[-1]).mT
+        """The output gradients at these positions, ``(out, *positions)``."""
+        return grads.movedim(-1, 0)
 
     def bytes_each(self, module: Any, inputs: Tensor, grads: Tensor) -> int:
         """See :class:`Form`."""
@@ -183,7 +183,7 @@ class ConvForm(Form):
 
     def gradient_columns(self, grads: Tensor) -> Tensor:
         """See :class:`LinearForm`."""
-        return grads.movedim(1, 0).flatten(1)
+        return grads.movedim(1, 0)
 
     def bytes_each(self, module: Any, inputs: Tensor, grads: Tensor) -> int:
         """See :class:`Form`."""

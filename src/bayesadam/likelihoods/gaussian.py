@@ -49,6 +49,25 @@ class RegressionLikelihood(Likelihood, abc.ABC):
         mean, log_variance = self.mean_and_log_variance(output)
         return Normal(mean, (0.5 * log_variance).exp(), validate_args=False)
 
+    @torch.no_grad()
+    def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
+        """The Fisher information of a data point, for any mean ``m`` and log variance ``v``.
+
+        Its columns are ``exp(-v / 2) dm / d output`` and ``sqrt(1 / 2) dv / d output`` for each of the targets, by
+        automatic differentiation.
+        """
+        leaf, columns = output.detach().requires_grad_(), []
+        with torch.enable_grad():
+            mean, log_variance = self.mean_and_log_variance(leaf)
+            points = summed(mean[:1], target).numel()
+            for terms in (mean * (-0.5 * log_variance.detach()).exp(), log_variance * math.sqrt(0.5)):
+                for term in terms.reshape(len(output), points, -1).unbind(-1) if terms.requires_grad else ():
+                    (column,) = torch.autograd.grad(
+                        term.sum(), leaf, retain_graph=True, allow_unused=True, materialize_grads=True
+                    )
+                    columns.append(column.reshape(len(output), points, -1))
+        return torch.stack(columns, -1)
+
     def log_expected_density(
         self, mean: Tensor, variance: Tensor, target: Tensor, covariance: Tensor | None = None
     ) -> Tensor:
@@ -183,6 +202,10 @@ class HeteroscedasticGaussian(RegressionLikelihood):
         return summed(terms, target)
 
 
+INHERITED = ("element_log_density", "expected_log_density")
+"""Capabilities that a tempered likelihood has only if its base has them."""
+
+
 class TemperedRegression(RegressionLikelihood):
     """A Gaussian likelihood with the variance of its noise multiplied by a temperature, which is a buffer.
 
@@ -200,11 +223,16 @@ class TemperedRegression(RegressionLikelihood):
         super().__init__()
         set_log(self, "temperature", temperature, learned=False)
         self.base = base
+        self.outputs_per_target = base.outputs_per_target  # type: ignore[misc]  # of the base, so not of the class
 
     @property
     def temperature(self) -> Tensor:
         """Factor of the noise variance; 0-d."""
         return self.log_temperature.exp()
+
+    def defines(self, capability: str) -> bool:
+        """Whether the likelihood defines the capability, those of :data:`INHERITED` only if ``base`` does."""
+        return super().defines(capability) and (capability not in INHERITED or self.base.defines(capability))
 
     def tempered(self, temperature: float) -> TemperedRegression:
         """Return a copy at the product of both temperatures."""
@@ -219,6 +247,27 @@ class TemperedRegression(RegressionLikelihood):
         """The moments of ``base``, with the log of the temperature added to the log variance."""
         center, spread, log_noise = self.base.under_gaussian(mean, variance)
         return center, spread, log_noise + self.log_temperature.to(log_noise)
+
+    def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
+        """Log density of every output, if ``base`` has it."""
+        if not self.defines("element_log_density"):
+            raise self.missing("element_log_density")
+        mean, log_variance = self.mean_and_log_variance(output)
+        return gaussian_log_density(target - mean, log_variance)
+
+    def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
+        """That of ``base`` divided by the temperature, and the rest, which depends on the expected log variance ``v``.
+
+        It is exact if ``v`` is linear, and by quadrature if it depends on one output, as for
+        :class:`HeteroscedasticGaussian`.
+        """
+        if not self.defines("expected_log_density"):
+            return super().expected_log_density(mean, variance, target)
+        log_temperature = self.log_temperature.to(mean)
+        log_noise, _ = maps.gauss_hermite(lambda output: self.base.mean_and_log_variance(output)[1], mean, variance)
+        rest = 0.5 * (torch.expm1(-log_temperature) * (log_noise + math.log(2.0 * math.pi)) - log_temperature)
+        inner = self.base.expected_log_density(mean, variance, target)
+        return inner * (-log_temperature).exp() + summed(rest, target)
 
 
 def gaussian_log_density(residual: Tensor, log_variance: Tensor) -> Tensor:

@@ -55,7 +55,9 @@ class PerturbedOptimizer(Checkpointed):
         betas: Decay rates of the running averages of the gradient and of the curvature, each in [0, 1).
         prior_precision: Precision of the prior ``N(0, 1 / prior_precision)``.
         prior: A posterior to continue from, in place of ``prior_precision``; it becomes the prior, and the mean starts
-            at its mean, also for frozen parameters and for groups that are added later. It needs named parameters.
+            at its mean, also for frozen parameters and for groups that are added later. If it has another temperature,
+            its variances are changed in proportion, so that the examples behind it count as much as new ones. It needs
+            named parameters.
         initial_precision: Posterior precision at the start, at least ``prior_precision`` (for Bayes by Backprop, which
             trains the widths like the means, it may be smaller). The default is ``max(num_data, prior_precision)``,
             since a network that starts at the prior's precision hardly trains.
@@ -127,9 +129,9 @@ class PerturbedOptimizer(Checkpointed):
         given["method"] = type(self).__name__
         self.defaults = groups.settled({**groups.BOOKKEEPING, **declared, **given})
         groups.check_ordered(arguments["params"])
-        gaussians = priors.checked(arguments.get("prior"))
         self._reset()
         super().__init__(arguments["params"], self.defaults)
+        gaussians = priors.checked(arguments.get("prior"), self._reported().get("temperature"))
         priors.start(gaussians, self.param_groups, complete=True)
         self._prior = self._engine.layout.priors = gaussians
 
@@ -397,4 +399,5 @@ class PerturbedOptimizer(Checkpointed):
     def _reported(self) -> dict[str, Any]:
         first = self.param_groups[0]
         names = ("num_data", "prior_precision", "temperature", "seed")
-        return {"method": type(self).__name__, **{name: first[name] for name in names if name in first}}
+        found = {"method": type(self).__name__, **{name: first[name] for name in names if name in first}}
+        return found | {"temperature": self.cooling * first["temperature"]} if "temperature" in first else found

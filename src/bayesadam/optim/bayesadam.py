@@ -50,13 +50,15 @@ class BayesAdamRule(VadamRule):
     precision ``N h / tau + lambda``. ``B`` is the weight of a start that counts as ``k = 30`` steps: a step makes it
     forget the share ``max(1 - b2, 3 / (t + k + 2))``. ``lr_t`` falls along half a cosine to a hundredth at
     ``total_steps``. The noise grows with ``tau``, so that the network first learns its features as with Adam. The
-    posterior is that of a tenth of ``tau``.
+    posterior is that of a tenth of ``tau``. If it becomes the prior of further training, ``tau lt`` in the step is
+    ``0.1 temperature lt`` from the start, so that earlier examples count as much as new ones.
     """
 
     options = (
         Option("batch_size", 1.0, "a positive, finite number", is_positive, width=True),
         Option("total_steps", None, "None or a positive, finite number", lambda v: v is None or is_positive(v)),
         Option("per_example", False, "True or False", lambda v: isinstance(v, bool), static=True),
+        Option("continues", False, "True or False", lambda v: isinstance(v, bool), static=True),
     )
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
@@ -77,7 +79,7 @@ class BayesAdamRule(VadamRule):
             curvature = grad * grad
         elif hp.per_example:
             curvature = curvature / hp.batch_size
-        temperature = temperature_now(hp)
+        temperature = COOLER * hp.temperature if hp.continues else temperature_now(hp)
         m = average(state["exp_avg"], with_prior(grad, mean, hp, temperature), hp.beta1)
         v = average(state["exp_avg_sq"], curvature, hp.beta2)
         damping = temperature * hp.prior_precision / hp.num_data + 1e-8
@@ -184,6 +186,7 @@ class BayesAdam(PerturbedOptimizer):
     """
 
     rule = BayesAdamRule()
+    cooling = COOLER
 
     def __init__(
         self,
@@ -211,11 +214,7 @@ class BayesAdam(PerturbedOptimizer):
         self._source = None if curvature is None else checked_squares(curvature)
         if temperature is None:
             temperature = default_temperature(num_data, batch_size, total_steps)
-        self._set_up({**locals(), "per_example": curvature is not None})
-
-    def _reported(self) -> dict[str, Any]:
-        """The temperature is that of the posterior."""
-        return {**super()._reported(), "temperature": COOLER * self.param_groups[0]["temperature"]}
+        self._set_up({**locals(), "per_example": curvature is not None, "continues": prior is not None})
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Check the hyper-parameters of a new group; the prior may be that of the initial values."""

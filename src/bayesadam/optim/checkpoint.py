@@ -31,6 +31,7 @@ class Checkpointed(Optimizer):
         has_prior: Whether the method has a prior.
         may_start_wider: Whether the posterior may start wider than the prior.
         tracks_start: Whether it is known which share of the posterior's precision is the initial precision.
+        cooling: Temperature of the posterior relative to that of the noise in training.
         shared: Entries that must be the same in all groups.
     """
 
@@ -38,6 +39,7 @@ class Checkpointed(Optimizer):
     has_prior: ClassVar[bool] = True
     may_start_wider: ClassVar[bool] = False
     tracks_start: ClassVar[bool] = True
+    cooling: ClassVar[float] = 1.0
     shared: ClassVar[tuple[str, ...]] = SHARED
     _engine: Engine
     _model: weakref.ref[nn.Module] | None = None  # the attached one

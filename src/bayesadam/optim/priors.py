@@ -17,8 +17,12 @@ Gaussians: TypeAlias = Mapping[str, tuple[Tensor, Tensor]]
 (``perturb=False``, or frozen) start at the mean if they are covered, and keep the prior of their group."""
 
 
-def checked(prior: Any) -> Gaussians:
+def checked(prior: Any, temperature: float | None) -> Gaussians:
     """Mean and variance of the posterior to continue from; none without one.
+
+    Args:
+        prior: The posterior. If it records another temperature, its variances are changed in proportion.
+        temperature: Temperature of the new posterior; none or 0 leaves the variances as they are.
 
     Raises:
         ValueError: It is something else.
@@ -26,7 +30,9 @@ def checked(prior: Any) -> Gaussians:
     if prior is None:
         return {}
     check("prior", prior, "a DiagonalGaussian (a marginal() is one)", lambda v: isinstance(v, DiagonalGaussian))
-    return {name: (mean, prior.variance[name]) for name, mean in prior.mean.items()}
+    recorded = prior.hyperparameters.get("temperature")
+    factor = temperature / recorded if temperature and recorded else 1.0
+    return {name: (mean, factor * prior.variance[name]) for name, mean in prior.mean.items()}
 
 
 @torch.no_grad()

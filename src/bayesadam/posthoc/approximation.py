@@ -63,6 +63,8 @@ class LaplaceApproximation:
         Here ``B = sum_n sum_r g g'`` with the gradients ``g`` of the layer's outputs, where ``r`` numbers the columns
         of the factor of ``H_n``, and ``A`` is the mean over the data of ``a a'``, where ``a`` is the vector that the
         weight is multiplied by. Positions of an image or a sequence count as data: sums and means are over them, too.
+        In layers whose outputs have the axes of the targets, a position does not count if its target is ignored and no
+        target that counts depends on it; in other layers all positions count.
         The bias has the curvature ``B`` and is independent of the weight. This is the default of laplace-torch. All
         other tensors (those of norm layers, embeddings and convolutions with groups, and weights that are shared or
         used more than once) have a diagonal curvature. It takes as many backward passes as ``"diagonal"``.
@@ -395,7 +397,7 @@ def _go_through(
 
 
 def _rows_that_count(likelihood: Likelihood, data: Data, batch_size: int | None) -> Iterator[tuple[Rows, Tensor]]:
-    """Batches where the data are, without rows whose only target is ignored.
+    """Batches where the data are, without rows whose targets are all ignored.
 
     If the targets are on a GPU, it is waited for: once for a pair, and for every batch of a loader, since the number
     of rows depends on them.
@@ -403,13 +405,19 @@ def _rows_that_count(likelihood: Likelihood, data: Data, batch_size: int | None)
     all_count = False
     for number, (rows, target) in enumerate(batches_of_rows(data, None, batch_size)):
         if number == 0 and isinstance(data, tuple):
-            counted = likelihood.counted(data[1])
+            counted = _counted_rows(likelihood, data[1])
             all_count = counted is None or bool(counted.all())
-        counted = likelihood.counted(target) if target.ndim == 1 and not all_count else None
+        counted = None if all_count else _counted_rows(likelihood, target)
         if counted is not None and not counted.all():
             rows, target = rows.select(counted.nonzero().flatten()), target[counted]
         if rows.count:
             yield rows, target
+
+
+def _counted_rows(likelihood: Likelihood, target: Tensor) -> Tensor | None:
+    """Mask of the rows with a target that is not ignored; None if all are known to have one."""
+    counted = likelihood.counted(target)
+    return None if counted is None else counted.unsqueeze(1).flatten(1).any(1)
 
 
 def _check_curved(network: Network, curvature: Tensor | dict[str, Tensor] | KroneckerCurvature) -> None:

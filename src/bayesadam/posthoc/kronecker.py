@@ -115,6 +115,8 @@ class KroneckerSum(BackwardSum):
                     raise _too_wide(self.structure, side, f"{what} of {name!r}")
 
     def _announce(self, output: Tensor, target: Tensor) -> None:
+        counted = self.network.likelihood.counted(target) if target.ndim > 1 else None  # rows were left out before
+        self.factors.count_only(counted)
         if self.network.is_block(output, target):
             self.factors.give(output, lambda: self.network.total(output, target))
 
@@ -156,12 +158,17 @@ class LastLayerKroneckerSum(LastLayer):
         return self._total / self._count
 
     def _collect(self, call: Call, output: Tensor, target: Tensor, *, gives: bool) -> None:
+        features, counted = call.features.double(), self.network.likelihood.counted(target)
+        if counted is not None and counted.shape != features.shape[:-1]:
+            counted = None
         if gives:
             self._outputs += self.network.total(output, target)
         else:
-            matrix = self._pulled(call, output, target).movedim(-2, 0).flatten(1)
+            pulled = self._pulled(call, output, target)
+            matrix = pulled.movedim(-2, 0).flatten(1)
             self._outputs.addmm_(matrix, matrix.mT)
-        features, counted = call.features.double(), self.network.likelihood.counted(target) if gives else None
+            if counted is not None:  # see KroneckerFactors.count_only
+                counted = counted | (torch.linalg.vector_norm(pulled.flatten(-2), dim=-1) != 0.0)
         if counted is not None:
             features = features * counted.unsqueeze(-1)
         features = features.flatten(0, -2)

@@ -182,8 +182,8 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             divided.left_out[:] = False
         inputs, targets = self._inputs(X), self._targets(y)
         data, held_out, weights, held_out_weights = member_parts(divided, inputs, targets, weight)
-        sizes = [X.shape[1], *self.hidden, self._outputs()]
-        size = sum((before + 1) * units for before, units in itertools.pairwise(sizes))
+        widths = [X.shape[1], *self.hidden, self._outputs()]
+        size = sum((before + 1) * units for before, units in itertools.pairwise(widths))
         what = f"training {len(data)} networks of {size:,} weights"
         # In single precision: the weights, their gradients, two averages of the optimiser.
         require_memory(16.0 * size * len(data), what, "use fewer members or smaller hidden layers")
@@ -191,8 +191,9 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         members = range(len(data))
         models = population.initialize(lambda: self._network(X.shape[1]), seeds=[seed + member for member in members])
         likelihoods = [self._likelihood(member if priors else None).to(self.device) for member in members]
-        options = self._options([len(x) for x, _ in data], priors)
-        shown = data
+        sizes = [float(len(x)) for x, _ in data] if weights is None else [effective_rows(own) for own in weights]
+        options = self._options(sizes, priors)
+        shown, own_weights = data, weights
         if self._method.posterior == "anchored":
             shown, weights, options["prior"] = randomized(self.network_, data, likelihoods, self.prior_precision, seed)
         batch_size = self.batch_size or min(count, FULL_BATCH)
@@ -226,6 +227,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             nets,
             models,
             data,
+            own_weights,
             prior_precision=self.prior_precision,
             steps=self.epochs_ * training.steps_per_epoch,
         )
@@ -245,12 +247,14 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         with GENERATORS, torch.random.fork_rng(devices=[]):
             return perceptron(inputs, self.hidden, self._outputs(), self.activation).to(self.device)
 
-    def _options(self, rows: Sequence[int], priors: Mixture | None) -> dict[str, Any]:
+    def _options(self, sizes: Sequence[float], priors: Mixture | None) -> dict[str, Any]:
+        """Return options of the training, among them the effective number of rows of every member."""
         options: dict[str, Any] = {"lr": self.lr}
         if self._method.posterior == "anchored":
             return options
         if self._method.train == "adam":
-            return options | {"weight_decay": [self.prior_precision / count for count in rows]}
+            return options | {"weight_decay": [self.prior_precision / size for size in sizes]}
+        options["num_data"] = list(sizes)
         if priors is not None:
             return options | {"prior": list(priors.components)}
         return options | {"prior_precision": self.prior_precision}

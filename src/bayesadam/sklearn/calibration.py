@@ -36,7 +36,7 @@ SMALLEST = 1e-12
 """Lower bound of variances of standardised targets."""
 
 
-def effective_rows(weight: Floats) -> float:
+def effective_rows(weight: Floats | Tensor) -> float:
     """Return the number of rows of equal weight that carry the same information: ``(sum w)^2 / sum w^2``."""
     return float(weight.sum() ** 2 / (weight**2).sum())
 

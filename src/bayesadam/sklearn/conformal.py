@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 INTERVALS = ("bayes", "cross")
 ROUNDING = 1e-12
-"""Tolerance of the ceiling: ``100 * 0.55`` is slightly more than 55 in floating point, and its ceiling must be 55."""
+"""Tolerance of sums: ``100 * 0.55`` is slightly more than 55 in floating point, and 55 rows must be enough."""
 AT_ONCE = 2**22
 """Maximum size of an intermediate result, which limits the number of rows that are evaluated together."""
 
@@ -31,22 +31,9 @@ def check_method(method: object, left_out: object) -> None:
         )
 
 
-def conformal_rank(rows: int, coverage: float) -> int:
-    """Return ``ceil((n + 1) coverage)``, or raise ``ValueError`` if that is more than the ``n`` rows.
-
-    The score of a further row that is exchangeable with these is at most the score of this rank with a probability of
-    at least ``coverage`` (Vovk et al. 2005; Lei et al. 2018, Theorem 2.2). The ``n + 1`` counts the further row.
-    """
-    rank = math.ceil((rows + 1) * coverage - ROUNDING)
-    if rank > rows:
-        raise ValueError(
-            f"coverage must be at most n / (n + 1) = {rows / (rows + 1):.4g} with {rows} calibration rows, "
-            f"got {coverage!r}: the interval would be infinite"
-        )
-    return rank
-
-
-def cross_intervals(errors: Tensor, folds: Tensor, predictions: Tensor, coverage: float) -> tuple[Tensor, Tensor]:
+def cross_intervals(
+    errors: Tensor, folds: Tensor, weights: Tensor, predictions: Tensor, coverage: float
+) -> tuple[Tensor, Tensor]:
     """Return the intervals of CV+ (Barber et al. 2021).
 
     Model ``k`` was trained without the rows of fold ``k``. With the absolute errors ``R_i`` of the models on the rows
@@ -55,9 +42,15 @@ def cross_intervals(errors: Tensor, folds: Tensor, predictions: Tensor, coverage
     are exchangeable and a fold has no influence on its model, a new target is covered with a probability of at least
     ``1 - 2 alpha - sqrt(2 / n)`` for folds of equal size (Theorem 4; ``alpha = 1 - coverage``).
 
+    With weights ``w_i``, the ends are weighted quantiles (Tibshirani et al. 2019): the upper end is the smallest of the
+    numbers up to which the weights add up to ``coverage`` times the sum of all weights and that of the new row. A new
+    row has the weight ``sum(w_i^2) / sum(w_i)``, the mean weight of rows that are drawn by their weights. The number of
+    rows ``n`` is thus the effective one, ``sum(w_i)^2 / sum(w_i^2)``.
+
     Args:
         errors: ``(n, K)``.
         folds: Number of the fold of each row, ``(n,)``.
+        weights: Positive weights of the rows, ``(n,)``.
         predictions: Predictions of the new rows by all models, ``(F, N, K)``.
         coverage: Probability in [0.5, 1); below 0.5 nothing is guaranteed.
 
@@ -69,14 +62,29 @@ def cross_intervals(errors: Tensor, folds: Tensor, predictions: Tensor, coverage
     """
     if not coverage >= 0.5:
         raise ValueError(f"coverage must be in [0.5, 1) of cross-conformal intervals, got {coverage!r}")
-    rank = conformal_rank(len(errors), coverage)
+    weights = weights * (weights.sum() / weights.square().sum())  # a new row has the weight 1
+    rows = float(weights.sum())
+    level = (rows + 1) * coverage - ROUNDING
+    if level > rows:
+        raise ValueError(
+            f"coverage must be at most n / (n + 1) = {rows / (rows + 1):.4g} with {rows:g} calibration rows, "
+            f"got {coverage!r}: the interval would be infinite"
+        )
     parts = []
     for part in torch.split(predictions, max(1, AT_ONCE // errors.numel()), dim=1):
         centers, own = part[folds].movedim(0, -1), errors.movedim(0, -1)  # (N, K, n)
-        lower = (centers - own).kthvalue(len(errors) + 1 - rank).values
-        parts.append((lower, (centers + own).kthvalue(rank).values))
+        parts.append((-_quantile(own - centers, weights, level), _quantile(own + centers, weights, level)))
     lower, upper = (torch.cat(ends) for ends in zip(*parts, strict=True))
     return lower, upper
+
+
+def _quantile(values: Tensor, weights: Tensor, level: float) -> Tensor:
+    """Return the smallest of the values, ``(N, K, n)``, up to which the weights add up to ``level``; ``(N, K)``."""
+    if (weights == weights[0]).all():  # in a fifth of the time
+        return values.kthvalue(min(math.ceil(level / float(weights[0])), len(weights))).values
+    values, order = values.sort()
+    place = (weights[order].cumsum(-1) < level).sum(-1, keepdim=True).clamp_max(len(weights) - 1)
+    return values.gather(-1, place).squeeze(-1)
 
 
 @dataclass(frozen=True)
@@ -89,17 +97,19 @@ class LeftOutScores:
         members: Members that left out each fold, ``(F, M)`` bool.
         folds: Number of the fold of each row, ``(n,)``.
         scores: Scores, ``(n, K)``.
+        weights: Weights of the rows, ``(n,)``.
     """
 
     members: NDArray[np.bool_]
     folds: NDArray[np.int64]
     scores: Floats
+    weights: Floats
 
     @classmethod
-    def of(cls, left_out: NDArray[np.bool_], scores: Floats) -> LeftOutScores:
+    def of(cls, left_out: NDArray[np.bool_], scores: Floats, weights: Floats) -> LeftOutScores:
         """Create the scores from the mask of the rows that each member left out, ``(M, n)``."""
         members, folds = np.unique(left_out.T, axis=0, return_inverse=True)
-        return cls(members, folds.reshape(-1).astype(np.int64), scores)
+        return cls(members, folds.reshape(-1).astype(np.int64), scores, weights)
 
     def models(self, members: Any) -> torch.Tensor:
         """Return the predictions of the folds' models, ``(F, N, ...)``, from those of the members, ``(M, N, ...)``."""

@@ -20,6 +20,7 @@ from bayesadam.posthoc.badam import badam_from_moments, unbiased
 from bayesadam.predictive.how import How
 from bayesadam.predictive.predict import network_outputs
 from bayesadam.predictive.result import Predictive
+from bayesadam.sklearn.calibration import effective_rows
 from bayesadam.sklearn.methods import Method
 
 DENSE = 128
@@ -33,8 +34,10 @@ approximation covers the last layer only.
 RANK = 32
 """Rank of the covariance besides its diagonal. From 16 to 40, the NLL is the same within its error on four UCI sets."""
 
-LAPLACE_ROWS = 20_000
-"""Maximum number of rows for the curvature, which is scaled to the number of all rows."""
+LAPLACE_ROWS, REPEATS = 20_000, 10
+"""Maximum number of rows for the curvature, which is scaled to the effective number of all rows; and how often a row of
+average weight is among them if weights differ.
+"""
 
 ROWS = 8_192
 """Number of rows that are predicted at a time."""
@@ -63,6 +66,7 @@ def posteriors(
     nets: Population,
     networks: Sequence[nn.Module],
     data: Sequence[Pair],
+    weights: Sequence[Tensor] | None,
     *,
     prior_precision: float,
     steps: int,
@@ -74,12 +78,14 @@ def posteriors(
         nets: The members.
         networks: The networks that were given to the training.
         data: Training rows of every member.
+        weights: Weights of these rows; ``None`` for equal weights.
         prior_precision: Precision of the prior.
         steps: Number of steps that the optimiser took.
     """
     found: list[GaussianPosterior] = []
     likelihoods = [copy.deepcopy(likelihood).requires_grad_(False) for likelihood in nets.likelihoods]
     for number, (network, (x, y)) in enumerate(zip(networks, data, strict=True)):
+        weight = torch.ones(len(x), device=x.device) if weights is None else weights[number]
         with torch.no_grad():
             for name, parameter in network.named_parameters():
                 parameter.copy_(nets.mean[name][number])
@@ -87,9 +93,9 @@ def posteriors(
             prior = prior_of(network, prior_precision)
             found.append(integrated(network, nets.posteriors[number], (x, y), likelihoods[number], prior))
         elif method.posterior == "laplace":
-            found.append(_laplace(network, x, y, likelihoods[number], prior_precision))
+            found.append(_laplace(network, x, y, weight, likelihoods[number], prior_precision))
         elif method.posterior == "badam":
-            found.append(_badam(nets, number, len(x), prior_precision, steps))
+            found.append(_badam(nets, number, effective_rows(weight), prior_precision, steps))
         else:
             found.append(nets.posteriors[number])
     return found, likelihoods
@@ -108,7 +114,7 @@ def predictions(
     return network_outputs(network, posterior, x, how)(likelihood)
 
 
-def _badam(nets: Population, number: int, num_data: int, precision: float, steps: int) -> GaussianPosterior:
+def _badam(nets: Population, number: int, num_data: float, precision: float, steps: int) -> GaussianPosterior:
     """Return Badam's posterior of a member that Adam trained, from the second moments in the population's state."""
     trained, moments = nets.posteriors[number], nets.state["exp_avg_sq"]
     _, beta = trained.hyperparameters["betas"]
@@ -120,22 +126,29 @@ def _badam(nets: Population, number: int, num_data: int, precision: float, steps
     )
 
 
-def _laplace(network: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood, precision: float) -> GaussianPosterior:
+def _laplace(
+    network: nn.Module, x: Tensor, y: Tensor, weight: Tensor, likelihood: Likelihood, precision: float
+) -> GaussianPosterior:
     """Return the Laplace approximation around a trained member, in at most a few hundred kilobytes.
+
+    Its curvature is that of rows at equal distances in the running sum of the weights.
 
     For Gaussian targets, networks of medium size get a diagonal and the widest directions. The variance then grows away
     from the data as with a full covariance, and more than with Kronecker factors. Within the data it is too large. The
     calibrated factor of a Gaussian's epistemic variance corrects this; a classifier's temperature could not.
     """
     weights = sum(p.numel() for p in network.parameters())
-    rows = torch.linspace(0, len(x) - 1, min(len(x), LAPLACE_ROWS), dtype=torch.float64, device=x.device).long()
+    count = min(len(x) if (weight == weight[0]).all() else REPEATS * len(x), LAPLACE_ROWS)
+    total = weight.double().cumsum(0)
+    places = (torch.arange(count, dtype=torch.float64, device=x.device) + 0.5) * (total[-1] / count)
+    rows = torch.searchsorted(total, places)
     low_rank = DENSE < weights <= LARGE and likelihood.defines("mean_and_log_variance")
     found = LaplaceApproximation(
         network,
         (x[rows], y[rows]),
         likelihood=likelihood,
         structure="full" if weights <= DENSE or low_rank else "kron" if weights <= LARGE else "last_layer",
-        num_data=len(x),
+        num_data=effective_rows(weight),
         progress=False,
     )
     return found.posterior(precision, rank=RANK if low_rank else None)

@@ -51,8 +51,9 @@ def fitted(name: str, target: Floats, weight: Floats | None = None) -> Monotone:
     """Fit the transform ``name`` to targets.
 
     The range of the targets is extended by its own length on both sides. Outside this interval the transform continues
-    along its tangents. If no target is negative, predictions are not negative either. A constant target is not
-    transformed.
+    along its tangents. That of Yeo and Johnson does so already where it is so flat that the range of the targets is a
+    single standard deviation of their transformed values. If no target is negative, predictions are not negative
+    either. A constant target is not transformed.
 
     Args:
         name: One of ``NAMES``.
@@ -76,8 +77,13 @@ def fitted(name: str, target: Floats, weight: Floats | None = None) -> Monotone:
         return SquareRoot(low=float(np.quantile(target[target > 0], SMALLEST)), high=high)
     if name == "yeo-johnson":
         (center,), (scale,) = column_scales(target[:, None], weight)
-        power = _power((target - center) / scale, weight)
-        return YeoJohnson(power, float(center), float(scale), low=low, high=high, **bound)
+        formula = YeoJohnson(_power((target - center) / scale, weight), float(center), float(scale))
+        reach = _reach(formula, target, weight)
+        if formula.power < 1.0:
+            high = min(high, formula.center + reach)
+        else:
+            low = max(low, formula.center - reach)
+        return YeoJohnson(formula.power, formula.center, formula.scale, low=low, high=high, **bound)
     knots, values = _knots(target, np.ones(len(target)) if weight is None else weight / weight.mean())
     return PiecewiseLinear(knots.tolist(), values.tolist(), **bound) if len(knots) > 1 else Identity()
 
@@ -193,6 +199,17 @@ def _power(values: Floats, weight: Floats | None) -> float:
         return float(0.5 * np.log(max(variance, np.finfo(float).tiny)) - (power - 1.0) * slope)
 
     return float(minimize_scalar(loss, bounds=POWERS, method="bounded", options={"xatol": 1e-6}).x)
+
+
+def _reach(formula: YeoJohnson, target: Floats, weight: Floats | None) -> float:
+    """Return the distance from the centre at which the slope is the deviation of the values over the targets' range.
+
+    With powers outside of [0, 2], the formula has an upper or a lower bound. Near it an error of the prediction, which
+    is a share of that deviation, would be any number of targets' ranges.
+    """
+    _, (deviation,) = column_scales(formula(torch.tensor(target)).numpy()[:, None], weight)
+    steepness = max(float(target.max() - target.min()) / (float(deviation) * formula.scale), 1.0)
+    return formula.scale * math.expm1(min(math.log(steepness) / max(abs(formula.power - 1.0), 1e-12), 100.0))
 
 
 def _knots(target: Floats, weight: Floats) -> tuple[Floats, Floats]:
