@@ -256,7 +256,7 @@ class TestPriors:
 
     def test_with_other_hyperparameters(self, method, earlier):
         largest = max(variance.reciprocal().max().item() for q in earlier for variance in q.variance.values())
-        starts = [largest * factor for factor in (2.0, 3.0, 1.5, 4.0)]
+        starts = [largest * factor for factor in (2e3, 3e3, 1.5e3, 4e3)]  # for colder ones
         self.compare(
             method=method, prior=earlier, temperature=own_options(method)["temperature"], initial_precision=starts
         )

@@ -58,7 +58,7 @@ class BayesAdamRule(VadamRule):
         Option("batch_size", 1.0, "a positive, finite number", is_positive, width=True),
         Option("total_steps", None, "None or a positive, finite number", lambda v: v is None or is_positive(v)),
         Option("per_example", False, "True or False", lambda v: isinstance(v, bool), static=True),
-        Option("continues", False, "True or False", lambda v: isinstance(v, bool), static=True),
+        Option("continues", 0.0, "0 or 1", lambda v: v in (0.0, 1.0)),
     )
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
@@ -79,7 +79,7 @@ class BayesAdamRule(VadamRule):
             curvature = grad * grad
         elif hp.per_example:
             curvature = curvature / hp.batch_size
-        temperature = COOLER * hp.temperature if hp.continues else temperature_now(hp)
+        temperature = hp.continues * COOLER * hp.temperature + (1.0 - hp.continues) * temperature_now(hp)
         m = average(state["exp_avg"], with_prior(grad, mean, hp, temperature), hp.beta1)
         v = average(state["exp_avg_sq"], curvature, hp.beta2)
         damping = temperature * hp.prior_precision / hp.num_data + 1e-8
@@ -214,7 +214,7 @@ class BayesAdam(PerturbedOptimizer):
         self._source = None if curvature is None else checked_squares(curvature)
         if temperature is None:
             temperature = default_temperature(num_data, batch_size, total_steps)
-        self._set_up({**locals(), "per_example": curvature is not None, "continues": prior is not None})
+        self._set_up({**locals(), "per_example": curvature is not None, "continues": float(prior is not None)})
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Check the hyper-parameters of a new group; the prior may be that of the initial values."""

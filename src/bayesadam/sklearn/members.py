@@ -85,7 +85,8 @@ def posteriors(
     found: list[GaussianPosterior] = []
     likelihoods = [copy.deepcopy(likelihood).requires_grad_(False) for likelihood in nets.likelihoods]
     for number, (network, (x, y)) in enumerate(zip(networks, data, strict=True)):
-        weight = torch.ones(len(x), device=x.device) if weights is None else weights[number]
+        weight = None if weights is None else weights[number]
+        size = float(len(x)) if weight is None else effective_rows(weight)
         with torch.no_grad():
             for name, parameter in network.named_parameters():
                 parameter.copy_(nets.mean[name][number])
@@ -93,9 +94,9 @@ def posteriors(
             prior = prior_of(network, prior_precision)
             found.append(integrated(network, nets.posteriors[number], (x, y), likelihoods[number], prior))
         elif method.posterior == "laplace":
-            found.append(_laplace(network, x, y, weight, likelihoods[number], prior_precision))
+            found.append(_laplace(network, x, y, weight, size, likelihoods[number], prior_precision))
         elif method.posterior == "badam":
-            found.append(_badam(nets, number, effective_rows(weight), prior_precision, steps))
+            found.append(_badam(nets, number, size, prior_precision, steps))
         else:
             found.append(nets.posteriors[number])
     return found, likelihoods
@@ -127,7 +128,13 @@ def _badam(nets: Population, number: int, num_data: float, precision: float, ste
 
 
 def _laplace(
-    network: nn.Module, x: Tensor, y: Tensor, weight: Tensor, likelihood: Likelihood, precision: float
+    network: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    num_data: float,
+    likelihood: Likelihood,
+    precision: float,
 ) -> GaussianPosterior:
     """Return the Laplace approximation around a trained member, in at most a few hundred kilobytes.
 
@@ -138,8 +145,8 @@ def _laplace(
     calibrated factor of a Gaussian's epistemic variance corrects this; a classifier's temperature could not.
     """
     weights = sum(p.numel() for p in network.parameters())
-    count = min(len(x) if (weight == weight[0]).all() else REPEATS * len(x), LAPLACE_ROWS)
-    total = weight.double().cumsum(0)
+    count = min(len(x) if weight is None else REPEATS * len(x), LAPLACE_ROWS)
+    total = (x.new_ones(len(x)) if weight is None else weight).double().cumsum(0)
     places = (torch.arange(count, dtype=torch.float64, device=x.device) + 0.5) * (total[-1] / count)
     rows = torch.searchsorted(total, places)
     low_rank = DENSE < weights <= LARGE and likelihood.defines("mean_and_log_variance")
@@ -148,7 +155,7 @@ def _laplace(
         (x[rows], y[rows]),
         likelihood=likelihood,
         structure="full" if weights <= DENSE or low_rank else "kron" if weights <= LARGE else "last_layer",
-        num_data=effective_rows(weight),
+        num_data=num_data,
         progress=False,
     )
     return found.posterior(precision, rank=RANK if low_rank else None)
