@@ -23,6 +23,8 @@ SOURCE = "Kessler et al. 2018, Table 1; problems, neural-linear and the wheel of
 
 PRECISIONS = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 """Prior precisions, of which one is chosen for each of the paper's own algorithms."""
+WEAK = 10.0
+"""Prior precision of these algorithms for comparison, at the published number of rounds."""
 TUNED_ON, TUNING_ROUNDS, TUNING_RUNS, TUNING_SEED = ("statlog", "covertype"), 2_000, 3, 100
 """Problems, rounds and runs of this choice, and the seed of its first run, so that its seeds are not the table's."""
 
@@ -104,8 +106,8 @@ Results = Mapping[str, Mapping[str, Any]]
 def units() -> list[Unit]:
     """Return the choice of prior precisions, one unit per problem and algorithm with all runs, and those of the wheel.
 
-    Optional are census, whose data must be downloaded, and the published numbers of rounds for the algorithms that stop
-    earlier.
+    Optional are census, whose data must be downloaded, the published numbers of rounds for the algorithms that stop
+    earlier, and the algorithms whose prior precision is chosen with another one.
     """
     found = []
     for name, own in ALGORITHMS.items():
@@ -119,6 +121,9 @@ def units() -> list[Unit]:
                 rounds = length if name in LONG else min(SHORT, length)
                 optional = problem == "census"
                 found.append(_unit(f"table-{problem}-{name}", problem, own, rounds, RUNS, optional=optional, phase=1))
+                if "prior_precisions" in own:
+                    weak = {**_neural(name, data_weight=512.0, prior_precision=WEAK), "published_settings": True}
+                    found.append(_unit(f"weak-{problem}-{name}", problem, weak, length, RUNS, optional=True))
                 if rounds < length:
                     found.append(_unit(f"whole-{problem}-{name}", problem, own, length, RUNS, optional=True, phase=1))
     for delta in DELTAS:
@@ -193,7 +198,7 @@ def report(results: Results) -> Report:
     }
     wheel = {name: [results.get(f"wheel-{delta}-{name}") for delta in DELTAS] for name in WHEEL}
     tables = {
-        f"Mean and standard error over {RUNS} runs; published: mean and standard deviation": _table(results),
+        f"Mean and standard error over {RUNS} runs; published: mean and standard deviation": _table(results, "table"),
         f"The prior precision: over {TUNING_RUNS} runs of the first {TUNING_ROUNDS:,} rounds": frame(
             ["algorithm", "problem", *(f"{precision:g}" for precision in PRECISIONS)],
             [[LABELS[name], problem.capitalize(), *map(_ratio, runs)] for (name, problem), runs in tried.items()],
@@ -203,6 +208,8 @@ def report(results: Results) -> Report:
             [[LABELS[name], *map(_ratio, runs)] for name, runs in wheel.items() if any(runs)],
         ),
     }
+    if any(key.startswith("weak-") for key in results):
+        tables[f"The paper's own algorithms with the prior precision {WEAK:g}"] = _table(results, "weak")
     return Report(tables, {"curves": _curves(results)})
 
 
@@ -215,11 +222,13 @@ def _paper() -> dict[tuple[str, str], Number]:
     return {(problem.lower(), method): value for (problem, method, _), value in numbers.items()}
 
 
-def _table(results: Results) -> pd.DataFrame:
+def _table(results: Results, kind: str) -> pd.DataFrame:
     paper = _paper()
     rows = []
     for name, label in LABELS.items():
-        own = [results.get(f"whole-{problem}-{name}", results.get(f"table-{problem}-{name}")) for problem in LENGTHS]
+        own = [results.get(f"{kind}-{problem}-{name}") for problem in LENGTHS]
+        if kind == "table":
+            own = [results.get(f"whole-{problem}-{name}", one) for problem, one in zip(LENGTHS, own, strict=True)]
         if not any(own):
             continue
         whole = LENGTHS.values()
