@@ -33,15 +33,15 @@ def _neural(method: str, **options: Any) -> dict[str, Any]:
     return {"belief": "neural", "options": {"method": method, **options}}
 
 
-def _published(method: str) -> dict[str, Any]:
-    return {**_neural(method, data_weight=512.0), "published_settings": True, "prior_precisions": list(PRECISIONS)}
+def _published(method: str, **options: Any) -> dict[str, Any]:
+    return {**_neural(method, data_weight=512.0, **options), "published_settings": True}
 
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "vadam": _published("vadam"),
+    "vadam": {**_published("vadam"), "prior_precisions": list(PRECISIONS)},
     "bayesadam": _neural("bayesadam", data_weight=512.0, prior_precision=10.0),
     "badam": _neural("badam", data_weight=512.0, prior_precision=3000.0),
-    "badam-mle": _published("badam-mle"),
+    "badam-mle": {**_published("badam-mle"), "prior_precisions": list(PRECISIONS)},
     "dropout": _neural("dropout"),
     "bbb": _neural("bbb", data_weight=512.0, prior_precision=10.0),
     "last-layer": _neural("last-layer", prior_precision=10.0),
@@ -122,7 +122,7 @@ def units() -> list[Unit]:
                 optional = problem == "census"
                 found.append(_unit(f"table-{problem}-{name}", problem, own, rounds, RUNS, optional=optional, phase=1))
                 if "prior_precisions" in own:
-                    weak = {**_neural(name, data_weight=512.0, prior_precision=WEAK), "published_settings": True}
+                    weak = _published(name, prior_precision=WEAK)
                     found.append(_unit(f"weak-{problem}-{name}", problem, weak, length, RUNS, optional=True))
                 if rounds < length:
                     found.append(_unit(f"whole-{problem}-{name}", problem, own, length, RUNS, optional=True, phase=1))

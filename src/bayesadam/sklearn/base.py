@@ -193,7 +193,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         likelihoods = [self._likelihood(member if priors else None).to(self.device) for member in members]
         sizes = [float(len(x)) for x, _ in data] if weights is None else [effective_rows(own) for own in weights]
         options = self._options(sizes, priors)
-        shown, own_weights = data, weights
+        shown = data
         if self._method.posterior == "anchored":
             shown, weights, options["prior"] = randomized(self.network_, data, likelihoods, self.prior_precision, seed)
         batch_size = self.batch_size or min(count, FULL_BATCH)
@@ -227,7 +227,8 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             nets,
             models,
             data,
-            own_weights,
+            weights,
+            sizes,
             prior_precision=self.prior_precision,
             steps=self.epochs_ * training.steps_per_epoch,
         )

@@ -20,7 +20,6 @@ from bayesadam.posthoc.badam import badam_from_moments, unbiased
 from bayesadam.predictive.how import How
 from bayesadam.predictive.predict import network_outputs
 from bayesadam.predictive.result import Predictive
-from bayesadam.sklearn.calibration import effective_rows
 from bayesadam.sklearn.methods import Method
 
 DENSE = 128
@@ -67,6 +66,7 @@ def posteriors(
     networks: Sequence[nn.Module],
     data: Sequence[Pair],
     weights: Sequence[Tensor] | None,
+    sizes: Sequence[float],
     *,
     prior_precision: float,
     steps: int,
@@ -79,14 +79,13 @@ def posteriors(
         networks: The networks that were given to the training.
         data: Training rows of every member.
         weights: Weights of these rows; ``None`` for equal weights.
+        sizes: Effective numbers of these rows.
         prior_precision: Precision of the prior.
         steps: Number of steps that the optimiser took.
     """
     found: list[GaussianPosterior] = []
     likelihoods = [copy.deepcopy(likelihood).requires_grad_(False) for likelihood in nets.likelihoods]
     for number, (network, (x, y)) in enumerate(zip(networks, data, strict=True)):
-        weight = None if weights is None else weights[number]
-        size = float(len(x)) if weight is None else effective_rows(weight)
         with torch.no_grad():
             for name, parameter in network.named_parameters():
                 parameter.copy_(nets.mean[name][number])
@@ -94,9 +93,10 @@ def posteriors(
             prior = prior_of(network, prior_precision)
             found.append(integrated(network, nets.posteriors[number], (x, y), likelihoods[number], prior))
         elif method.posterior == "laplace":
-            found.append(_laplace(network, x, y, weight, size, likelihoods[number], prior_precision))
+            weight = None if weights is None else weights[number]
+            found.append(_laplace(network, x, y, weight, sizes[number], likelihoods[number], prior_precision))
         elif method.posterior == "badam":
-            found.append(_badam(nets, number, size, prior_precision, steps))
+            found.append(_badam(nets, number, sizes[number], prior_precision, steps))
         else:
             found.append(nets.posteriors[number])
     return found, likelihoods
