@@ -7,6 +7,7 @@ An experiment is a package of ``experiments`` with ``TITLE``, ``SOURCE``, ``unit
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import os
@@ -40,6 +41,8 @@ RUNS = Path("runs", "experiments").absolute()
 """Folder for checkpoints."""
 BEGIN, END = "<!-- tables, written by `python -m experiments report` -->", "<!-- end of the tables -->"
 """The lines of a page between which the tables are written."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Names of glibc's ``mallopt`` for the sizes in bytes above which freed memory is given back to the system."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +143,6 @@ def run(name: str, *, jobs: int = -1, only: Sequence[str] = (), fresh: bool = Fa
         fresh: Whether to run the selected units again from the start.
         runs: Folder for checkpoints.
     """
-    # Keep freed memory in the workers: for small networks, page faults would cost more than the computations.
-    os.environ |= {"MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
     experiment = import_module(name)
     units = select(experiment.units(), only)
     done = {} if fresh else finished(experiment)
@@ -161,6 +162,7 @@ def work(name: str, unit: Unit, fresh: bool, runs: Path, parent: int) -> tuple[s
     if os.getpid() != parent and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C and stops the workers
     torch.set_num_threads(1)
+    _keep_freed_memory()
     experiment, start = import_module(name), runs / name / unit.key
     folder = start / joblib.hash(unit.config)[:8]
     try:
@@ -179,6 +181,14 @@ def work(name: str, unit: Unit, fresh: bool, runs: Path, parent: int) -> tuple[s
     except (Exception, SystemExit) as error:
         return unit.key, 0.0, traceback.format_exception_only(error)[-1].strip()
     return unit.key, seconds, ""
+
+
+def _keep_freed_memory() -> None:
+    """Keep freed memory in the process: for small networks, page faults would cost more than the computations."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:  # not with musl
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_MMAP_THRESHOLD, 2**25)
 
 
 def store(folder: Path, runs: Path, unit: Unit, result: Any, seconds: float, cpu_seconds: float) -> None:

@@ -156,7 +156,7 @@ def train(
         tell: Function that is called with the number of completed epochs.
     """
     rate = next(layer.p for layer in models[0].modules() if isinstance(layer, nn.Dropout))
-    x, y = (torch.stack([pair[i] for pair in data]) for i in (0, 1))
+    x, y = (torch.stack([pair[i] for pair in data], dim=1) for i in (0, 1))  # a row of all networks is contiguous
     linear = [[layer for layer in model.children() if isinstance(layer, nn.Linear)] for model in models]
     parameters = [[p for layer in own for p in layer.parameters()] for own in linear]
     weights = [torch.stack([p.detach() for p in own]).requires_grad_() for own in zip(*parameters, strict=True)]
@@ -169,10 +169,10 @@ def train(
         optimizer.load_state_dict(state["adam"])
         generator.set_state(state["generator"])
     for epoch in range(done, config["epochs"]):
-        for rows in torch.split(torch.randperm(x.shape[1], generator=generator), config["batch_size"]):
+        for rows in torch.split(torch.randperm(len(x), generator=generator), config["batch_size"]):
             optimizer.zero_grad()
-            output = forward(weights, x[:, rows], rate, generator)
-            loss = (output - y[:, rows]).square().mean(1).sum()
+            output = forward(weights, x[rows].transpose(0, 1), rate, generator)
+            loss = (output - y[rows].transpose(0, 1)).square().mean(1).sum()
             for weight in weights[::2]:
                 loss = loss + (decay * weight.square()).sum()
             torch.autograd.backward(loss)
