@@ -57,7 +57,7 @@ def train(config: Mapping[str, Any], x: Tensor, y: Tensor, context: Context) -> 
     Args:
         config: ``method`` ("adam", "bbb", "vadam", "ivon"), ``epochs``, ``batch_size``, ``seed``, ``hidden``;
             ``dropout`` and ``options`` of the method; ``kl``, the schedule of the minibatches' shares of the KL
-            divergence (uniform by default).
+            divergence (uniform by default), and ``kl_factor``, which multiplies it.
         x: Images ``(n, 784)``.
         y: Labels ``(n,)``.
         context: Context of the unit.
@@ -68,7 +68,8 @@ def train(config: Mapping[str, Any], x: Tensor, y: Tensor, context: Context) -> 
     model = perceptron(seed, config["hidden"], config.get("dropout", 0.0))
     optimizer, module, loss_of, finish = prepare(config, model, len(x))
     each = math.ceil(len(x) / size)
-    shares = (each * ba.kl_weights(each, schedule=config.get("kl", "uniform"))).tolist()
+    weights = ba.kl_weights(each, schedule=config.get("kl", "uniform"))
+    shares = (config.get("kl_factor", 1.0) * each * weights).tolist()
     schedule = LambdaLR(optimizer, lambda done: half_cosine(min(done / each / config["epochs"], 1.0)))
     order, path, first = torch.Generator().manual_seed(seed), context.folder / "training.pt", 0
     stateful: dict[str, Any] = {"module": module, "optimizer": optimizer, "schedule": schedule}

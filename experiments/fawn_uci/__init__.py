@@ -65,10 +65,13 @@ PROBES |= {
     "ropd-slow": (("wine",), {**METHODS["ropd"], "iterations": 10_000, "splits": 5, "lr": 0.003}),
     "ropd-drawn": (("boston", "concrete", "energy", "wine", "yacht"), {**METHODS["ropd"], "drawn_std": 0.2}),
     "vi-long": (("naval",), METHODS["vi"]),
+    "ropd-20-splits": (("wine",), {**METHODS["ropd"], "splits": 20}),
+    "vi-20-splits": (("wine",), {**METHODS["vi"], "iterations": 8_000, "splits": 20}),
+    "bern-inputs-20-splits": (("kin8nm", "wine"), {**METHODS["bern-inputs"], "iterations": 8_000, "splits": 20}),
 }
 """Data sets, and settings in place of those of the protocol, of the probes: the choices of FAWN-BERN, which the paper
-leaves open, in short trainings; the length and the start of FAWN-ROPD on wine; the paper's start of FAWN-ROPD; and
-FAWN-VI with the length of FAWN-ROPD.
+leaves open, in short trainings; the length and the start of FAWN-ROPD on wine; the paper's start of FAWN-ROPD; FAWN-VI
+with the length of FAWN-ROPD; and twice as many splits.
 """
 PROBED = tuple(dict.fromkeys(name for names, _ in PROBES.values() for name in names))
 PROTOCOL = {

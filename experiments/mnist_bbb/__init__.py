@@ -117,6 +117,17 @@ REWEIGHTED = {
 }
 """Setting, schedule of the KL divergence and label of the long trainings."""
 
+PROBES: Mapping[str, tuple[dict[str, Any], str]] = {
+    "probe-pixels": ({"pixel_factor": 255 / 126}, "pixels divided by 126"),
+    "probe-kl": ({"kl_factor": 0.3}, "0.3 of the KL divergence"),
+    "probe-both": ({"pixel_factor": 255 / 126, "kl_factor": 0.3}, "both"),
+    "probe-shares": (
+        {"pixel_factor": 255 / 126, "kl": "blundell"},
+        "pixels divided by 126, shares 2^(B - i) / (2^B - 1)",
+    ),
+}
+"""Changes of the protocol, and label, of trainings with the setting of the scale mixture."""
+
 
 def units() -> list[Unit]:
     """Return every candidate on one validation split, and then each method's best candidate with several seeds."""
@@ -127,6 +138,9 @@ def units() -> list[Unit]:
             found.append(Unit(f"search-{name}-{number}", config))
         for seed in range(SEEDS):
             found.append(Unit(f"final-{name}-{seed}", {**PROTOCOL, "seed": seed, "part": "final"}, phase=1))
+    for name, (changes, _) in PROBES.items():
+        for seed in range(SEEDS):
+            found.append(Unit(f"{name}-{seed}", {**PROTOCOL, "seed": seed, "part": "final", **changes}, phase=1))
     for name, (_, schedule, _) in REWEIGHTED.items():
         config = {**PROTOCOL, "epochs": LONG_EPOCHS, "part": "final", "kl": schedule}
         for seed in range(LONG_SEEDS):
@@ -142,7 +156,8 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
     or units are random, and the mean network.
     """
     config, digits = dict(unit.config), load("mnist")
-    x, y = digits.x_train[: config["train"]], digits.y_train[: config["train"]]
+    factor = config.get("pixel_factor", 1.0)
+    x, y = factor * digits.x_train[: config["train"]], digits.y_train[: config["train"]]
     if config["part"] == "search":
         order = torch.randperm(len(digits.x_train), generator=torch.Generator().manual_seed(config["split"]))
         inner, outer = torch.split(order[: config["train"]], config["train"] - config["held_out"])
@@ -151,13 +166,14 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
         own = predictive(trained, digits.x_train[outer], **options)
         return {"setting": _setting(config), "validation": scores(own, digits.y_train[outer])}
     name = unit.key.removeprefix("final-").removeprefix(LONG).rpartition("-")[0]
-    best = best_candidate(context.results, REWEIGHTED[name][0] if unit.optional else name)
+    chosen_for = REWEIGHTED[name][0] if unit.optional else "bbb-mixture" if name in PROBES else name
+    best = best_candidate(context.results, chosen_for)
     config |= context.results[best]["setting"]
     trained = train(config, x, y, context)
     result: dict[str, Any] = {"chosen": best, "setting": _setting(config)}
     for method in dict.fromkeys((config["predict"], "mean")):
         own, other = (
-            predictive(trained, images, method=method, mc_samples=config["mc_samples"])
+            predictive(trained, factor * images, method=method, mc_samples=config["mc_samples"])
             for images in (digits.x_test, load("fashion-mnist").x_test)
         )
         counts = {name: torch.histc(p.entropy, BINS, 0.0, math.log(10.0)) for name, p in (("in", own), ("out", other))}
@@ -212,14 +228,18 @@ def report(results: Mapping[str, Any]) -> Report:
             ["method", "setting", "error, %", "NLL, nats", "ECE"], tried
         ),
     }
-    long: list[list[Any]] = []
-    for name, (candidate, _, label) in REWEIGHTED.items():
-        if found := [results[key] for seed in range(LONG_SEEDS) if (key := f"{LONG}{name}-{seed}") in results]:
-            numbers_of = [_number([_main(run)[m] for run in found], digits) for m, (_, digits) in METRICS.items()]
-            long.append([label, len(found), numbers_of[0], paper[candidate], *numbers_of[1:]])
-    if long:
-        title = f"Bayes by Backprop after {LONG_EPOCHS} epochs: mean and standard error over seeds"
-        tables[title] = frame([header[0], "seeds", *header[1:]], long)
+    probes = {name: label for name, (_, label) in PROBES.items()}
+    long = {f"{LONG}{name}": label for name, (_, _, label) in REWEIGHTED.items()}
+    for title, labels in (
+        ("Probes of the scale mixture: mean and standard error over seeds", probes),
+        (f"Bayes by Backprop after {LONG_EPOCHS} epochs: mean and standard error over seeds", long),
+    ):
+        rows = []
+        for name, label in labels.items():
+            if found := [result for key, result in results.items() if key.rpartition("-")[0] == name]:
+                cells = [_number([_main(run)[m] for run in found], digits) for m, (_, digits) in METRICS.items()]
+                rows.append([label, len(found), *cells])
+        tables[title] = frame([header[0], "seeds", header[1], *header[3:]], rows)
     return Report(tables, {"scores": _figure(finals, paper)})
 
 

@@ -48,10 +48,28 @@ METHODS: dict[str, dict[str, Any]] = {
         "curves": ["posterior"],
     },
 }
+PROBES: dict[str, dict[str, Any]] = {
+    "bbb-wide": {**METHODS["bbb"], "options": {**METHODS["bbb"]["options"], "prior": ["Gaussian", 1.0]}},
+    "vadam-cold": {
+        **METHODS["vadam"],
+        "options": {
+            "lr": 0.003,
+            "betas": [0.9, 0.999],
+            "temperature": 1 / 128,
+            "prior_precision": 128.0,
+            "initial_precision": 128.0 * 60_000,
+        },
+    },
+}
+"""A prior of deviation 1, as in `mnist-bbb`; and Vadam, with the same prior per data point, but 1/128 of the variance:
+squared gradients of minibatches of 128 are so much smaller than those of data points, if these are independent.
+"""
 CURVES = {
     "bbb/posterior": ("BBB", "#CC79A7", "s-"),
+    "bbb-wide/posterior": ("BBB, prior deviation 1", "#882255", "s--"),
     "ivon/posterior": ("IVON", "#009E73", "o-"),
     "vadam/posterior": ("Vadam", "#56B4E9", "^-"),
+    "vadam-cold/posterior": ("Vadam, 1/128 of the variance", "#332288", "^--"),
     "badam/badam": ("Badam", "#0072B2", "D-"),
     "badam/magnitude": ("magnitude", "#000000", "x-"),
     "badam/mc-dropout": ("MC dropout, magnitude", "#E69F00", "P-"),
@@ -64,11 +82,13 @@ SHOWN = (0.0, 0.5, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99)
 
 
 def units() -> list[Unit]:
-    """Return one network per method, with its pruning curves; and the optional long trainings."""
-    found = [Unit(f"{name}-0", {**PROTOCOL, **own, "seed": 0}) for name, own in METHODS.items()]
-    for seed, (name, own) in product(range(LONG_SEEDS), METHODS.items()):
-        config = {**PROTOCOL, **own, "epochs": LONG_EPOCHS, "seed": seed}
-        found.append(Unit(f"{LONG}{name}-{seed}", config, optional=True))
+    """Return one network per method and probe, with its pruning curves; and the optional long trainings."""
+    methods = METHODS | PROBES
+    found = [Unit(f"{name}-0", {**PROTOCOL, **own, "seed": 0}) for name, own in methods.items()]
+    for seed, (name, own) in product(range(LONG_SEEDS), methods.items()):
+        if seed == 0 or name in METHODS:
+            config = {**PROTOCOL, **own, "epochs": LONG_EPOCHS, "seed": seed}
+            found.append(Unit(f"{LONG}{name}-{seed}", config, optional=True))
     return found
 
 
@@ -127,7 +147,7 @@ def _curves(results: Mapping[str, Any], start: str) -> dict[str, list[dict[float
     found: dict[str, list[dict[float, float]]] = {}
     for key, result in results.items():
         method = key.removeprefix(start).rpartition("-")[0]
-        if method in METHODS and key.startswith(start):
+        if key.startswith(start) and method in METHODS | PROBES:
             for name, curve in result["curves"].items():
                 values = dict(zip(curve["fractions"], curve["accuracy"], strict=True))
                 found.setdefault(f"{method}/{name}", []).append(values)
