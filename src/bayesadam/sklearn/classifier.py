@@ -25,7 +25,7 @@ from bayesadam.sklearn.failures import all_or_nothing
 from bayesadam.sklearn.member_training import TrainingStatus, weighted_mean
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.rows import require_comparable, require_single, weighed
-from bayesadam.sklearn.threads import threads_for
+from bayesadam.sklearn.threads import few_threads, threads_for
 
 
 @dataclass(eq=False, repr=False)
@@ -113,6 +113,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         with np.errstate(divide="ignore"):
             return np.log(self.predict_proba(X))
 
+    @few_threads
     def predictive(self, X: ArrayLike) -> ClassificationPredictive:
         """Return the whole predictive distribution in float64, with ``entropy`` and ``mutual_information``.
 
