@@ -39,9 +39,10 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     The networks are complemented by companions: a linear logistic regression, one with a piecewise linear function of
     every input, and boosted trees (from 100 rows on). Their log probabilities are added to those of the networks (a
-    logarithmic pool), with weights that are fitted to the rows left out, and are 0 for companions that do not help. The
-    companions do not extrapolate. They are not used with fewer than 40 rows, with ``calibrate=False`` or by
-    ``partial_fit``. The second regression is not used if 1,000 rows would have more than 4 million features.
+    logarithmic pool), with weights that are fitted to the rows left out, and are 0 for companions that do not help.
+    Linear trends continue for one range of an input beyond its training rows. Companions are not used with fewer than
+    40 rows, with ``calibrate=False`` or by ``partial_fit``. The second regression is not used if 1,000 rows would have
+    more than 4 million features.
 
     Args:
         method: One of ``bayesadam.sklearn.METHODS``.

@@ -44,9 +44,10 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
     epistemic + b aleatoric``. The networks are complemented by companions: a linear ridge regression, one with a
     piecewise linear function of every input, a Gaussian process (up to 2,000 rows), and boosted trees (from 100 rows
     on). The predictive mean is a weighted sum of networks and companions, with weights that are fitted to the rows left
-    out, and are 0 for companions that do not help; companions do not extrapolate. Far away from the training rows the
-    epistemic variance grows without bound. The prediction for a row is a Gaussian. The
-    defaults are intended for tables with a hundred to some ten thousand rows and need no tuning.
+    out, and are 0 for companions that do not help. Linear trends and the process continue for one range of an input
+    beyond its training rows. Far away from these rows the epistemic variance grows without bound, but it may be too
+    small for a trend that ends. The prediction for a row is a Gaussian. The defaults are intended for tables with a
+    hundred to some ten thousand rows and need no tuning.
 
     If the targets are not Gaussian around the network's output, they are transformed, provided that the transformed
     model describes left-out rows better. Predictions are always in the units of the targets. With the default of
