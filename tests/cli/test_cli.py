@@ -15,6 +15,7 @@ import torch
 from matplotlib import image
 from rich.console import Console
 from scipy import stats
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import bayesadam as ba
 from bayesadam import cli, demo
@@ -69,6 +70,20 @@ def test_garbage_is_collected_during_the_work(monkeypatch, tmp_path):
     with pytest.raises(SystemExit):
         cli.main()
     assert seen == [True]
+
+
+def test_the_demo_has_one_thread(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(sys, "argv", ["bayesadam", "demo", "--out", str(tmp_path)])
+
+    def run(*arguments, **options):
+        seen.extend(pool["num_threads"] for pool in threadpool_info())
+        sys.exit(3)
+
+    monkeypatch.setattr(demo, "run", run)
+    with threadpool_limits(2), pytest.raises(SystemExit):
+        cli.main()
+    assert set(seen) == {1}
 
 
 @pytest.fixture

@@ -77,11 +77,18 @@ class TestParts:
 
     def test_pieces_describe_skewed_inputs(self, additive):
         x, y = standardised(additive[0]), standardised(additive[1])[:, None]
-        (_, linear), (part, found) = ridge_parts(x, y, np.ones(240), plan(240, 4, np.arange(240), 0))
+        (_, linear), (_, found) = ridge_parts(x, y, np.ones(240), plan(240, 4, np.arange(240), 0))
         assert np.mean((found - y) ** 2) < 0.4 * np.mean((linear - y) ** 2)
-        np.testing.assert_array_equal(
-            part.outputs(100.0 * np.abs(x).max(0)[None]), part.outputs(np.abs(x).max(0)[None])
-        )
+
+    def test_the_trend_of_a_linear_regression_continues_for_one_range(self):
+        x = np.random.default_rng(0).uniform(-1.0, 1.0, (100, 2))
+        y = x @ [[2.0], [-1.0]]
+        (part, _), _ = ridge_parts(x, y, np.ones(100), plan(100, 4, np.arange(100), 0))
+        low, high = x.min(0), x.max(0)
+        beyond = np.stack([high + 0.9 * (high - low), low - 0.9 * (high - low), [high[0] + 0.5, 0.0]])
+        np.testing.assert_allclose(part.outputs(beyond), beyond @ [[2.0], [-1.0]], atol=1e-2)
+        farthest = high + (high - low)
+        np.testing.assert_allclose(part.outputs(farthest[None] + 100.0), part.outputs(farthest[None]))
 
 
 class TestProcess:
@@ -119,10 +126,12 @@ class TestProcess:
         assert lengths[1] > 20.0 * lengths[0]
         assert 0.005 < noise < 0.02
 
-    def test_does_not_extrapolate(self, additive):
+    def test_extrapolates_for_one_range_of_the_inputs(self, additive):
         x, y = standardised(additive[0]), standardised(additive[1])[:, None]
         ((part, _),) = process_parts(x, y, np.ones(240), plan(240, 4, np.arange(240), 0))
-        np.testing.assert_array_equal(part.outputs(x.max(0)[None] + 100.0), part.outputs(x.max(0)[None]))
+        farthest = 2.0 * x.max(0) - x.min(0)
+        np.testing.assert_allclose(part.outputs(farthest[None] + 100.0), part.outputs(farthest[None]))
+        assert np.abs(part.outputs(farthest[None]) - part.outputs(x.max(0)[None])) > 0.01
 
     def test_where_there_is_none(self, additive):
         x, y = additive[0], additive[1][:, None]
@@ -238,3 +247,15 @@ class TestRegressor:
         model = BayesianMLPRegressor(**TINY, **options).fit(*additive)
         assert model._companions == []
         np.testing.assert_array_equal(model.calibration_["weights"], [[1.0]])
+
+    def test_new_rows_with_an_input_beyond_those_of_all_training_rows(self):
+        """Of rows with five normal inputs about a sixth is not between the smallest and largest of 60 training rows."""
+        generator = np.random.default_rng(1)
+        x = generator.standard_normal((1_060, 5))
+        y = x @ [1.0, -2.0, 0.5, 1.0, 0.3] + 0.1 * generator.standard_normal(1_060)
+        model = BayesianMLPRegressor(members=4, hidden=(10,), epochs=100, random_state=0).fit(x[:60], y[:60])
+        new, target = x[60:], y[60:]
+        beyond = ((new < x[:60].min(0)) | (new > x[:60].max(0))).any(1)
+        errors = np.square(model.predict(new) - target)
+        assert 0.1 < beyond.mean() < 0.25
+        assert errors[beyond].mean() < 2.0 * errors[~beyond].mean()

@@ -30,11 +30,12 @@ def density(log_probs, labels):
 
 def test_outputs_by_their_definition(parts, counts):
     part, _ = parts[1]
-    for row in 3.0 * counts[0][:5]:  # also beyond the pieces, where they are constant
+    for row in 3.0 * counts[0][:5]:  # also beyond the pieces, where all but the first of a column are constant
         logits = part.intercept.copy()
         for piece, column in enumerate(part.column):
             place = (row[column] - part.low[piece]) / (part.high[piece] - part.low[piece])
-            logits += part.coefficient[:, piece] * min(max(place, 0.0), 1.0)
+            beyond = 1.0 if column not in part.column[:piece] else 0.0
+            logits += part.coefficient[:, piece] * min(max(place, -beyond), 1.0 + beyond)
         np.testing.assert_allclose(part.outputs(row[None])[0], logits)
 
 

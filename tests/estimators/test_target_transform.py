@@ -67,6 +67,25 @@ class TestChoice:
         assert chosen("gaussian", x[:40], y[:40, None]) == ("gaussian", ["none"])  # so few rows do not tell
         assert chosen("gaussian", x, y[:, None], np.full(400, 3.0)) == chosen("gaussian", x, y[:, None])
 
+    @pytest.mark.parametrize("share", [0.2, 0.9])
+    def test_targets_that_pile_up_at_the_smallest_value_stay(self, share):
+        """A steep transform describes the pile well, and its means are far from those of the targets."""
+        generator = np.random.default_rng(2)
+        x = generator.uniform(-1.0, 1.0, (250, 2))
+        amount = np.exp(7.0 + 0.5 * x[:, 0] + generator.standard_normal(250))
+        y = np.where(generator.random(250) < share, 0.0, amount)
+        assert chosen("gaussian", x, y[:, None]) == ("gaussian", ["none"])
+        assert chosen("gaussian", x, (y > 0).astype(float)[:, None]) == ("gaussian", ["none"])
+        assert chosen("gaussian", x, -y[:, None]) == ("gaussian", ["none"])
+
+    def test_counts_may_be_transformed(self):
+        """Their smallest value is common, but so are others."""
+        generator = np.random.default_rng(3)
+        x = generator.uniform(-1.0, 1.0, (400, 1))
+        y = generator.poisson(np.exp(1.0 + 1.5 * x[:, 0])).astype(float)
+        assert (y == 0).mean() > 0.05
+        assert chosen("gaussian", x, y[:, None])[1] != ["none"]
+
     def test_one_row_that_forbids_a_transform_is_enough(self, amounts):
         """Also if it is not among the rows that the choice is made by."""
         x, y, _ = (np.tile(part.T, 10).T for part in amounts)

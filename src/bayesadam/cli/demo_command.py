@@ -46,19 +46,19 @@ def demo(
     with one_line():
         import matplotlib  # noqa: F401
         import PIL  # noqa: F401
-        import torch
 
         from bayesadam import demo as _demo
+        from bayesadam.sklearn.threads import threads_for
     with writing_to("--out", out):  # checked before the training, which takes some time
         if out.exists() and not out.is_dir():
             fail(f"--out must be a folder, got the file {str(out)!r}")
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
-    torch.set_num_threads(1)  # the networks are so small that threads only wait for each other
     effort = _demo.QUICK if quick else _demo.FULL
     start = time.perf_counter()
     columns = TextColumn("{task.description:<12}"), BarColumn(), TimeRemainingColumn()
-    with writing_to("--out", out), Progress(*columns, console=Console(stderr=True)) as progress:
+    progress = Progress(*columns, console=Console(stderr=True))
+    with writing_to("--out", out), progress, threads_for(effort.digit_rows):
         tasks: dict[str, TaskID] = {}
 
         def advance(what: str, done: int, total: int) -> None:

@@ -53,9 +53,11 @@ ALIKE = 0.005
 """Largest difference, in nats per row, between choices that are considered equal."""
 
 COMMON = 0.05
-"""Largest share of rows with the same target for which quantiles and Student's t are considered.
+"""Largest share of rows with the same target for which quantiles and Student's t are considered, and largest share of
+rows at the end of the targets' range at which a transform may be steep.
 
-A density has no point masses: that of Student's t would grow without bound at the repeated value.
+A density has no point masses: that of Student's t would grow without bound at the repeated value. A transform that is
+steep there describes a pile of rows well and the means badly.
 """
 
 SENTENCES = {
@@ -231,12 +233,25 @@ def _candidates(target: Floats, transform: str) -> list[str]:
 
 
 def _allowed(name: str, target: Floats) -> bool:
-    """Whether a transform is considered. Quantiles are considered only if no value occurs in many rows."""
+    """Whether a transform is considered. Quantiles are considered only if no value occurs in many rows, and others only
+    if none piles up where they may be steep: at the smallest value, for Yeo and Johnson's also at the largest.
+    """
     try:
         require(name, target)
     except ValueError:
         return False
-    return name != "quantile" or not _repeats(target)
+    if name == "quantile":
+        return not _repeats(target)
+    piles = {"none": (), "yeo-johnson": (0, -1)}.get(name, (0,))
+    return not any(_piles_up(target, end) for end in piles)
+
+
+def _piles_up(target: Floats, end: int) -> bool:
+    """Whether the smallest value (``end`` 0) or the largest one (-1) occurs in more than the share ``COMMON`` of the
+    rows, and more than twice as often as each value between both, as the values of counts do not.
+    """
+    counts = np.unique(target, return_counts=True)[1]
+    return bool(counts[end] > max(COMMON * len(target), 2.0 * counts[1:-1].max(initial=0)))
 
 
 def _repeats(target: Floats) -> bool:

@@ -25,7 +25,7 @@ from bayesadam.sklearn.failures import all_or_nothing
 from bayesadam.sklearn.member_training import TrainingStatus, weighted_mean
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.rows import require_comparable, require_single, weighed
-from bayesadam.sklearn.threads import threads_for
+from bayesadam.sklearn.threads import few_threads, threads_for
 
 
 @dataclass(eq=False, repr=False)
@@ -39,9 +39,10 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     The networks are complemented by companions: a linear logistic regression, one with a piecewise linear function of
     every input, and boosted trees (from 100 rows on). Their log probabilities are added to those of the networks (a
-    logarithmic pool), with weights that are fitted to the rows left out, and are 0 for companions that do not help. The
-    companions do not extrapolate. They are not used with fewer than 40 rows, with ``calibrate=False`` or by
-    ``partial_fit``. The second regression is not used if 1,000 rows would have more than 4 million features.
+    logarithmic pool), with weights that are fitted to the rows left out, and are 0 for companions that do not help.
+    Linear trends continue for one range of an input beyond its training rows. Companions are not used with fewer than
+    40 rows, with ``calibrate=False`` or by ``partial_fit``. The second regression is not used if 1,000 rows would have
+    more than 4 million features.
 
     Args:
         method: One of ``bayesadam.sklearn.METHODS``.
@@ -113,6 +114,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         with np.errstate(divide="ignore"):
             return np.log(self.predict_proba(X))
 
+    @few_threads
     def predictive(self, X: ArrayLike) -> ClassificationPredictive:
         """Return the whole predictive distribution in float64, with ``entropy`` and ``mutual_information``.
 

@@ -29,6 +29,12 @@ Pieces = tuple[NDArray[np.int64], Floats, Floats]
 PIECES = 12
 """Maximum number of pieces into which the quantiles of an input divide it."""
 
+BEYOND = 1.0
+"""Distance beyond the training rows, in ranges of an input in them, up to which its trend continues.
+
+Of ordinary new rows many have an input beyond those of all training rows: 20% with 5 normal inputs and 60 rows.
+"""
+
 FOLDS = 4
 """Number of folds of a logistic regression, whose fits take longer. A ridge regression has all folds of the plan."""
 
@@ -49,7 +55,9 @@ the rows, but at least 1,000 rows or all.
 
 @dataclass(frozen=True)
 class LinearPart:
-    """A regression on ``clip((x[column] - low) / (high - low), 0, 1)``, which does not extrapolate.
+    """A regression on the positions ``clip((x[column] - low) / (high - low), 0, 1)`` in pieces of the inputs.
+
+    The first piece of an input is its whole range; its trend continues for ``BEYOND`` ranges on both sides.
 
     Attributes:
         column: Index of the input of every piece, ``(E,)``.
@@ -156,7 +164,9 @@ def _pieces(inputs: Floats, most: int) -> Pieces:
 
 
 def _encoded(inputs: Floats, column: NDArray[np.int64], low: Floats, high: Floats) -> Floats:
-    return np.asarray(np.clip((inputs[:, column].astype(np.float64) - low) / (high - low), 0.0, 1.0))
+    beyond = np.zeros(len(column))
+    beyond[np.unique(column, return_index=True)[1]] = BEYOND
+    return np.asarray(np.clip((inputs[:, column].astype(np.float64) - low) / (high - low), -beyond, 1.0 + beyond))
 
 
 def _spread(count: int, most: int) -> NDArray[np.bool_]:

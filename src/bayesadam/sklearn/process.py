@@ -17,6 +17,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
 
 from bayesadam.sklearn import plan
+from bayesadam.sklearn.linear import BEYOND
 
 Floats = NDArray[Any]
 
@@ -35,11 +36,11 @@ AT_ONCE = 2**22
 
 @dataclass(frozen=True)
 class ProcessPart:
-    """The mean of two Gaussian processes of the same rows, which does not extrapolate.
+    """The mean of two Gaussian processes of the same rows, which extrapolates for ``BEYOND`` ranges of the inputs.
 
     Attributes:
-        low: Smallest values of the inputs in the rows, ``(D,)``; smaller ones are predicted like these.
-        high: Largest values, ``(D,)``.
+        low: Smallest inputs, ``(D,)``; smaller ones are predicted like these.
+        high: Largest inputs, ``(D,)``.
         rows: The inputs, ``(N, D)``.
         length: Lengths of both kernels, ``(2, D)``.
         coefficient: Coefficients of both kernels at the rows, ``(2, N, K)``.
@@ -108,7 +109,9 @@ def process_parts(
         coefficients.append(0.5 * signal * coefficient)
         slope += 0.5 * linear * rows.T @ coefficient
         intercept += 0.5 * linear * coefficient.sum(0)
-    ends = rows.min(0), rows.max(0)
+    low, high = rows.min(0), rows.max(0)
+    reach = BEYOND * (high - low)
+    ends = low - reach, high + reach
     return [(ProcessPart(*ends, rows, np.stack(lengths), np.stack(coefficients), slope, intercept), unseen)]
 
 

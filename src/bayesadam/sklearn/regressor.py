@@ -31,7 +31,7 @@ from bayesadam.sklearn.member_training import TrainingStatus
 from bayesadam.sklearn.noise import check_noise
 from bayesadam.sklearn.rows import require_single, weighed
 from bayesadam.sklearn.tables.table_target import numbers_of_text
-from bayesadam.sklearn.threads import threads_for
+from bayesadam.sklearn.threads import few_threads, threads_for
 
 
 @dataclass(eq=False, repr=False)
@@ -44,9 +44,10 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
     epistemic + b aleatoric``. The networks are complemented by companions: a linear ridge regression, one with a
     piecewise linear function of every input, a Gaussian process (up to 2,000 rows), and boosted trees (from 100 rows
     on). The predictive mean is a weighted sum of networks and companions, with weights that are fitted to the rows left
-    out, and are 0 for companions that do not help; companions do not extrapolate. Far away from the training rows the
-    epistemic variance grows without bound. The prediction for a row is a Gaussian. The
-    defaults are intended for tables with a hundred to some ten thousand rows and need no tuning.
+    out, and are 0 for companions that do not help. Linear trends and the process continue for one range of an input
+    beyond its training rows. Far away from these rows the epistemic variance grows without bound, but it may be too
+    small for a trend that ends. The prediction for a row is a Gaussian. The defaults are intended for tables with a
+    hundred to some ten thousand rows and need no tuning.
 
     If the targets are not Gaussian around the network's output, they are transformed, provided that the transformed
     model describes left-out rows better. Predictions are always in the units of the targets. With the default of
@@ -145,6 +146,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
     likelihood: Any = "gaussian"
     target_transform: str | None = "auto"
 
+    @few_threads
     def predict(self, X: ArrayLike, return_std: bool = False, quantiles: Sequence[float] | None = None) -> Any:
         """Return predictive means, ``(N,)`` or ``(N, K)``, in the units of the targets.
 
@@ -167,6 +169,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         mean = as_array(pred.mean)
         return (mean, as_array(pred.variance.sqrt())) if return_std else mean
 
+    @few_threads
     def predictive(self, X: ArrayLike) -> GaussianPredictive | TransformedPredictive | MixturePredictive:
         """Return the whole predictive distribution, in the units of the targets and float64: a Gaussian for every row.
 
@@ -183,6 +186,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         found = [self._standardised(part) for part in self._in_parts(X)]
         return self._in_units(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
+    @few_threads
     def predict_interval(self, X: ArrayLike, coverage: float = 0.95, *, method: str = "bayes") -> Array:
         """Return intervals that contain the target with a given probability, ``(N, 2)`` or ``(N, K, 2)``, in its units.
 
@@ -214,6 +218,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         levels = [0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage]
         return as_array(self.predictive(X).quantile(levels).movedim(0, -1))
 
+    @few_threads
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Array:
         """Draw targets from the predictive distribution, ``(N, n_samples)`` or ``(N, K, n_samples)``.
 

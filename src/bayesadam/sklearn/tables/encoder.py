@@ -67,6 +67,9 @@ class Encoded:
     matrix: NDArray[np.float64]
     encoder: TableEncoder | None = None
 
+    def __len__(self) -> int:
+        return len(self.matrix)
+
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
