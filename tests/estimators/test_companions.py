@@ -190,13 +190,20 @@ class TestWeights:
         target = 0.5 * models[0] + 0.3 * models[1] - 0.4 * models[2] + generator.standard_normal(400)
         weight = generator.uniform(0.5, 2.0, 400)
         share = weight / weight.sum()
-        prior = PRIOR * (share @ (models[0] - target) ** 2) * (weight**2).sum() / weight.sum() ** 2
+        found = mean_weights(models, target, weight, 0.0)
+        prior = PRIOR * (share @ (found @ models - target) ** 2) * (weight**2).sum() / weight.sum() ** 2
         rows = np.concatenate([(np.sqrt(share) * models).T, np.sqrt(prior) * np.eye(3)])
         values = np.concatenate([np.sqrt(share) * target, np.sqrt(prior) * np.eye(3)[0]])
         expected = lsq_linear(rows, values, bounds=(0.0, np.inf), tol=1e-12).x
-        found = mean_weights(models, target, weight, 0.0)
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+        np.testing.assert_allclose(found, expected, atol=1e-4)
         assert found[2] == 0.0
+
+    def test_networks_have_next_to_none_beside_a_model_that_is_nearly_exact(self):
+        generator = np.random.default_rng(7)
+        target = generator.standard_normal(60)
+        models = target + np.array([[0.3], [0.001]]) * generator.standard_normal((2, 60))
+        found = mean_weights(models, target, np.ones(60), 0.0)
+        assert np.std(found @ models - target) < 0.0015
 
     def test_are_those_of_the_whole_ensemble_although_few_members_predict_a_row(self):
         generator = np.random.default_rng(3)

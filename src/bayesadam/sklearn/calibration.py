@@ -17,6 +17,9 @@ from bayesadam.likelihoods import Likelihood
 
 Floats = NDArray[np.float64]
 
+ROUNDS = 3
+"""Number of times that the weights of the models are fitted; the first time, the error is that before the fit."""
+
 KNOWN = 50
 """Number of rows that an earlier calibration or a learned noise level counts as when a model continues learning."""
 
@@ -193,7 +196,7 @@ def mean_weights(
     The first model is the ensemble of networks. A held-out row is predicted by few of its members, whose mean varies
     more than that of all members, which makes the networks look worse than they are. This excess is subtracted. The
     weights are shrunk to the networks alone, or to earlier weights, by a Gaussian prior that counts as two rows, or as
-    ``KNOWN`` rows.
+    ``KNOWN`` rows, with the squared error of the weighted sum.
 
     Args:
         predictions: Predictions of all models for rows that they have not seen, ``(1 + P, N)``.
@@ -206,16 +209,18 @@ def mean_weights(
         ``(1 + P,)``.
     """
     share = weight / weight.sum()
-    gram, moments = (predictions * share) @ predictions.T, predictions @ (share * target)
-    center, count = (np.eye(len(gram))[0], PRIOR) if before is None else (before, KNOWN)
-    error = share @ (center @ predictions - target) ** 2
-    prior = max(count * float(error) / effective_rows(weight), SMALLEST)
-    gram += prior * np.eye(len(gram))
-    moments += prior * center
-    own = 1.0 / np.linalg.inv(gram)[0, 0]  # of the networks, which the other models do not explain
-    gram[0, 0] -= min(excess, 0.9 * own)
-    root = np.linalg.cholesky(gram)
-    return np.asarray(nnls(root.T, np.linalg.solve(root, moments))[0])
+    products, moments = (predictions * share) @ predictions.T, predictions @ (share * target)
+    center, count = (np.eye(len(products))[0], PRIOR) if before is None else (before, KNOWN)
+    found = center
+    for _ in range(ROUNDS):
+        error = share @ (found @ predictions - target) ** 2
+        prior = max(count * float(error) / effective_rows(weight), SMALLEST)
+        gram = products + prior * np.eye(len(products))
+        own = 1.0 / np.linalg.inv(gram)[0, 0]  # of the networks, which the other models do not explain
+        gram[0, 0] -= min(excess, 0.9 * own)
+        root = np.linalg.cholesky(gram)
+        found = np.asarray(nnls(root.T, np.linalg.solve(root, moments + prior * center))[0])
+    return found
 
 
 def temperature(
