@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from threadpoolctl import threadpool_limits
 
-Call = TypeVar("Call", bound=Callable[..., Any])
+from bayesadam.sklearn.failures import Call
 
 MANY = 20_000
 """Number of rows above which as many threads are used as PyTorch, BLAS and OpenMP are set to."""
