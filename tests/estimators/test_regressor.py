@@ -242,6 +242,22 @@ def test_a_few_rows_leave_the_noise_and_the_calibration_about_as_they_were():
     assert model.set_params(calibrate=False).partial_fit(x[:9], y[:9]).calibration_["aleatoric"].tolist() == [1.0]
 
 
+def test_many_copies_of_rows_are_told(curve):
+    """Rows that are left out are known from their copies. Rows of categories may be equal by chance."""
+    x, y = curve
+    missing = np.where(x[:, :1] > 0.0, 1.0, np.nan)
+    x, several = np.tile(np.column_stack([x, missing]), (2, 1)), np.tile(y, 2)
+    model = BayesianMLPRegressor(epochs=1, hidden=(4,))
+    with pytest.warns(UserWarning, match=f"{len(y)} of {2 * len(y)} rows are copies of others"):
+        model.fit(x, several)
+    category = np.arange(90)[:, None] % 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.fit(x, several, groups=np.tile(np.arange(len(y)), 2))
+        model.fit(x[: len(y) + 9], several[: len(y) + 9])
+        model.fit(category, np.random.default_rng(0).integers(5, size=90).astype(float))
+
+
 def test_groups(curve):
     x, _ = curve
     copies, groups = np.repeat(x, 8, axis=0), np.repeat(np.arange(len(x)), 8)

@@ -254,6 +254,11 @@ class TestFitted:
             np.median(values[values > 5.0]), rel=0.05
         )
 
+    def test_quantiles_of_copies_are_those_of_the_rows(self):
+        """Two knots between copies of two rows would be next to each other, and the tail beyond them very steep."""
+        values = np.random.default_rng(0).standard_normal(60)
+        assert record(fitted("quantile", np.repeat(values, 3))) == record(fitted("quantile", values))
+
     def test_many_equal_targets(self):
         values = np.concatenate([np.zeros(300), np.random.default_rng(0).gamma(2.0, 2.0, 200)])
         for name in ("log1p", "sqrt", "yeo-johnson", "quantile"):

@@ -31,7 +31,7 @@ from bayesadam.sklearn.members import ROWS, posteriors, predictions, randomized
 from bayesadam.sklearn.methods import method_named
 from bayesadam.sklearn.network import ACTIVATIONS, perceptron
 from bayesadam.sklearn.plan import FULL_BATCH, Plan, default_steps, plan
-from bayesadam.sklearn.rows import member_parts, numbered, require_single, weighed
+from bayesadam.sklearn.rows import member_parts, numbered, require_single, warn_of_copies, weighed
 from bayesadam.sklearn.stack import stacked_predictions
 from bayesadam.sklearn.tables.encoder import Encoded, TableEncoder
 from bayesadam.sklearn.tables.findings import Findings, TableError
@@ -100,7 +100,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             sample_weight: Weights of the rows, ``(N,)``. Only their ratios matter. They must be ``None`` with the
                 method ``"anchored"``.
             groups: Group of each row, ``(N,)``. Rows of one group, such as the measurements of one patient, are left
-                out together.
+                out together. Without groups, a warning tells if many rows are copies of others.
             on_epoch: Function that is called with a :class:`TrainingStatus` after every epoch.
 
         Raises:
@@ -112,6 +112,8 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"sample_weight must be None with method='anchored', got {sample_weight!r}")
         X, y = self._validated(X, y, sample_weight=sample_weight)
         X, y, weight, groups, rows = weighed(X, y, sample_weight, groups)
+        if groups is None:
+            warn_of_copies(X, y, stacklevel=3)
         with threads_for(len(X)):
             self._learn_scales(X, y, weight, groups)
             return self._train(X, y, weight, groups, rows, on_epoch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,12 @@ from bayesadam.scaling import LARGEST
 from bayesadam.sklearn.plan import Plan
 
 Array = NDArray[Any]
+
+COPIES = 0.2
+"""Share of rows that are copies of others from which on a warning is given."""
+
+SEVERAL = 0.05
+"""Share of inputs that occur with several targets, from which on equal rows may be equal by chance."""
 
 
 def require_single(name: str, values: Array) -> None:
@@ -53,6 +60,23 @@ def weighed(
     weight = weight / weight.max()
     kept = np.flatnonzero(weight)
     return X[kept], y[kept], weight[kept], None if groups is None else groups[kept], kept
+
+
+def warn_of_copies(X: Array, y: Array, stacklevel: int) -> None:
+    """Warn if many rows are exact copies of others, so that rows that are left out in training are known from these.
+
+    Rows of a few categories may be equal by chance; then the same inputs occur with several targets.
+    """
+    inputs = pd.util.hash_pandas_object(pd.DataFrame(X), index=False)
+    distinct = pd.concat([inputs, pd.DataFrame(y)], axis=1).drop_duplicates()
+    copies = len(X) - len(distinct)
+    if copies > COPIES * len(X) and inputs.nunique() > (1.0 - SEVERAL) * len(distinct):
+        warnings.warn(
+            f"{copies:,} of {len(X):,} rows are copies of others: left-out rows are known by them, uncertainties may "
+            "be far too small. Drop them, and give their numbers as sample_weight if these have a meaning",
+            UserWarning,
+            stacklevel=stacklevel + 1,
+        )
 
 
 def numbered(groups: Array | None, count: int) -> NDArray[np.int64]:

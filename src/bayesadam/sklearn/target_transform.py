@@ -215,15 +215,15 @@ def _reach(formula: YeoJohnson, target: Floats, weight: Floats | None) -> float:
 def _knots(target: Floats, weight: Floats) -> tuple[Floats, Floats]:
     """Return quantiles of the targets at evenly spaced standard normal scores, and the scores.
 
-    Equal quantiles are one knot. The number of knots is about twice the cubic root of the number of rows. With a knot
-    for nearly every row, as in scikit-learn's ``QuantileTransformer``, the slopes between the knots, and therefore the
-    densities, would be mostly noise.
+    The rows of a value that occurs several times have the middle of their ranks, and count as one. The number of knots
+    is about twice the cubic root of the number of rows. With a knot for nearly every row, as in scikit-learn's
+    ``QuantileTransformer``, the slopes between the knots, and therefore the densities, would be mostly noise.
     """
-    order = np.argsort(target, kind="stable")
-    share = (weight[order].cumsum() - 0.5 * weight[order]) / weight.sum()
-    rows = float(weight.sum() ** 2 / (weight**2).sum())
+    values, place = np.unique(target, return_inverse=True)
+    mass = np.bincount(place, weights=weight)
+    rows = min(float(weight.sum() ** 2 / (weight**2).sum()), len(values))
     furthest = -float(ndtri(min(TAIL_ROWS / rows, 0.25)))
     scores = np.linspace(-furthest, furthest, min(101, max(3, 2 * round(rows ** (1 / 3)) + 1)))
-    quantiles = np.interp(ndtr(scores), share, target[order])
+    quantiles = np.interp(ndtr(scores), (mass.cumsum() - 0.5 * mass) / mass.sum(), values)
     knots, place = np.unique(quantiles, return_inverse=True)
     return knots, np.bincount(place, weights=scores) / np.bincount(place)
