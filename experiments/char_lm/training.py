@@ -22,6 +22,9 @@ State = tuple[Tensor, Tensor]
 Posterior = ba.DiagonalGaussian | None
 Place = tuple[slice | Tensor, slice]
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+"""Where networks are trained. A checkpoint of one device is continued on another one, with the same noise."""
+
 
 @dataclass(frozen=True)
 class Text:
@@ -43,7 +46,7 @@ class Text:
 def load_text() -> Text:
     """Load War and Peace, divided into 80%, 10% and 10%, as torch-rnn does."""
     data = load("text/war-and-peace")
-    codes = torch.cat([data.x_train, data.y_train[-1:]])
+    codes = torch.cat([data.x_train, data.y_train[-1:]]).to(DEVICE)
     size = int(0.1 * len(codes))
     return Text(tuple(data.target_names), *torch.split(codes, [len(codes) - 2 * size, size, size]))
 
@@ -156,7 +159,7 @@ def build(config: Mapping[str, Any], characters: int) -> nn.Module:
     """Create the network of a unit, initialised with its seed."""
     torch.manual_seed(config["seed"])
     network: type[nn.Module] = {"lstm": LSTM, "transformer": Transformer}[config["network"]]
-    return network(characters, **config["sizes"])
+    return network(characters, **config["sizes"]).to(DEVICE)
 
 
 def make_optimizer(model: nn.Module, config: Mapping[str, Any], characters: int, steps: int) -> Optimizer:
@@ -227,10 +230,11 @@ def train(config: Mapping[str, Any], text: Text, context: Context) -> tuple[nn.M
     path, begun, state, order = context.folder / "training.pt", 0, None, None
     curve: dict[str, list[float]] = {"epoch": [], "train": [], "test": []}
     if path.is_file():
-        saved = torch.load(path)
+        saved = torch.load(path, map_location="cpu")
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        curve, begun, state = saved["curve"], saved["step"], saved["state"]
+        curve, begun = saved["curve"], saved["step"]
+        state = None if saved["state"] is None else tuple(part.to(DEVICE) for part in saved["state"])
     marks = {math.ceil(i * data.steps / config["records"]) for i in range(1, config["records"] + 1)}
     losses: list[float] = []
     for step in range(begun, total):
@@ -327,11 +331,12 @@ def scores(model: nn.Module, posterior: Posterior, data: Rows, counts: Sequence[
 
 def _probabilities(model: nn.Module, data: Rows) -> Tensor:
     """Return the probabilities in the order of the text, ``(n, characters)``."""
-    probs = torch.empty(0)
+    probs: Tensor | None = None
     for block, logits in _logits(model, data):
-        if not len(probs):
-            probs = torch.empty(*data.y.shape, logits.shape[-1])
+        if probs is None:
+            probs = logits.new_empty(*data.y.shape, logits.shape[-1])
         probs[block] = logits.softmax(-1)
+    assert probs is not None
     return probs.flatten(0, 1)
 
 
