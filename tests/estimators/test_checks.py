@@ -31,7 +31,7 @@ def checks():
 
 
 @pytest.mark.parametrize(("estimator", "check"), list(checks()))
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning", "ignore:.* rows are copies of others")
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 

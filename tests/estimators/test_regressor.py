@@ -242,22 +242,6 @@ def test_a_few_rows_leave_the_noise_and_the_calibration_about_as_they_were():
     assert model.set_params(calibrate=False).partial_fit(x[:9], y[:9]).calibration_["aleatoric"].tolist() == [1.0]
 
 
-def test_many_copies_of_rows_are_told(curve):
-    """Rows that are left out are known from their copies. Rows of categories may be equal by chance."""
-    x, y = curve
-    missing = np.where(x[:, :1] > 0.0, 1.0, np.nan)
-    x, several = np.tile(np.column_stack([x, missing]), (2, 1)), np.tile(y, 2)
-    model = BayesianMLPRegressor(epochs=1, hidden=(4,))
-    with pytest.warns(UserWarning, match=f"{len(y)} of {2 * len(y)} rows are copies of others"):
-        model.fit(x, several)
-    category = np.arange(90)[:, None] % 3
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model.fit(x, several, groups=np.tile(np.arange(len(y)), 2))
-        model.fit(x[: len(y) + 9], several[: len(y) + 9])
-        model.fit(category, np.random.default_rng(0).integers(5, size=90).astype(float))
-
-
 def test_groups(curve):
     x, _ = curve
     copies, groups = np.repeat(x, 8, axis=0), np.repeat(np.arange(len(x)), 8)
@@ -265,8 +249,22 @@ def test_groups(curve):
     noisy = np.repeat(product + 500.0 * np.random.default_rng(9).standard_normal(len(x)), 8)
     options = {**QUICK, "hidden": (60,), "epochs": 400, "early_stopping": False}
     honest = BayesianMLPRegressor(**options).fit(copies, noisy, groups=groups)
-    fooled = BayesianMLPRegressor(**options).fit(copies, noisy)
+    with pytest.warns(UserWarning, match=f"{7 * len(x):,} of {8 * len(x):,} rows are copies of others"):
+        fooled = BayesianMLPRegressor(**options).fit(copies, noisy)
     assert honest.predict(x, return_std=True)[1].mean() > 1.2 * fooled.predict(x, return_std=True)[1].mean()
+
+
+def test_rows_of_categories_may_be_equal():
+    generator = np.random.default_rng(0)
+    x, missing = generator.integers(3, size=(90, 1)).astype(float), np.full((90, 1), np.nan)
+    model = BayesianMLPRegressor(epochs=1, hidden=(4,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.fit(x, generator.integers(5, size=90).astype(float))
+    both = np.concatenate([x + generator.standard_normal((90, 1)), missing], axis=1)
+    both[::2, 1] = 1.0
+    with pytest.warns(UserWarning, match="45 of 135 rows are copies of others"):
+        model.fit(np.concatenate([both, both[:45]]), np.concatenate([x, x[:45]])[:, 0])
 
 
 def test_counts_are_calibrated(tmp_path):

@@ -78,6 +78,12 @@ class TestChoice:
         assert chosen("gaussian", x, (y > 0).astype(float)[:, None]) == ("gaussian", ["none"])
         assert chosen("gaussian", x, -y[:, None]) == ("gaussian", ["none"])
 
+    def test_heavy_tails_of_what_is_not_learned_are_no_reason(self):
+        """Random hidden units do not learn the product of two out of ten inputs, but a process and networks do."""
+        x = np.random.default_rng(0).standard_normal((300, 10))
+        y = x[:, 0] * x[:, 1] + 0.1 * np.random.default_rng(1).standard_normal(300)
+        assert chosen("gaussian", x, y[:, None]) == ("gaussian", ["none"])
+
     def test_counts_may_be_transformed(self):
         """Their smallest value is common, but so are others."""
         generator = np.random.default_rng(3)

@@ -2,8 +2,8 @@
 
 As Box and Cox (1964) choose a power by the likelihood of a linear model, the choice is made by regressions on random
 hidden units, which are drawn like the initial weights of the networks. Their predictions of left-out rows are compared
-by the negative log density in the units of the targets. The training of the networks and their random numbers are not
-affected.
+by the negative log density in the units of the targets, and a Gaussian process confirms a transform. The training of
+the networks and their random numbers are not affected.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from bayesadam.scaling import column_scales, standardized
 from bayesadam.sklearn import likelihoods
 from bayesadam.sklearn.calibration import SMALLEST
 from bayesadam.sklearn.linear import PENALTIES
+from bayesadam.sklearn.plan import plan
+from bayesadam.sklearn.process import process_parts
 from bayesadam.sklearn.rows import numbered
 from bayesadam.sklearn.target_transform import NAMES, fitted, require
 
@@ -122,9 +124,13 @@ def choose(
     rows = np.random.default_rng(0).permutation(len(target))[:ROWS]
     known, target = np.nan_to_num(standardized(inputs[rows], *scales).astype(np.float64)), target[rows]
     weight = np.ones(len(rows)) if weight is None else weight[rows]
-    folds = numbered(None if groups is None else groups[rows], len(rows)) % FOLDS
+    numbers = numbered(None if groups is None else groups[rows], len(rows))
+    folds = numbers % FOLDS
     found = transform_nlls(tried, known, target, weight, folds)
     best = [_best(own, weight) for own in found]
+    for number, own in enumerate(target.T):
+        if not _confirmed(tried[number][best[number]], known, own, weight, numbers):
+            best[number] = 0
     names = [own[place] for own, place in zip(tried, best, strict=True)]
     plain = np.sum([own[0] for own in found], axis=0)
     chosen = np.sum([own[place] for own, place in zip(found, best, strict=True)], axis=0)
@@ -170,6 +176,28 @@ def transform_nlls(
         noise = 0.5 * np.log(2.0 * math.pi * variance) + np.log(std)
         found[:, test] = (0.5 * white**2 + noise).T - np.stack(slopes)
     return np.split(found, np.cumsum([len(tried) for tried in names])[:-1])
+
+
+def _confirmed(name: str, inputs: Floats, target: Floats, weight: Floats, groups: NDArray[np.int64]) -> bool:
+    """Whether a Gaussian process describes left-out rows better with the transform ``name`` than without.
+
+    It learns what random hidden units do not, such as the product of two out of ten inputs. What is not learned may
+    have heavy tails, for which a transform makes up.
+    """
+    if name == "none":
+        return True
+    function = fitted(name, target, weight)
+    both = np.stack([target, function(torch.tensor(target)).numpy()], axis=1)
+    mean, std = column_scales(both, weight)
+    standard = (both - mean) / std
+    parts = process_parts(inputs, standard, weight, plan(len(target), None, groups, 0))
+    if not parts:
+        return True
+    ((_, unseen),) = parts
+    error = np.average((standard - unseen) ** 2, axis=0, weights=weight)
+    plain, transformed = np.log(std) + 0.5 * np.log(np.maximum(error, SMALLEST))
+    slope = np.average(function.log_slope(torch.tensor(target)).numpy(), weights=weight)
+    return bool(transformed - slope < plain)
 
 
 def likelihood_nlls(name: str, inputs: Floats, target: Floats, weight: Floats, folds: NDArray[np.int64]) -> Floats:
