@@ -2,8 +2,8 @@
 
 As Box and Cox (1964) choose a power by the likelihood of a linear model, the choice is made by regressions on random
 hidden units, which are drawn like the initial weights of the networks. Their predictions of left-out rows are compared
-by the negative log density in the units of the targets, and a Gaussian process confirms a transform. The training of
-the networks and their random numbers are not affected.
+by the negative log density in the units of the targets, and a Gaussian process may overrule a transform. The training
+of the networks and their random numbers are not affected.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ MARGIN = 2.0
 
 ALIKE = 0.005
 """Largest difference, in nats per row, between choices that are considered equal."""
+
+CLEARLY = 0.02
+"""Smallest gain, in nats per row, with which a Gaussian process without the chosen transform overrules it."""
 
 COMMON = 0.05
 """Largest share of rows with the same target for which quantiles and Student's t are considered, and largest share of
@@ -179,7 +182,7 @@ def transform_nlls(
 
 
 def _confirmed(name: str, inputs: Floats, target: Floats, weight: Floats, groups: NDArray[np.int64]) -> bool:
-    """Whether a Gaussian process describes left-out rows better with the transform ``name`` than without.
+    """Whether no Gaussian process describes left-out rows clearly better without the transform ``name`` than with it.
 
     It learns what random hidden units do not, such as the product of two out of ten inputs. What is not learned may
     have heavy tails, for which a transform makes up.
@@ -197,7 +200,7 @@ def _confirmed(name: str, inputs: Floats, target: Floats, weight: Floats, groups
     error = np.average((standard - unseen) ** 2, axis=0, weights=weight)
     plain, transformed = np.log(std) + 0.5 * np.log(np.maximum(error, SMALLEST))
     slope = np.average(function.log_slope(torch.tensor(target)).numpy(), weights=weight)
-    return bool(transformed - slope < plain)
+    return bool(transformed - slope <= plain + CLEARLY)
 
 
 def likelihood_nlls(name: str, inputs: Floats, target: Floats, weight: Floats, folds: NDArray[np.int64]) -> Floats:

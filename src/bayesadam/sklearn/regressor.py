@@ -94,8 +94,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             ``None``. ``"auto"`` chooses the transform that describes left-out rows best. For this choice, and for
             ``likelihood="auto"``, up to 2,000 rows are modelled by regressions on random hidden units in five folds,
             and their negative log densities in the units of the targets are compared. A Gaussian without transform is
-            kept unless another choice is better by more than two standard errors, and if there are fewer than 50 rows.
-            Gaussian processes must also describe left-out rows better with a transform than without.
+            kept unless another choice is better by more than two standard errors, if there are fewer than 50 rows, and
+            if a Gaussian process describes left-out rows better by more than 0.02 nats without the transform.
         mc_samples: Number of posterior samples per member, for methods that predict by sampling.
         standardize: Whether to shift and scale the inputs; with ``False`` they must be standardised already.
         early_stopping: Whether to keep the weights of the epoch at which the members predicted the rows that they leave
