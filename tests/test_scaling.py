@@ -66,6 +66,15 @@ def test_one_unit_is_found_over_all_columns_of_a_table():
     assert in_one_unit(codes.std(0), codes.min(0), codes.max(0)).tolist() == std.tolist()
 
 
+def test_a_rare_truth_value_is_not_far_from_all_other_rows():
+    x = np.stack([np.arange(100.0), 7.0 * (np.arange(100) == 3), 7.0 * (np.arange(100) < 50)], axis=1)
+    x[0, 0] = 1e3
+    mean, std = input_scales(x)
+    known, deviations = column_scales(x)
+    np.testing.assert_array_equal(mean, known)
+    assert std.tolist() == [deviations[0], 7.0 / 5.0, deviations[2]]
+
+
 def test_standardising_in_runs_of_rows_is_that_of_all_rows():
     values = np.random.default_rng(0).normal(1.7e9, 100.0, (20_000, 2))
     mean, std = values.mean(0), values.std(0)

@@ -14,6 +14,9 @@ LARGEST = 1e38
 ROUNDING = 16 * np.finfo(np.float64).eps
 """Largest standard deviation, as a share of the largest number of a column, that counts as rounding."""
 
+RARE = 5.0
+"""Largest difference of the two standardised values of a column with two values."""
+
 _ROWS = 8_192
 """Number of rows that are standardised at a time, which limits the memory for double precision."""
 
@@ -43,6 +46,9 @@ def column_scales(values: Array, weight: Array | None = None) -> tuple[Array, Ar
 def input_scales(values: Array, weight: Array | None = None) -> tuple[Array, Array]:
     """Shift and scale of inputs: the columns' means, and their deviations by :func:`in_one_unit`.
 
+    The scale of a column with two values is at least their difference divided by ``RARE``. The rows of a rare truth
+    value would otherwise be so far from all others that nothing is known about them.
+
     Args:
         values: Numbers of any type, ``(N, D)``.
         weight: Weights of the rows, ``(N,)``; ``None`` weights all rows equally.
@@ -51,7 +57,10 @@ def input_scales(values: Array, weight: Array | None = None) -> tuple[Array, Arr
         Shifts and scales, each ``(D,)``, float64.
     """
     mean, std = column_scales(values, weight)
-    return mean, in_one_unit(std, values.min(0), values.max(0))
+    least, largest = values.min(0), values.max(0)
+    two = ((values == least) | (values == largest)).all(0)
+    scale = in_one_unit(std, least, largest)
+    return mean, np.where(two, np.maximum(scale, (largest - least) / RARE), scale)
 
 
 def in_one_unit(std: Array, least: Array, largest: Array) -> Array:

@@ -76,6 +76,8 @@ class TestTwoPartsThatRowsDoNotTellApart:
         """Of residuals that are all 0 the factors are what the prior and the bounds leave."""
         few = variance_scales(np.zeros(5), np.ones(5), np.ones(5), np.ones(5))
         many = variance_scales(np.zeros(5_000), np.ones(5_000), np.ones(5_000), np.ones(5_000))
+        grouped = variance_scales(np.zeros(5_000), np.ones(5_000), np.ones(5_000), np.ones(5_000), independent=1e-3)
+        assert grouped.epistemic == pytest.approx(few.epistemic)
         assert 0.1 < few.epistemic < 1.0
         assert many.epistemic == pytest.approx(1e-3)
         assert 0.0 < many.aleatoric < 1e-3

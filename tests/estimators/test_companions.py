@@ -133,6 +133,13 @@ class TestProcess:
         np.testing.assert_allclose(part.outputs(farthest[None] + 100.0), part.outputs(farthest[None]))
         assert np.abs(part.outputs(farthest[None]) - part.outputs(x.max(0)[None])) > 0.01
 
+    def test_rare_values_have_no_length(self):
+        """The likelihood would hardly depend on it, and rows with such a value would resemble no others."""
+        x = np.random.default_rng(0).standard_normal((300, 3))
+        x[:, 2] = np.arange(300) < 3
+        ((part, _),) = process_parts(standardised(x), x[:, :1], np.ones(300), plan(300, 4, np.arange(300), 0))
+        np.testing.assert_allclose(part.length[:, 2], 1e3)
+
     def test_where_there_is_none(self, additive):
         x, y = additive[0], additive[1][:, None]
         few = plan(30, 4, np.arange(30), 0)

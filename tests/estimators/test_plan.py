@@ -25,6 +25,8 @@ def test_groups_stay_together():
             kept = {group for group, out in zip(groups, mask, strict=True) if not out}
             assert not left_out & kept
             assert kept
+    assert plan(60, 3, groups, 1).independent == 12 / 60
+    assert plan(60, 3, np.minimum(np.arange(60), 30), 1).independent == pytest.approx(60 / (30 + 30**2))
     fold = plan(60, 8, groups, 1).fold
     assert (fold.reshape(12, 5) == fold[::5, None]).all()
     assert sorted(np.bincount(fold[::5])) == [1] * 8 + [2] * 2

@@ -84,6 +84,14 @@ class TestChoice:
         y = x[:, 0] * x[:, 1] + 0.1 * np.random.default_rng(1).standard_normal(300)
         assert chosen("gaussian", x, y[:, None]) == ("gaussian", ["none"])
 
+    def test_a_single_wrong_target_does_not_decide(self):
+        """Its gain is the mean gain and the error alike."""
+        x = np.random.default_rng(0).standard_normal((300, 4))
+        y = x[:, 0] + 0.3 * np.random.default_rng(1).standard_normal(300)
+        y[17] = 1e4
+        assert chosen("auto", x, y[:, None])[0] == "student_t"
+        assert chosen("gaussian", x, y[:, None])[1] == ["yeo-johnson"]
+
     def test_counts_may_be_transformed(self):
         """Their smallest value is common, but so are others."""
         generator = np.random.default_rng(3)

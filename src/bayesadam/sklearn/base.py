@@ -97,8 +97,9 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             X: Inputs ``(N, D)``: numbers, or a data frame whose columns may hold numbers, truth values, categories,
                 text or dates, and may have missing values. ``inputs_`` describes how the columns were interpreted.
             y: Targets ``(N,)``; for regression also ``(N, K)``.
-            sample_weight: Weights of the rows, ``(N,)``. Only their ratios matter. They must be ``None`` with the
-                method ``"anchored"``.
+            sample_weight: Weights of the rows, ``(N,)``. Only their ratios matter. They are importances: the noise and
+                the calibration are those of rows that occur as often as their weights say. They must be ``None`` with
+                the method ``"anchored"``.
             groups: Group of each row, ``(N,)``. Rows of one group, such as the measurements of one patient, are left
                 out together. Without groups, a warning tells if many rows are copies of others.
             on_epoch: Function that is called with a :class:`TrainingStatus` after every epoch.

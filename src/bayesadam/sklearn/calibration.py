@@ -79,6 +79,7 @@ def variance_scales(
     *,
     pattern: Floats | None = None,
     fixed_noise: bool = False,
+    independent: float = 1.0,
 ) -> Scales:
     """Return the factors ``(a, b)`` for which ``N(0, a epistemic + b aleatoric)`` describes the residuals best.
 
@@ -95,8 +96,9 @@ def variance_scales(
         before: Earlier factors, ``(2,)``. The prior is centred at them and counts as ``KNOWN`` rows.
         pattern: Pattern ``g`` of the noise, ``(N,)``: its variance is multiplied by ``b exp(strength g)``.
         fixed_noise: Whether to keep ``b = 1``.
+        independent: Number of independent rows, as a share of all.
     """
-    rows = effective_rows(weight)
+    rows = independent * effective_rows(weight)
     share = weight * rows / weight.sum()
     square = residual**2
     force = 0.5 * (PRIOR if before is None else KNOWN)

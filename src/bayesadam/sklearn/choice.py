@@ -51,6 +51,9 @@ LONGEST = 2.0
 MARGIN = 2.0
 """Number of standard errors of the paired difference by which a choice must beat a Gaussian without transform."""
 
+MOST = 10.0
+"""Largest gain or loss, in nats, with which a row counts for a choice."""
+
 ALIKE = 0.005
 """Largest difference, in nats per row, between choices that are considered equal."""
 
@@ -293,14 +296,15 @@ def _repeats(target: Floats) -> bool:
 def _best(found: Floats, weight: Floats) -> int:
     """Return the candidate with the largest gain over the first, less ``MARGIN`` standard errors of the gain.
 
-    If several candidates are nearly equal, the first of them is returned.
+    If several candidates are nearly equal, the first of them is returned. The gain of a row is limited, since that of a
+    single wrong target would be the mean gain and its error alike.
     """
     gains = np.where(np.isfinite(found), found[0] - found, -np.inf)
     gains[0] = 0.0
-    mean = np.average(gains, axis=1, weights=weight)
-    with np.errstate(invalid="ignore"):
-        error = np.sqrt(((gains - mean[:, None]) ** 2) @ weight**2) / weight.sum()
-    bound = np.where(np.isfinite(mean), mean - MARGIN * error, -np.inf)
+    limited = gains.clip(-MOST, MOST)
+    mean = np.average(limited, axis=1, weights=weight)
+    error = np.sqrt(((limited - mean[:, None]) ** 2) @ weight**2) / weight.sum()
+    bound = np.where(np.isfinite(gains).all(1), mean - MARGIN * error, -np.inf)
     return int(np.argmax(bound >= bound.max() - ALIKE))
 
 

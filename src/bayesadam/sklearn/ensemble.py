@@ -121,6 +121,7 @@ class RegressionEnsemble(BayesianMLP):
                     aleatoric[:, output],
                     weight[rows],
                     divided.fold[rows],
+                    divided.independent,
                 )
                 scales[output], patterns[output], noise[:, output] = calibrated(
                     left_out, described, known[output], patterns[output]

@@ -51,6 +51,7 @@ class LeftOut:
         aleatoric: Variances of the noise, ``(N,)``.
         weight: Weights of the rows, ``(N,)``.
         fold: Number of the fold of each row, ``(N,)``. Rows of a fold are left out together.
+        independent: Number of independent rows, as a share of all.
     """
 
     inputs: Floats
@@ -60,6 +61,7 @@ class LeftOut:
     aleatoric: Floats
     weight: Floats
     fold: NDArray[np.int64]
+    independent: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,8 @@ def calibrated(
         left_out = replace(left_out, aleatoric=factor * left_out.aleatoric)
     parts = (left_out.residual, left_out.epistemic, left_out.aleatoric, left_out.weight)
     fixed = not isinstance(noise, str)
-    constant = variance_scales(*parts, before, fixed_noise=fixed)
-    few = effective_rows(left_out.weight) < FEWEST
+    constant = variance_scales(*parts, before, fixed_noise=fixed, independent=left_out.independent)
+    few = left_out.independent * effective_rows(left_out.weight) < FEWEST
     if fixed or noise == "constant" or pattern is not None or few:
         return constant, pattern, constant.aleatoric * left_out.aleatoric
     # The factor is at most 1: epistemic variances that resemble the noise could otherwise be scaled to explain it.
@@ -124,7 +126,7 @@ def calibrated(
     if found is None:
         return constant, None, constant.aleatoric * left_out.aleatoric
     pattern, values = found
-    scales = variance_scales(*parts, before, pattern=values)
+    scales = variance_scales(*parts, before, pattern=values, independent=left_out.independent)
     gain = _loss(left_out, constant, values) - _loss(left_out, scales, values)
     mean = np.average(gain, weights=left_out.weight)
     error = math.sqrt(float((left_out.weight**2 * (gain - mean) ** 2).sum())) / float(left_out.weight.sum())

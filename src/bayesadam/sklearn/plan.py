@@ -28,11 +28,14 @@ class Plan:
         shared: Whether all members leave out the same rows.
         fold: Fold of each row, ``(N,)``, numbered from 0, for the evaluation of models that are fitted to the rows left
             out.
+        independent: Number of groups of equal size that are as many as the groups, divided by the number of rows; 1
+            without groups.
     """
 
     left_out: NDArray[np.bool_]
     shared: bool
     fold: NDArray[np.int64]
+    independent: float
 
     @property
     def rows(self) -> NDArray[np.int64]:
@@ -60,22 +63,23 @@ def plan(rows: int, members: int | None, groups: NDArray[np.int64], seed: int) -
     generator = np.random.default_rng(seed)
     left_out = np.zeros((members, rows), dtype=bool)
     fold = (np.random.default_rng([seed, 1]).permutation(distinct) % FOLDS)[groups]
+    independent = rows / float((np.bincount(groups) ** 2).sum())
     if distinct == 1:
-        return Plan(left_out, False, fold)
+        return Plan(left_out, False, fold, independent)
     if rows > LARGE or members == 1:
         order = generator.permutation(distinct)[groups]
         wanted = min(HELD_OUT, math.ceil(rows / 10))
         sizes = np.bincount(order, minlength=distinct).cumsum()
         cut = max(1, min(distinct - 1, int(np.searchsorted(sizes, wanted)) + 1))
         left_out[:] = order < cut
-        return Plan(left_out, True, fold)
+        return Plan(left_out, True, fold, independent)
     parts = [members] if members < 4 else [members - members // 2, members // 2]
     first = 0
     for count in parts:
         part = (generator.permutation(distinct) % count)[groups]
         left_out[first : first + count] = part == np.arange(count)[:, None]
         first += count
-    return Plan(left_out, False, fold)
+    return Plan(left_out, False, fold, independent)
 
 
 def default_steps(rows: int, batch_size: int, least: int) -> int:

@@ -30,6 +30,14 @@ KERNEL_ROWS = 200
 LENGTHS = 12
 """Maximum number of inputs that have a length each. More inputs share one."""
 
+LONGEST = 1e3
+"""Largest length, with which an input has no influence."""
+
+VARYING = 10
+"""Minimum number of rows with another value than the median for a length that begins below ``LONGEST``. Rare values are
+far away in standardised inputs, so that the likelihood would hardly depend on a shorter length.
+"""
+
 AT_ONCE = 2**22
 """Maximum size of an intermediate result, which limits the number of rows that are predicted together."""
 
@@ -120,8 +128,10 @@ def _kernel(rows: Floats, targets: Floats) -> Floats:
     used = np.random.default_rng(0).permutation(len(rows))[:KERNEL_ROWS]
     columns = rows.shape[1]
     length = np.full(columns if columns <= LENGTHS else 1, np.sqrt(columns))
+    if len(length) == columns:
+        length[(rows[used] != np.median(rows[used], axis=0)).sum(0) < VARYING] = LONGEST
     kernel = (
-        ConstantKernel(1.0, (1e-3, 1e3)) * RBF(length, (0.1, 1e3))
+        ConstantKernel(1.0, (1e-3, 1e3)) * RBF(length, (0.1, LONGEST))
         + ConstantKernel(0.1, (1e-5, 1e2)) * DotProduct(1.0, "fixed")
         + WhiteKernel(0.1, (1e-6, 1e1))
     )
