@@ -90,6 +90,18 @@ def test_rows_count_by_their_weights():
     assert torch.equal(equal[0], (centers[folds, 0] + errors).sort(0).values[math.ceil(0.8 * 61) - 1])
 
 
+def test_equal_rows_of_a_group_count_as_one():
+    generator = torch.Generator().manual_seed(0)
+    errors, folds = torch.rand(60, 1, generator=generator, dtype=torch.float64), torch.arange(60) % 3
+    centers = torch.randn(3, 5, 1, generator=generator, dtype=torch.float64)
+    expected = cross_intervals(errors, folds, torch.ones(60).double(), centers, 0.8)
+    rows = errors.repeat_interleave(6, 0), folds.repeat_interleave(6), torch.ones(360).double()
+    for found, end in zip(cross_intervals(*rows, centers, 0.8, 1 / 6), expected, strict=True):
+        assert torch.equal(found, end)
+    with pytest.raises(ValueError, match="with 60 independent rows"):
+        cross_intervals(*rows, centers, 0.99, 1 / 6)
+
+
 def test_the_weights_are_those_of_the_fit(curve):
     x, y = curve
     weight = np.linspace(0.5, 1.0, len(x))
@@ -99,7 +111,7 @@ def test_the_weights_are_those_of_the_fit(curve):
 
 class TestRecord:
     MASK = np.array([[1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 0]], dtype=bool)
-    SCORES = LeftOutScores.of(MASK, np.arange(4.0)[:, None], np.ones(4))
+    SCORES = LeftOutScores.of(MASK, np.arange(4.0)[:, None], np.ones(4), 1.0)
 
     def test_rows_that_the_same_members_left_out_are_a_fold(self):
         assert self.SCORES.folds.tolist() == [3, 2, 1, 0]

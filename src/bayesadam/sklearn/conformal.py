@@ -32,7 +32,7 @@ def check_method(method: object, left_out: object) -> None:
 
 
 def cross_intervals(
-    errors: Tensor, folds: Tensor, weights: Tensor, predictions: Tensor, coverage: float
+    errors: Tensor, folds: Tensor, weights: Tensor, predictions: Tensor, coverage: float, independent: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Return the intervals of CV+ (Barber et al. 2021).
 
@@ -45,7 +45,7 @@ def cross_intervals(
     With weights ``w_i``, the ends are weighted quantiles (Tibshirani et al. 2019): the upper end is the smallest of the
     numbers up to which the weights add up to ``coverage`` times the sum of all weights and that of the new row. A new
     row has the weight ``sum(w_i^2) / sum(w_i)``, the mean weight of rows that are drawn by their weights. The number of
-    rows ``n`` is thus the effective one, ``sum(w_i)^2 / sum(w_i^2)``.
+    rows ``n`` is thus the effective one, ``sum(w_i)^2 / sum(w_i^2)``, times the share of rows that are independent.
 
     Args:
         errors: ``(n, K)``.
@@ -53,6 +53,7 @@ def cross_intervals(
         weights: Positive weights of the rows, ``(n,)``.
         predictions: Predictions of the new rows by all models, ``(F, N, K)``.
         coverage: Probability in [0.5, 1); below 0.5 nothing is guaranteed.
+        independent: Number of independent rows, such as that of groups, as a share of all.
 
     Returns:
         Lower and upper ends, ``(N, K)`` each.
@@ -62,12 +63,12 @@ def cross_intervals(
     """
     if not coverage >= 0.5:
         raise ValueError(f"coverage must be in [0.5, 1) of cross-conformal intervals, got {coverage!r}")
-    weights = weights * (weights.sum() / weights.square().sum())  # a new row has the weight 1
+    weights = weights * (independent * weights.sum() / weights.square().sum())  # a new row has the weight 1
     rows = float(weights.sum())
     level = (rows + 1) * coverage - ROUNDING
     if level > rows:
         raise ValueError(
-            f"coverage must be at most n / (n + 1) = {rows / (rows + 1):.4g} with {rows:g} calibration rows, "
+            f"coverage must be at most n / (n + 1) = {rows / (rows + 1):.4g} with {rows:g} independent rows, "
             f"got {coverage!r}: the interval would be infinite"
         )
     parts = []
@@ -98,18 +99,20 @@ class LeftOutScores:
         folds: Number of the fold of each row, ``(n,)``.
         scores: Scores, ``(n, K)``.
         weights: Weights of the rows, ``(n,)``.
+        independent: Number of independent rows, as a share of all.
     """
 
     members: NDArray[np.bool_]
     folds: NDArray[np.int64]
     scores: Floats
     weights: Floats
+    independent: float
 
     @classmethod
-    def of(cls, left_out: NDArray[np.bool_], scores: Floats, weights: Floats) -> LeftOutScores:
+    def of(cls, left_out: NDArray[np.bool_], scores: Floats, weights: Floats, independent: float) -> LeftOutScores:
         """Create the scores from the mask of the rows that each member left out, ``(M, n)``."""
         members, folds = np.unique(left_out.T, axis=0, return_inverse=True)
-        return cls(members, folds.reshape(-1).astype(np.int64), scores, weights)
+        return cls(members, folds.reshape(-1).astype(np.int64), scores, weights, independent)
 
     def models(self, members: Any) -> torch.Tensor:
         """Return the predictions of the folds' models, ``(F, N, ...)``, from those of the members, ``(M, N, ...)``."""

@@ -108,7 +108,9 @@ class RegressionEnsemble(BayesianMLP):
                 mean, disagreement = _combined(mean, unseen, shares)
                 epistemic = epistemic + disagreement
             residual = as_array(targets)[rows] - mean
-            self._left_out = LeftOutScores.of(divided.left_out[:, rows], np.abs(residual), weight[rows])
+            self._left_out = LeftOutScores.of(
+                divided.left_out[:, rows], np.abs(residual), weight[rows], divided.independent
+            )
             own_inputs = as_array(inputs)[rows]
             described = self.noise if self._known_noise or self._learned_noise else "constant"
             noise = np.empty_like(aleatoric)
@@ -245,7 +247,7 @@ class RegressionEnsemble(BayesianMLP):
         for part in self._in_parts(X):
             means = np.stack([_member_moments(pred)[0] for pred in self._all_predictions(part)])
             means = _pooled(means, self._complemented(as_array(part)), self.calibration_["weights"])
-            ends = cross_intervals(errors, folds, weights, kept.models(means), coverage)
+            ends = cross_intervals(errors, folds, weights, kept.models(means), coverage, kept.independent)
             values = [self._y_mean + self._y_std * as_array(end) for end in ends]
             parts.append(np.stack([target_transform.inverted(self._functions, own) for own in values], axis=-1))
         found = np.concatenate(parts)
