@@ -204,8 +204,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
                 are lost (CV+, Barber et al. 2021). Their theorem guarantees ``1 - 2 alpha - sqrt(2 / n)``, with ``alpha
                 = 1 - coverage``, if a fold has no influence at all on its model. Here the guarantee is approximate: the
                 folds share the scales, the transform, the number of epochs and, for new rows, the companions,
-                and the model of a row is the mean of the two members that left it out. Rows count by their weights. It
-                needs a Gaussian likelihood and ``calibrate=True``.
+                and the model of a row is the mean of the two members that left it out. Rows count by their weights,
+                and groups as rows. It needs a Gaussian likelihood and ``calibrate=True``.
 
         Raises:
             ValueError: The coverage is out of range, the method is unknown or not available, or there are too few rows
