@@ -133,6 +133,16 @@ class TestProcess:
         np.testing.assert_allclose(part.outputs(farthest[None] + 100.0), part.outputs(farthest[None]))
         assert np.abs(part.outputs(farthest[None]) - part.outputs(x.max(0)[None])) > 0.01
 
+    def test_several_periods_are_found(self):
+        """The best length of an input is far from that of a process which takes the periods for noise."""
+        generator = np.random.default_rng(0)
+        x = np.concatenate([generator.uniform(-1.7, 1.7, (150, 1)), generator.standard_normal((150, 3))], axis=1)
+        y = np.sin(15.0 * x[:, :1]) + 0.7 * x[:, 1:2] + 0.3 * generator.standard_normal((150, 1))
+        _, length, *others, _, noise = _kernel(x, y)
+        assert length < 0.2
+        assert min(others) > 1.0
+        assert noise < 0.2
+
     def test_rare_values_have_no_length(self):
         """The likelihood would hardly depend on it, and rows with such a value would resemble no others."""
         x = np.random.default_rng(0).standard_normal((300, 3))

@@ -6,6 +6,7 @@ variances maximise the marginal likelihood (Rasmussen and Williams 2006, section
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,11 @@ KERNEL_ROWS = 200
 
 LENGTHS = 12
 """Maximum number of inputs that have a length each. More inputs share one."""
+
+SHORT = 0.1
+"""Length of one input from which the fit begins again if the likelihood is larger there than at its end, as it is for a
+time with seasons. The other lengths and the variances are those at its start or at its end.
+"""
 
 LONGEST = 1e3
 """Largest length, with which an input has no influence."""
@@ -131,11 +137,23 @@ def _kernel(rows: Floats, targets: Floats) -> Floats:
     if len(length) == columns:
         length[(rows[used] != np.median(rows[used], axis=0)).sum(0) < VARYING] = LONGEST
     kernel = (
-        ConstantKernel(1.0, (1e-3, 1e3)) * RBF(length, (0.1, LONGEST))
+        ConstantKernel(1.0, (1e-3, 1e3)) * RBF(length, (SHORT, LONGEST))
         + ConstantKernel(0.1, (1e-5, 1e2)) * DotProduct(1.0, "fixed")
         + WhiteKernel(0.1, (1e-6, 1e1))
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a length at its bound: the input has no influence
         fitted = GaussianProcessRegressor(kernel).fit(rows[used], targets[used])
-    return np.asarray(np.exp(fitted.kernel_.theta))
+        found = fitted.kernel_.theta
+        shorter = [_with_length(theta, own) for theta in (found, kernel.theta) for own in range(len(length))]
+        start = max(shorter, key=fitted.log_marginal_likelihood)
+        if fitted.log_marginal_likelihood(start) > fitted.log_marginal_likelihood_value_:
+            better = fitted.kernel_.clone_with_theta(start)
+            found = GaussianProcessRegressor(better).fit(rows[used], targets[used]).kernel_.theta
+    return np.asarray(np.exp(found))
+
+
+def _with_length(theta: Floats, own: int) -> Floats:
+    found = theta.copy()
+    found[1 + own] = math.log(SHORT)
+    return found
