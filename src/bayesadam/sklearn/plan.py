@@ -28,7 +28,7 @@ class Plan:
         shared: Whether all members leave out the same rows.
         fold: Fold of each row, ``(N,)``, numbered from 0, for the evaluation of models that are fitted to the rows left
             out.
-        independent: Number of groups of equal size that are as many as the groups, divided by the number of rows; 1
+        independent: Effective number of groups, ``N^2`` over the sum of their squared sizes, as a share of the rows; 1
             without groups.
     """
 

@@ -39,9 +39,9 @@ time with seasons. The other lengths and the variances are those at its start or
 LONGEST = 1e3
 """Largest length, with which an input has no influence."""
 
-VARYING = 10
-"""Minimum number of rows with another value than the median for a length that begins below ``LONGEST``. Rare values are
-far away in standardised inputs, so that the likelihood would hardly depend on a shorter length.
+RARE = 0.05
+"""Share of rows with another value than the median up to which the length of an input begins at ``LONGEST``. These rows
+are far from the others in standardised inputs, so that the likelihood hardly depends on a shorter length.
 """
 
 AT_ONCE = 2**22
@@ -135,7 +135,7 @@ def _kernel(rows: Floats, targets: Floats) -> Floats:
     columns = rows.shape[1]
     length = np.full(columns if columns <= LENGTHS else 1, np.sqrt(columns))
     if len(length) == columns:
-        length[(rows[used] != np.median(rows[used], axis=0)).sum(0) < VARYING] = LONGEST
+        length[(rows[used] != np.median(rows[used], axis=0)).mean(0) <= RARE] = LONGEST
     kernel = (
         ConstantKernel(1.0, (1e-3, 1e3)) * RBF(length, (SHORT, LONGEST))
         + ConstantKernel(0.1, (1e-5, 1e2)) * DotProduct(1.0, "fixed")
