@@ -72,8 +72,8 @@ def warn_of_copies(X: Array, y: Array, stacklevel: int) -> None:
     copies = len(X) - len(distinct)
     if copies > COPIES * len(X) and inputs.nunique() > (1.0 - SEVERAL) * len(distinct):
         warnings.warn(
-            f"{copies:,} of {len(X):,} rows are copies of others, by which left-out rows are known; uncertainties may be "
-            "far too small. Drop them, and give their numbers as sample_weight if these have a meaning",
+            f"{copies:,} of {len(X):,} rows are copies of others, by which left-out rows are known: uncertainties may "
+            "be far too small. Drop them, and give their numbers as sample_weight if these have a meaning",
             UserWarning,
             stacklevel=stacklevel + 1,
         )
