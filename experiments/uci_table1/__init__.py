@@ -105,7 +105,7 @@ def units() -> list[Unit]:
         found.append(Unit(f"bbvi-{dataset}", bbvi))
         for method, own in (("vadam", vadam), ("bbvi", bbvi)):
             joint = {**own, "tuned_on": "joint_log_likelihood"}
-            found.append(Unit(f"{method}-joint-{dataset}", joint, optional=(method, dataset) == ("bbvi", "naval")))
+            found.append(Unit(f"{method}-joint-{dataset}", joint))
         found += [Unit(f"{method}-{dataset}", {**vadam, **own}) for method, own in OURS.items()]
         common = {name: PROTOCOL[name] for name in ("splits", "hidden", "seed")}
         noise = list(dropout.NOISE_PRECISIONS[dataset])
