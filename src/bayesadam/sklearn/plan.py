@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bayesadam.sklearn.calibration import effective_rows
+
 LARGE = 20_000
 """Number of rows above which all members share one held-out part, which is then large enough for calibration."""
 
@@ -63,7 +65,7 @@ def plan(rows: int, members: int | None, groups: NDArray[np.int64], seed: int) -
     generator = np.random.default_rng(seed)
     left_out = np.zeros((members, rows), dtype=bool)
     fold = (np.random.default_rng([seed, 1]).permutation(distinct) % FOLDS)[groups]
-    independent = rows / float((np.bincount(groups) ** 2).sum())
+    independent = effective_rows(np.bincount(groups).astype(np.float64)) / rows
     if distinct == 1:
         return Plan(left_out, False, fold, independent)
     if rows > LARGE or members == 1:

@@ -146,8 +146,8 @@ def _kernel(rows: Floats, targets: Floats) -> Floats:
         fitted = GaussianProcessRegressor(kernel).fit(rows[used], targets[used])
         found = fitted.kernel_.theta
         shorter = [_with_length(theta, own) for theta in (found, kernel.theta) for own in range(len(length))]
-        start = max(shorter, key=fitted.log_marginal_likelihood)
-        if fitted.log_marginal_likelihood(start) > fitted.log_marginal_likelihood_value_:
+        start = max([found, *shorter], key=fitted.log_marginal_likelihood)
+        if start is not found:
             better = fitted.kernel_.clone_with_theta(start)
             found = GaussianProcessRegressor(better).fit(rows[used], targets[used]).kernel_.theta
     return np.asarray(np.exp(found))

@@ -26,6 +26,7 @@ from bayesadam.functional.monotone import (
 from bayesadam.predictive import GaussianPredictive
 from bayesadam.predictive.transformed import TransformedPredictive
 from bayesadam.scaling import column_scales
+from bayesadam.sklearn.calibration import effective_rows
 
 Floats = NDArray[np.float64]
 
@@ -221,7 +222,7 @@ def _knots(target: Floats, weight: Floats) -> tuple[Floats, Floats]:
     """
     values, place = np.unique(target, return_inverse=True)
     mass = np.bincount(place, weights=weight)
-    rows = min(float(weight.sum() ** 2 / (weight**2).sum()), len(values))
+    rows = min(effective_rows(weight), len(values))
     furthest = -float(ndtri(min(TAIL_ROWS / rows, 0.25)))
     scores = np.linspace(-furthest, furthest, min(101, max(3, 2 * round(rows ** (1 / 3)) + 1)))
     quantiles = np.interp(ndtr(scores), (mass.cumsum() - 0.5 * mass) / mass.sum(), values)
