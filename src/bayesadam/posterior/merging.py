@@ -28,8 +28,8 @@ def merge(posteriors: Sequence[DiagonalGaussian], *, weights: Sequence[float] | 
     those means that are point masses there, weighted by ``weights``.
 
     Args:
-        posteriors: At least one posterior; all have the same names and shapes. The result has the dtype and device of
-            the first.
+        posteriors: At least one posterior; all have the same names and shapes. The result has the dtypes and device
+            of the first.
         weights: Exponents, positive and finite, one for each posterior; default 1 each.
 
     Returns:
@@ -57,7 +57,8 @@ def merge(posteriors: Sequence[DiagonalGaussian], *, weights: Sequence[float] | 
     for name, own in first.mean.items():
         means = [q.mean[name].to(own.device) for q in posteriors]
         variances = [q.variance[name].to(own.device) for q in posteriors]
-        mean[name], variance[name] = (part.to(own.dtype) for part in _product(means, variances, exponents))
+        center, spread = _product(means, variances, exponents)
+        mean[name], variance[name] = center.to(own.dtype), spread.to(first.variance[name].dtype)
     return DiagonalGaussian(mean, variance, hyperparameters={"merged": len(posteriors), "weights": exponents})
 
 
