@@ -328,7 +328,8 @@ class Engine:
         """
         if any(float(group["lr"]) != 0 for group in self.layout.owner.param_groups):
             return False
-        if any(local(grad).count_nonzero() for grad in self.collection.gradients().values()):
+        grads = [self.collection.gradient(member.parameter) for member in self.collection.trained()]
+        if any(local(grad).count_nonzero() for grad in grads):
             return False
         self.layout.flats()
         return True

@@ -180,16 +180,16 @@ class Collector:
 
     def called(
         self,
-        reference: Callable[[], Unit | None],
+        number: int,
         module: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         output: Any,
     ) -> Any:
-        """Record the call of a unit; return the outputs that replace its own, or None."""
-        unit = reference()
-        if unit is None or in_functorch():
+        """Record the call of a unit, by its number; return the outputs that replace its own, or None."""
+        if in_functorch():
             return None
+        unit = self.units[number]
         during = self._pass
         if during is not None and not in_backward():
             during.calls[unit] = during.calls.get(unit, 0) + 1
@@ -285,8 +285,8 @@ class Collector:
         self.resumable = False
         self.units, self.slots = units, slots
         reference = weakref.ref(self)
-        for unit in units:
-            hook = Hook(reference, Collector.called, weakref.ref(unit))
+        for number, unit in enumerate(units):
+            hook = Hook(reference, Collector.called, number)
             self._handles.append(unit.module.register_forward_hook(hook, prepend=True, with_kwargs=True))
         for name, module in self.root.named_modules():
             if isinstance(module, _BatchNorm):

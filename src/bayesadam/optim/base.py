@@ -140,6 +140,11 @@ class PerturbedOptimizer(Checkpointed):
         groups.check_common(group)
         if self.has_prior:
             groups.check_prior(group, start_wider=self.may_start_wider)
+        elif "prior_precision" in group:
+            raise ValueError(
+                f"prior_precision must not be given to {type(self).__name__}, which has no prior, "
+                f"got {group['prior_precision']!r}"
+            )
         for option in self.rule.options:
             option.check(group[option.name])
 
@@ -373,9 +378,9 @@ class PerturbedOptimizer(Checkpointed):
         """Share of the initial precision in that of each noisy tensor, and its prior precision, averaged over weights.
 
         The share is ``B (initial_precision - lambda) sigma^2``, where ``B`` is the weight of the start in the running
-        curvature. A device is waited for once.
+        curvature.
         """
-        origins: dict[str, Tensor] = {}
+        origins: dict[str, dict[str, Any]] = {}
         for name, flat, number in covered:
             if not flat.kind.perturb:
                 continue
@@ -387,14 +392,9 @@ class PerturbedOptimizer(Checkpointed):
                 start, prior = full(flat.as_state(start, number)), full(flat.as_state(prior, number))
             share = (start * variance).clamp(0.0, 1.0).mean()
             prior = (prior * variance).sum() / variance.sum() if prior.ndim else prior
-            both = [value.to(variance, non_blocking=True) for value in (share, prior)]
-            origins[name] = torch.stack(both)
-        device = next((origin.device for origin in origins.values()), None)
-        read = torch.stack([origin.to(device) for origin in origins.values()]).tolist() if origins else []
-        return {
-            name: {"start_share": share if self.tracks_start else None, "prior_precision": prior}
-            for name, (share, prior) in zip(origins, read, strict=True)
-        }
+            start_share = float(share) if self.tracks_start else None
+            origins[name] = {"start_share": start_share, "prior_precision": float(prior)}
+        return origins
 
     def _reported(self) -> dict[str, Any]:
         first = self.param_groups[0]

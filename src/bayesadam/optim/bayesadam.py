@@ -15,7 +15,7 @@ from bayesadam.curvature import PerExampleSquares
 from bayesadam.optim.base import PerturbedOptimizer, Prior
 from bayesadam.optim.groups import checked_squares
 from bayesadam.optim.schedules import half_cosine
-from bayesadam.optim.vadam import VadamRule
+from bayesadam.optim.vadam import VadamRule, adam_step
 
 INITIAL_STEPS = 30.0
 """Number of steps that the initial precision counts as."""
@@ -83,9 +83,7 @@ class BayesAdamRule(VadamRule):
         m = average(state["exp_avg"], with_prior(grad, mean, hp, temperature), hp.beta1)
         v = average(state["exp_avg_sq"], curvature, hp.beta2)
         damping = temperature * hp.prior_precision / hp.num_data + 1e-8
-        denominator = (v / (1.0 - hp.beta2_product)).sqrt() + damping
-        mean = mean - (hp.lr / (1.0 - hp.beta1_product)) * (m / denominator)
-        return mean, {"exp_avg": m, "exp_avg_sq": v}
+        return mean - adam_step(m, v, damping, hp), {"exp_avg": m, "exp_avg_sq": v}
 
     def forgetting(self, hp: Hyper) -> Number:
         """``max(1 - b2, 3 / (t + k + 2))``."""

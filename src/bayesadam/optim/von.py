@@ -9,11 +9,11 @@ from torch import Tensor
 
 from bayesadam.core.rule import Hyper, Option, State, Updated, with_prior
 from bayesadam.optim.base import Prior
-from bayesadam.optim.newton import CLIP_RADIUS, HESSIAN_OPTIONS, HessianRule, damped, followed
+from bayesadam.optim.newton import CLIP_RADIUS, HESSIAN_OPTIONS, PriceRule, damped, followed
 from bayesadam.optim.second_order import SecondOrderOptimizer
 
 
-class VONRule(HessianRule):
+class VONRule(PriceRule):
     """Newton's method at sampled weights (Khan et al. 2018, eqs. 7-8; with ``tau`` eqs. 23-24)::
 
         s  <- (1 - tau (1 - b2)) s + (1 - b2) h
