@@ -377,6 +377,19 @@ def test_a_pre_hook_may_reorder_parameters(method):
     assert all(same(resumed.state[parameter], opt.state[parameter]) for parameter in net.parameters())
 
 
+def test_a_layer_at_the_place_of_another_is_refused():
+    net, other = pair_of_layers("ab"), pair_of_layers("ba")
+    opt, resumed = Method("vadam")(net), Method("vadam")(other)
+    train_layers(net, opt, 2)
+    before = weights(other)
+    message = "^state_dict must have parameter 'b.weight' at position 0, got 'a.weight' there"
+    with pytest.raises(ValueError, match=message):
+        resumed.load_state_dict(opt.state_dict())
+    assert torch.equal(weights(other), before)
+    wrapped = nn.ModuleDict({"module": other})  # whose names are other ones
+    Method("vadam")(wrapped).load_state_dict(resumed.state_dict())
+
+
 @drop_in_methods
 def test_loading_does_not_share_tensors(method):
     net, opt = made(method)

@@ -185,6 +185,8 @@ class PerturbedOptimizer(Checkpointed):
         added["noise_index"] = sum(len(other["params"]) for other in others)
         for name in groups.COUNTED if others else ():
             added[name] = others[0][name]
+        if any("initial_lr" in other for other in others):
+            added.setdefault("initial_lr", added["lr"])  # a scheduler of PyTorch changes the rate of this group, too
 
     @uncompiled
     def sampled_params(self) -> AbstractContextManager[None]:

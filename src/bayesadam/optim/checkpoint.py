@@ -235,6 +235,7 @@ class Checkpointed(Optimizer):
         ]
         if sizes[0] != sizes[1]:
             raise ValueError(f"state_dict must have groups of {sizes[1]} parameters, got {sizes[0]}")
+        self._check_order(state_dict)
         required = {"mean", *self.rule.state, *COUNTERS}
         for identity, parameter in self._pairs(state_dict):
             entries = state_dict["state"].get(identity)
@@ -251,6 +252,19 @@ class Checkpointed(Optimizer):
                         f"the state of parameter {identity!r} must be of shape {tuple(parameter.shape)}, "
                         f"got {tuple(entries[name].shape)} for {name!r}"
                     )
+
+    def _check_order(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that no parameter whose name is in the state dict has another position there."""
+        both = (state_dict["param_groups"], self.param_groups)
+        saved, own = (
+            [n for group in groups for n in group.get("param_names", [None] * len(group["params"]))] for groups in both
+        )
+        for position, name in enumerate(own):
+            if name is not None and name in saved and saved[position] != name:
+                raise ValueError(
+                    f"state_dict must have parameter {name!r} at position {position}, got {saved[position]!r} there "
+                    "(states belong to parameters by their position)"
+                )
 
     def _pairs(self, state_dict: Mapping[str, Any]) -> list[tuple[Any, Tensor]]:
         """Pairs of a parameter's identity in the state dict (a number or a name) and the parameter."""
