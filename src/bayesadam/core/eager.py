@@ -75,7 +75,9 @@ def _split(vector: Tensor, pieces: Sequence[Piece], flat: Flat) -> list[Tensor]:
     """Parts of the vector of a block. A piece that is a whole member has the member's shape."""
     parts = vector.split_with_sizes([piece.stop - piece.start for piece in pieces])
     return [
-        part.view(flat.shapes[piece.number]) if piece.stop - piece.start == flat.sizes[piece.number] else part
+        part
+        if piece.stop - piece.start != flat.sizes[piece.number] or part.shape == flat.shapes[piece.number]
+        else part.view(flat.shapes[piece.number])
         for part, piece in zip(parts, pieces, strict=True)
     ]
 
