@@ -272,8 +272,9 @@ class PerturbedOptimizer(Checkpointed):
             The loss that the closure returned, averaged over the samples, or ``None`` without a closure.
 
         Raises:
-            RuntimeError: The number of samples drawn is not ``mc_samples``, a gradient is sparse or comes without the
-                curvature that the method needs, or parameters or widths have changed while weights hold a sample.
+            RuntimeError: The number of samples drawn is not ``mc_samples``, the closure gives no gradient, a gradient
+                is sparse or comes without the curvature that the method needs, or parameters or widths have changed
+                while weights hold a sample.
             FloatingPointError: With ``nonfinite="raise"``, a gradient or a curvature is not finite or a precision would
                 not stay positive. Parameters and state have not changed; samples from blocks are discarded.
             ValueError: The closure's loss is a sum where a mean was announced, or the reverse.
