@@ -381,9 +381,9 @@ class PerturbedOptimizer(Checkpointed):
         """Share of the initial precision in that of each noisy tensor, and its prior precision, averaged over weights.
 
         The share is ``B (initial_precision - lambda) sigma^2``, where ``B`` is the weight of the start in the running
-        curvature.
+        curvature. A device is waited for once.
         """
-        origins: dict[str, dict[str, Any]] = {}
+        origins: dict[str, Tensor] = {}
         for name, flat, number in covered:
             if not flat.kind.perturb:
                 continue
@@ -395,9 +395,14 @@ class PerturbedOptimizer(Checkpointed):
                 start, prior = full(flat.as_state(start, number)), full(flat.as_state(prior, number))
             share = (start * variance).clamp(0.0, 1.0).mean()
             prior = (prior * variance).sum() / variance.sum() if prior.ndim else prior
-            start_share = float(share) if self.tracks_start else None
-            origins[name] = {"start_share": start_share, "prior_precision": float(prior)}
-        return origins
+            both = [value.to(variance, non_blocking=True) for value in (share, prior)]
+            origins[name] = torch.stack(both)
+        device = next((origin.device for origin in origins.values()), None)
+        read = torch.stack([origin.to(device) for origin in origins.values()]).tolist() if origins else []
+        return {
+            name: {"start_share": share if self.tracks_start else None, "prior_precision": prior}
+            for name, (share, prior) in zip(origins, read, strict=True)
+        }
 
     def _reported(self) -> dict[str, Any]:
         first = self.param_groups[0]
