@@ -254,6 +254,24 @@ def call(**options):
             lambda: elbo(linear(), gaussian_posterior(), *regression(), likelihood=LIKELIHOOD, prior=1.0, mc_samples=0),
             "mc_samples must be a whole number of at least 1, got 0",
         ),
+        (
+            lambda: elbo(linear(), gaussian_posterior(), *regression(), likelihood=LIKELIHOOD, prior=1.0, batch_size=0),
+            "batch_size must be a whole number of at least 1, got 0",
+        ),
+        (
+            lambda: elbo(linear(), gaussian_posterior(), *regression(), likelihood=None, prior=1.0),
+            "likelihood must be ",
+        ),
+        (lambda: gaussian_posterior().kl_divergence("2"), "prior must be a positive, finite precision or .*, got '2'"),
+        (lambda: ba.priors.GaussianPrior("2"), "precision must be positive and finite, got '2'"),
+        (lambda: gaussian_posterior().prune("0.5"), r"fraction must be in \[0, 1\], got '0.5'"),
+        (
+            lambda: ba.MCDropout(nn.Sequential(linear(), nn.Dropout()), rate="0.1"),
+            r"rate must be in \(0, 1\), got '0.1'",
+        ),
+        (lambda: call(kl_weight="1"), "kl_weight must be finite and not negative, got '1'"),
+        (lambda: ba.Mixture([gaussian_posterior()]).sample(1, seed=1.5), r"seed must be an integer in .*, got 1\.5"),
+        (lambda: variational(linear(), seed=-1), r"seed must be an integer in \[0, 2\*\*64\), got -1"),
     ],
 )
 def test_refusals(make, message):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bayesadam import noise
-from bayesadam.checks import check_model
+from bayesadam.checks import check, check_model
 from bayesadam.functional.curvature import wide
 from bayesadam.functional.generators import seeded
 from bayesadam.functional.recomputation import recomputed_by
@@ -62,8 +62,8 @@ class MCDropout(NetworkDistribution):
     """
 
     def __init__(self, model: nn.Module, *, rate: float | None = None) -> None:
-        if rate is not None and not 0 < rate < 1:
-            raise ValueError(f"rate must be in (0, 1), got {rate!r}")
+        if rate is not None:
+            check("rate", rate, "in (0, 1)", lambda v: 0 < v < 1)
         self.rate = rate
         self.names = tuple(_dropouts(model))
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesadam.checks import check_count, check_model, check_positive
 from bayesadam.likelihoods import Likelihood
-from bayesadam.posterior import DenseGaussian, DiagonalGaussian, Mixture
+from bayesadam.posterior import DiagonalGaussian, Mixture
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.predictive.how import How
 from bayesadam.predictive.monte_carlo import outputs_at_samples
@@ -28,7 +28,7 @@ def elbo(
     target: Tensor,
     *,
     likelihood: Likelihood,
-    prior: float | Prior | DiagonalGaussian | DenseGaussian,
+    prior: float | Prior | GaussianPosterior,
     num_data: float | None = None,
     mc_samples: int = 64,
     seed: int = 0,
@@ -66,12 +66,11 @@ def elbo(
     check_model(model)
     if not isinstance(posterior, GaussianPosterior | Mixture):
         raise ValueError(f"posterior must be a Gaussian over the weights or a mixture, got {type(posterior).__name__}")
-    check_count("mc_samples", mc_samples)
+    how = How(likelihood, mc_samples=mc_samples, seed=seed, output=output, batch_size=batch_size).checked()
     if num_data is not None:
         check_positive("num_data", num_data)
-    divergence = _divergence(posterior, prior, mc_samples, seed)
-    how = How(likelihood, seed=seed, output=output, batch_size=batch_size)
-    outputs = outputs_at_samples(model, posterior, inputs, range(mc_samples), how)
+    divergence = _divergence(posterior, prior, how.mc_samples, seed)
+    outputs = outputs_at_samples(model, posterior, inputs, range(how.mc_samples), how)
     log_prob = likelihood.log_prob(outputs, target.to(outputs.device)).double().flatten(1)
     total = log_prob.mean() * (log_prob.shape[1] if num_data is None else num_data)
     return total.cpu() - divergence.cpu()
@@ -116,16 +115,16 @@ def kl_warmup(step: int, steps: int) -> float:
 
 def _divergence(
     posterior: GaussianPosterior | Mixture,
-    prior: float | Prior | DiagonalGaussian | DenseGaussian,
+    prior: float | Prior | GaussianPosterior,
     mc_samples: int,
     seed: int,
 ) -> Tensor:
     """``KL(posterior || prior)``, averaged over samples if there is no closed form."""
     if isinstance(posterior, Mixture):
         _check_density(posterior)
-    elif isinstance(prior, int | float | DiagonalGaussian | DenseGaussian):
+    elif isinstance(prior, int | float | GaussianPosterior):
         return posterior.kl_divergence(prior)
-    prior = as_prior(prior)  # type: ignore[arg-type]  # which refuses a DenseGaussian
+    prior = as_prior(prior)  # type: ignore[arg-type]  # which refuses correlations
     masks = {name: variance > 0 for name, variance in posterior.variance.items()}
     random = {name: mask for name, mask in masks.items() if mask.any()}
     prior.check({name: posterior.mean[name] for name in random})

@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from bayesadam.checks import check, is_positive
 from bayesadam.functional import empirical, kl
 from bayesadam.posterior import DiagonalGaussian
 
@@ -118,8 +119,7 @@ class ScaleMixturePrior(Prior):
 
     def __init__(self, *, pi: float = 0.5, sigma1: float = 1.0, sigma2: float = math.exp(-6.0)) -> None:
         super().__init__()
-        if not 0 < pi < 1:
-            raise ValueError(f"pi must be in (0, 1), got {pi!r}")
+        check("pi", pi, "in (0, 1)", lambda v: 0 < v < 1)
         self.pi = float(pi)
         self.sigma1 = _positive("sigma1", sigma1)
         self.sigma2 = _positive("sigma2", sigma2)
@@ -267,12 +267,10 @@ def as_prior(prior: float | Prior | DiagonalGaussian) -> Prior:
 
 
 def _positive(name: str, value: float) -> float:
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be positive and finite, got {value!r}")
+    check(name, value, "positive and finite", is_positive)
     return float(value)
 
 
 def _finite(name: str, value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value!r}")
+    check(name, value, "finite", math.isfinite)
     return float(value)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.checks import check_positive, truths
+from bayesadam.checks import check, check_positive, is_whole, truths
 from bayesadam.functional.curvature import wide
 from bayesadam.posterior import LowRankGaussian
 from bayesadam.posterior.wrappers import innermost
@@ -50,8 +50,7 @@ class SWAG:
     """
 
     def __init__(self, model: nn.Module, *, rank: int = 20) -> None:
-        if not isinstance(rank, int) or rank < 0 or rank == 1:
-            raise ValueError(f"rank must be 0 or a whole number of at least 2, got {rank!r}")
+        check("rank", rank, "0 or a whole number of at least 2", lambda v: is_whole(v, 0) and v != 1)
         self._parameters = {name: p for name, p in innermost(model).named_parameters() if p.requires_grad}
         if not self._parameters:
             raise ValueError("model must have a trainable parameter, got none")

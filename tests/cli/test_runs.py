@@ -4,6 +4,7 @@ import errno
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -98,7 +99,6 @@ class TestCopies:
         ("copies", "settings", "note"),
         [
             ([3], {"group": "b"}, "1 row is a copy of another one (line 62 of line 5)"),
-            ([*range(60), 1], {}, "only 60 of the 121 rows are different: equal rows may be trained on and held out"),
             ([], {"keep": ("nr",)}, None),
         ],
     )
@@ -106,6 +106,28 @@ class TestCopies:
         found, _ = self.prepared(tmp_path, copies, **settings)
         assert found.groups is None or len(np.unique(found.groups)) < 9
         assert [told for told in found.notes if "cop" in told or "different" in told] == ([note] if note else [])
+
+    def test_of_every_row_stay_together_too(self, tmp_path):
+        found, row_of = self.prepared(tmp_path, copies=[*range(60), *range(60)])
+        assert not set(row_of[found.split.training]) & set(row_of[found.split.held_out])
+        (note,) = (note for note in found.notes if "cop" in note)
+        assert note.startswith("120 rows are copies of another one (")
+
+    @pytest.mark.parametrize("share", [0.0, 0.5])
+    def test_rows_of_few_categories_are_equal_by_chance(self, share):
+        rng = np.random.default_rng(0)
+        levels = rng.integers(0, 3, (200, 3))
+        y = np.where(rng.random(200) < share, rng.integers(0, 2, 200), levels[:, 0] > 1)
+        frame = pd.DataFrame(levels, columns=list("abc"))[list("abc") if share else ["a"]].assign(y=y)
+        found = prepare(Settings("t", "y"), frame)
+        assert found.groups is None
+        (note,) = (note for note in found.notes if "different" in note)
+        assert note.startswith(f"only {len(frame.drop_duplicates())} of the 200 rows are different: equal rows may be ")
+
+    def test_by_time_are_one_group_in_training(self, tmp_path):
+        found, row_of = self.prepared(tmp_path, copies=[7, 7, *range(30, 50)], time="b")
+        assert len(np.unique(found.groups)) == len(np.unique(row_of[found.split.training]))
+        assert all("held out together" not in note for note in found.notes)
 
 
 class TestOddCellsOfHeldOutRows:

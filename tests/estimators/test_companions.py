@@ -208,7 +208,7 @@ class TestWeights:
         weight = generator.uniform(0.5, 2.0, 400)
         share = weight / weight.sum()
         found = mean_weights(models, target, weight, 0.0)
-        prior = PRIOR * (share @ (found @ models - target) ** 2) * (weight**2).sum() / weight.sum() ** 2
+        prior = PRIOR * (share @ (found @ models - target) ** 2) / weight.sum()
         rows = np.concatenate([(np.sqrt(share) * models).T, np.sqrt(prior) * np.eye(3)])
         values = np.concatenate([np.sqrt(share) * target, np.sqrt(prior) * np.eye(3)[0]])
         expected = lsq_linear(rows, values, bounds=(0.0, np.inf), tol=1e-12).x

@@ -240,7 +240,7 @@ class Dictionary(nn.Module):
         self.body = nn.Sequential(nn.Conv1d(1, 5, 3), nn.BatchNorm1d(5), nn.ReLU(), nn.AdaptiveAvgPool1d(1))
 
     def forward(self, x, shift):
-        return {"logits": self.head(self.body(x).flatten(1) + shift), "extra": None}
+        return {"logits": self.head(input=self.body(x).flatten(1) + shift), "extra": None}
 
 
 class TestNetworks:

@@ -62,7 +62,7 @@ def reference(total_steps):
         mean = mean - rate * m / (1 - b1**t) / (corrected.sqrt() + tau * prior / N + 1e-8)
         precision, posterior = (
             (1 - weight_of_start) * (N * M * corrected / one + prior) + weight_of_start * start
-            for one in (tau, 0.1 * tau)
+            for one in (tau, 0.1 * TAU)
         )
     return mean, posterior, weight_of_start * (start - prior) / posterior
 
@@ -172,6 +172,32 @@ def test_the_learning_rate_falls_over_the_planned_steps_unless_there_is_a_schedu
             torch.optim.lr_scheduler.ConstantLR(opt, factor=1.0)
 
     assert moves(3, by_scheduler) == pytest.approx([1.0] * 3, rel=1e-3)
+
+
+def test_a_scheduler_is_seen_by_a_group_that_is_added():
+    weights = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    opt = ba.BayesAdam(weights[:1], lr=1e-3, num_data=10, batch_size=1, total_steps=10)
+    torch.optim.lr_scheduler.ConstantLR(opt, factor=1.0)
+    opt.add_param_group({"params": weights[1:]})
+    for _ in range(8):
+        before = weights[1].item()
+        make_step(opt, lambda: sum(weights).sum())
+    assert before - weights[1].item() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_a_layer_that_is_trained_for_a_part_has_the_width_of_the_stated_temperature():
+    """The mean squared gradient is 1 for both; until now the width was that of the layer's own number of steps."""
+    weights = [nn.Parameter(torch.zeros(50)) for _ in range(2)]
+    opt = ba.BayesAdam([("always", weights[0]), ("late", weights[1])], num_data=100, batch_size=1, total_steps=400)
+    for step in range(400):
+        weights[1].requires_grad_(step >= 300)
+        x = torch.randn(50, generator=torch.Generator().manual_seed(step))
+        make_step(opt, lambda x=x: sum((weight * x).sum() for weight in weights if weight.requires_grad))
+    q = opt.posterior()
+    temperature = q.hyperparameters["temperature"]
+    for name, variance in q.variance.items():
+        prior = q.hyperparameters["tensors"][name]["prior_precision"]
+        assert (variance * (100 / temperature + prior)).mean().item() == pytest.approx(1.0, rel=0.1)
 
 
 @pytest.mark.parametrize(("epochs", "steps", "expected"), [(4, 400, 1 / 200), (25, 6400, 1 / 8), (1000, 5000, 1.0)])

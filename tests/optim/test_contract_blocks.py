@@ -60,6 +60,19 @@ def test_an_error_while_samples_are_drawn_puts_the_mean_back(begin):
     assert drawn.eq(1.0).all()
 
 
+@methods(["vadam", "von", "vogn"])
+def test_a_closure_without_backward_is_refused(method):
+    net = make_net()
+    opt, before = method(net), weights(net)
+    for mode in (True, False):
+        opt.train(mode)
+        with pytest.raises(
+            RuntimeError, match=r"^closure must call backward\(\) on the loss, got no gradient of any para"
+        ):
+            opt.step(lambda: loss_of(net))
+    assert torch.equal(weights(net), before)
+
+
 @representatives
 def test_a_failing_closure_discards_its_samples(method):
     net = make_net()

@@ -81,10 +81,22 @@ IN_GROUPS = [
 def test_a_parameter_that_is_there_twice_is_refused():
     net = make_net()
     with (
-        pytest.raises(ValueError, match=r"^params must have every parameter once, got one at the positions 0 and 1 "),
+        pytest.raises(ValueError, match=r"^params must have every parameter once .*, got one twice"),
         pytest.warns(UserWarning, match="duplicate parameters"),  # PyTorch's, which trains it with two steps
     ):
         ba.Vadam([net[0].weight, net[0].weight], num_data=10)
+
+
+def test_a_prior_of_vadagrad_is_refused():
+    net = make_net()
+    for groups in (
+        ba.param_groups(net, prior_precision=7.0),
+        [{"params": net.parameters(), "prior_precision": "none"}],
+    ):
+        with pytest.raises(
+            ValueError, match=r"^prior_precision must not be given to VadaGrad, which has no prior, got "
+        ):
+            ba.VadaGrad(groups, num_data=5, initial_precision=3.0)
 
 
 @pytest.mark.parametrize(("options", "message"), IN_GROUPS)

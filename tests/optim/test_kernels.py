@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import bayesadam as ba
 from bayesadam import native, noise
 from bayesadam.core import launch
 from optim.methods import RATES, Method, make_step, mean_of, methods, variance_of, weights
@@ -156,6 +157,13 @@ def test_a_kernel_that_gives_other_numbers_is_not_used(monkeypatch):
         with pytest.warns(RuntimeWarning, match="without the sample kernel of VadamRule: it gives other numbers"):
             found = run("vadam", compile=True)
     assert_same(found, run("vadam", compile=False))
+
+
+def test_half_precision_says_why_it_has_no_kernel():
+    parameter = nn.Parameter(torch.ones(2, dtype=torch.float16))
+    opt = ba.Vadam([parameter], num_data=5, compile=True)
+    with pytest.warns(RuntimeWarning, match="weights of torch.float16 have none"), opt.sampled_params():
+        parameter.sum().backward()
 
 
 def test_a_kernel_that_does_not_compile_is_not_used(monkeypatch):

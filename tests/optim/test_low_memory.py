@@ -5,7 +5,9 @@ import io
 
 import pytest
 import torch
+from torch import nn
 
+import bayesadam as ba
 from optim.methods import (
     EVERY,
     Method,
@@ -124,6 +126,22 @@ def test_a_saved_model_has_the_mean_and_a_loaded_one_gives_it():
     assert not torch.equal(weights(net), weights(mean))
     opt.eval()
     torch.testing.assert_close(weights(net), weights(mean))
+
+
+class TwoDtypes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.narrow, self.wide = nn.Parameter(torch.randn(3).bfloat16()), nn.Parameter(torch.randn(2))
+
+
+def test_loading_one_module_with_weights_of_two_dtypes():
+    module, other = TwoDtypes(), TwoDtypes()
+    opt = ba.Vadam(module.named_parameters(), num_data=10, low_memory=True)
+    opt.attach(module)
+    opt.train()
+    module.load_state_dict(other.state_dict())
+    opt.eval()
+    torch.testing.assert_close(module.state_dict(), other.state_dict())
 
 
 def test_a_state_that_does_not_fit_leaves_the_sample_and_the_mean():

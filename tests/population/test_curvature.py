@@ -148,7 +148,7 @@ class TestObjective:
         (model,) = models_of(lambda: make().to(F64), 1)
         x, y, likelihood = inputs_of(kind, 5, seed=1), draw(5, 2, seed=2), noise_of(4.0)
         losses = Losses([model], [likelihood])
-        theta = losses.layout.flatten({n: p.detach() for n, p in model.named_parameters()})[None, None]
+        theta = nn.utils.parameters_to_vector(model.parameters()).detach()[None, None]
         found = losses.gradients(theta, Batch(x[None], y[None], None), "empirical_fisher")
         expected = torch.zeros_like(theta[0, 0])
         for one, its in zip(x.split(1), y.split(1), strict=True):

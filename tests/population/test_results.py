@@ -29,6 +29,13 @@ class TestResults:
             expected = {k: v for k, v in fit.posterior().hyperparameters.items() if k != PER_TENSOR}
             assert {name: loaded.hyperparameters.get(name) for name in expected} == expected
 
+    def test_a_posterior_of_bayesadam_says_its_own_temperature(self):
+        told = {"epochs": 2, "method": "bayesadam"}
+        nets = train(models_of(), regression(), noise_of(4.0, 9.0), **told)
+        alone = all_alone(models_of(), regression(), noise_of(4.0, 9.0), **told)
+        for q, fit in zip(nets.posteriors, alone, strict=True):
+            assert q.hyperparameters["temperature"] == fit.posterior().hyperparameters["temperature"]
+
     @pytest.mark.parametrize("method", ["monte_carlo", "mean"])
     def test_predict_is_the_prediction_of_each(self, nets, method):
         inputs, options = [draw(n, 3, seed=n) for n in (5, 1, 8, 2)], {"mc_samples": 7, "seed": 9, "method": method}

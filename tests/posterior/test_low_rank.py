@@ -120,3 +120,5 @@ class TestFromPrecision:
     def test_narrow_means_have_narrow_factors(self):
         q = LowRankGaussian.from_precision(means(dtype=torch.float32), self.precision(), 3)
         assert {t.dtype for t in q.tensors().values()} == {torch.float32}
+        q = LowRankGaussian.from_precision({"w": torch.ones(2).half()}, 1e9 * torch.eye(2, **F64), 1)
+        assert q.variance["w"].tolist() == pytest.approx([1e-9, 1e-9])

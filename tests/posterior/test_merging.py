@@ -36,6 +36,21 @@ def test_point_masses_and_extreme_widths():
     assert q.variance["w"].item() == pytest.approx(5e-39, rel=1e-3)
 
 
+def test_the_method_is_kept_if_it_is_that_of_all():
+    first, second = (
+        ba.DiagonalGaussian(means(), {n: v.square() for n, v in means().items()}, hyperparameters={"method": m})
+        for m in ("laplace", "badam")
+    )
+    assert ba.merge([first, first]).hyperparameters["method"] == "laplace"
+    assert "method" not in ba.merge([first, second]).hyperparameters
+
+
+def test_half_precision_keeps_its_variances():
+    half = ba.DiagonalGaussian({"w": torch.ones(2).half()}, {"w": torch.full((2,), 1e-9)})
+    merged = ba.merge([half, half])
+    assert (merged.mean["w"].dtype, merged.variance["w"].tolist()) == (torch.float16, pytest.approx([5e-10] * 2))
+
+
 def test_parts_of_a_data_set_make_the_whole():
     """Conjugate: the posterior of a mean under a prior, from parts with the prior divided among them."""
     y = torch.randn(12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

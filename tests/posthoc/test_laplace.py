@@ -392,7 +392,7 @@ class TestEvidence:
 @pytest.mark.parametrize("loader", [False, True])
 def test_the_last_layer_is_the_last_one_that_is_called(loader):
     class Backwards(nn.Module):
-        """Layers are registered in another order than they are used in."""
+        """Layers are registered in another order than they are used in, and one is called by name."""
 
         def __init__(self):
             super().__init__()
@@ -401,7 +401,7 @@ def test_the_last_layer_is_the_last_one_that_is_called(loader):
             self.double()
 
         def forward(self, x):
-            return self.head(self.body(x).tanh())
+            return self.head(input=self.body(x).tanh())
 
     model, (_, x, y, likelihood) = Backwards(), case("categorical")
     data = [(x[:4], y[:4]), (x[4:], y[4:])] if loader else (x, y)

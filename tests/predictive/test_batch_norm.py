@@ -40,8 +40,12 @@ def assert_unchanged(net, before):
     assert {m.momentum for m in net.modules() if isinstance(m, nn.BatchNorm1d)} == {0.1}
 
 
-def by_hand(net, weights, batches, x):
+def by_hand(net, weights, batches, x, shares=None):
     """Outputs of a network with batch norm, the statistics averages over the batches; no dropout."""
+    counts = draw(len(batches)).new_tensor(shares or [1] * len(batches))
+
+    def average(values):
+        return torch.stack(values).T @ counts / counts.sum()
 
     def run(value, statistics, own):
         for index, layer in enumerate(net):
@@ -53,7 +57,7 @@ def by_hand(net, weights, batches, x):
                     statistics.setdefault(index, []).append((found[0], found[2]))
                     center, spread = found[0], found[1]
                 else:
-                    center, spread = (torch.stack(s).mean(0) for s in zip(*statistics[index], strict=True))
+                    center, spread = (average(s) for s in zip(*statistics[index], strict=True))
                 value = (value - center) / (spread + layer.eps).sqrt()
                 value = value * weights[f"{index}.weight"] + weights[f"{index}.bias"]
             elif isinstance(layer, nn.Tanh):
@@ -78,6 +82,20 @@ def test_every_sample_has_statistics_of_its_own():
         assert_close(prediction.means[i], by_hand(net, weights, parts, x), rtol=1e-9, atol=1e-9)
     running = ba.predict(net, q, x, likelihood=GAUSSIAN, mc_samples=4, seed=3)
     assert not torch.allclose(prediction.means, running.means, atol=0.05)
+
+
+def test_a_short_last_batch_is_left_out():
+    net, x, like = network(), draw(7, 3), draw(58, 3, seed=1)
+    options = {"likelihood": GAUSSIAN, "method": "mean"}
+    q, loader = around(net, 0.25), torch.utils.data.DataLoader
+    for size in (50, 56, 57):
+        found = ba.predict(net, q, x, batch_norm=loader(like, size), **options).means
+        assert_close(found, ba.predict(net, q, x, batch_norm=like[:size], **options).means)
+    uneven = ba.predict(net, q, x, batch_norm=[like[:20], like[20:]], **options).means
+    expected = by_hand(
+        net, {n: p.detach() for n, p in net.named_parameters()}, [like[:20], like[20:]], x, shares=(20, 38)
+    )
+    assert_close(uneven[0], expected)
 
 
 @pytest.mark.parametrize("method", ["mean", "linearized", "moments"])

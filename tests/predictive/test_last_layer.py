@@ -70,6 +70,26 @@ CHANGES = {
 }
 
 
+class ByName(Network):
+    """Calls its head with the name of the argument."""
+
+    def forward(self, x):
+        self.passes += 1
+        return self.head(input=torch.tanh(self.body(x)))
+
+
+def test_a_layer_called_by_name_and_no_rows():
+    network, q = ByName(), posterior(Network())
+    torch.testing.assert_close(predicted(network, q).log_probs, predicted(Network(), q).log_probs)
+    network.passes = 0
+    predicted(network, q)
+    assert network.passes <= 3
+    layer = nn.Linear(3, 2)
+    q = ba.DiagonalGaussian.point_mass(layer)
+    q = ba.DiagonalGaussian(q.mean, {name: torch.ones_like(value) for name, value in q.mean.items()})
+    assert ba.predict(layer, q, X[:0], likelihood=ba.Gaussian(), mc_samples=5).mean.shape == (0, 2)
+
+
 @pytest.mark.parametrize("change", list(CHANGES))
 def test_outputs_that_are_not_those_of_the_layer(change):
     network = Network(CHANGES[change])

@@ -291,6 +291,10 @@ class TestChoice:
             learn({"a": np.ones(10)})
         with pytest.raises(TableError, match="^the table must have the columns that are named, it lacks 'z'$"):
             learn({"a": self.NOISE}, drop=["z"])
+        frame = pd.DataFrame({"x": [1.0, 2.0, 3.0], "z": [1.0, 5.0, 3.0]})
+        for options, both in (({"drop": ["x"]}, "dropped and used"), ({"date": ["x"]}, "a category and a date")):
+            with pytest.raises(TableError, match=f"^a column must not be both {both}, got 'x'"):
+                TableEncoder(category=["x"], **options).fit(frame)
         for name, value in {"missing": "-999", "drop": pd.Index(["a"]), "keep": np.array(["a", "b"])}.items():
             with pytest.raises(ValueError, match=f"^{name} must be a list, got "):
                 learn({"a": self.NOISE}, **{name: value})

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bayesadam.sklearn import TableError
 from bayesadam.sklearn.tables.frames import as_table
-from bayesadam.sklearn.tables.splits import copies_of, group_split, random_split, ranks, require_all_classes, time_split
+from bayesadam.sklearn.tables.splits import group_split, random_split, ranks, require_all_classes, time_split
 
 
 def column(values):
@@ -63,19 +63,6 @@ class TestCopies:
         assert not set(copies[split.training]) & set(copies[split.held_out])
         different = len(set(values))
         assert len(set(copies[split.held_out])) == round(0.2 * different)
-
-    def test_are_equal_in_every_column(self):
-        columns = {
-            "a": [1.5, None, 1.5, 1.5, None, 1.5],
-            "b": ["a", None, "a", "b", None, "a"],
-            "c": [1, 2, 1, 1, 2, 1],
-            "d": [[1], [2], [3], [4], [5], [6]],
-        }
-        table = pa.table(columns)
-        codes = copies_of(table)
-        equal = [np.flatnonzero(codes == code).tolist() for code in np.unique(codes)]
-        assert sorted(equal) == [[0, 2, 5], [1, 4], [3]]
-        assert len(set(copies_of(pa.table({"a": np.arange(10_000)})))) == 10_000
 
 
 class TestGroups:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from bayesadam.checks import check_positive, check_temperature
+from bayesadam.checks import check, check_positive, check_temperature
 
 
 def kl_scale(num_data: float, kl_weight: float, temperature: float) -> float:
@@ -14,7 +14,6 @@ def kl_scale(num_data: float, kl_weight: float, temperature: float) -> float:
         ValueError: A number is out of its range.
     """
     check_positive("num_data", num_data)
-    if not 0 <= kl_weight < math.inf:
-        raise ValueError(f"kl_weight must be finite and not negative, got {kl_weight!r}")
+    check("kl_weight", kl_weight, "finite and not negative", lambda v: 0 <= v < math.inf)
     check_temperature(temperature)
     return kl_weight * temperature / num_data

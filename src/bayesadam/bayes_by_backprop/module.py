@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesadam import noise
 from bayesadam.bayes_by_backprop.draws import Draw, uncompiled
 from bayesadam.bayes_by_backprop.estimators import ESTIMATORS
 from bayesadam.bayes_by_backprop.loss import kl_scale
@@ -28,7 +29,7 @@ from bayesadam.bayes_by_backprop.parameters import (
     random_parameters,
     replaced,
 )
-from bayesadam.checks import check, check_count
+from bayesadam.checks import check_count
 from bayesadam.functional import kl as divergences
 from bayesadam.functional.recomputation import in_backward, recomputed_by
 from bayesadam.functional.reparameterized import inverse_softplus, softplus
@@ -82,7 +83,7 @@ class VariationalModule(nn.Module):
             raise ValueError(f"estimator must be one of {tuple(ESTIMATORS)}, got {estimator!r}")
         if kl not in (None, "closed_form", "sampled"):
             raise ValueError(f"kl must be 'closed_form', 'sampled' or None, got {kl!r}")
-        check("seed", seed, "an integer in [0, 2**64)", lambda v: isinstance(v, int) and 0 <= v < 2**64)
+        self.seed, *_ = noise.checked(seed, 0, 0, 0, 0)
         prior = as_prior(prior)
         if kl == "closed_form" and not prior.closed_form:
             raise ValueError(
@@ -100,7 +101,6 @@ class VariationalModule(nn.Module):
             self.rho.register_parameter(escaped(name), rho)
         self.estimator = estimator
         self.closed_form = closed_form
-        self.seed = seed
         self._indices = indices
         self._number = 0
         self._draw: Draw | None = None

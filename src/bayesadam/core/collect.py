@@ -64,10 +64,6 @@ class Collection:
         """Members of a flat that have a gradient."""
         return [m for m in self.layout.members() if m.parameter.grad is not None and m.parameter.requires_grad]
 
-    def gradients(self) -> dict[Tensor, Tensor]:
-        """Gradients by parameter, of those that have one."""
-        return {member.parameter: self.gradient(member.parameter) for member in self.trained()}
-
     def gradient(self, parameter: Tensor) -> Tensor:
         """Gradient of a parameter.
 

@@ -275,6 +275,9 @@ class Engine:
                 return self.source.after_closure(loss)
             if self.source is not None and isinstance(loss, Tensor):
                 self.source.check(loss)
+            trained = [p for g in self.layout.owner.param_groups for p in g["params"] if p.requires_grad]
+            if isinstance(loss, Tensor) and loss.requires_grad and trained and all(p.grad is None for p in trained):
+                raise RuntimeError("closure must call backward() on the loss, got no gradient of any parameter")
             return loss
 
     def step(self) -> None:
@@ -328,7 +331,8 @@ class Engine:
         """
         if any(float(group["lr"]) != 0 for group in self.layout.owner.param_groups):
             return False
-        if any(local(grad).count_nonzero() for grad in self.collection.gradients().values()):
+        grads = [self.collection.gradient(member.parameter) for member in self.collection.trained()]
+        if any(local(grad).count_nonzero() for grad in grads):
             return False
         self.layout.flats()
         return True

@@ -235,7 +235,7 @@ class Flat:
         if self.on_device:
             self.numbers[:, : len(COUNTERS)].copy_(torch.from_numpy(counters))
 
-    def hyper(self, rule: Rule, number: int, numbers: Mapping[str, Any] | None = None) -> Hyper:
+    def hyper(self, rule: Rule, number: int, numbers: Mapping[str, Any]) -> Hyper:
         """Hyper-parameters of one member, in numbers and in tensors of its local shape.
 
         Args:
@@ -243,7 +243,6 @@ class Flat:
             number: The member.
             numbers: Those of :meth:`next_numbers`, if they are known.
         """
-        numbers = self.next_numbers(rule) if numbers is None else numbers
         own = {name: float(v[number]) if isinstance(v, np.ndarray) else v for name, v in numbers.items()}
         hp = Hyper(**own, prior_mean=0.0, **dict(self.kind.statics))
         if self.kind.per_weight:
@@ -287,11 +286,6 @@ class Flat:
             yield pieces
 
     @cached_property
-    def has_priors(self) -> bool:
-        """Whether a member has a prior from its initial values."""
-        return not np.isnan(self.priors).all()
-
-    @cached_property
     def rows(self) -> NDArray[np.int64]:
         """First columns of a kernel's table, for every member: see ``printing.FIXED``."""
         rows = np.zeros((len(self.members), 5), dtype=np.int64)
@@ -329,7 +323,7 @@ def numbers_of(
         for name, value in numbers.items():
             values = [each[name] for each in several]
             numbers[name] = value if values.count(value) == len(values) else np.array(values)[flat.group_of]
-    if flat.has_priors:
+    if not np.isnan(flat.priors).all():
         numbers["prior_precision"] = np.where(np.isnan(flat.priors), numbers["prior_precision"], flat.priors)
     if flat.kind.default_start:
         numbers["initial_precision"] = 0.0 if flat.kind.per_weight else rule.default_start(Hyper(**numbers))

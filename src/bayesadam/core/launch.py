@@ -224,7 +224,7 @@ def kernel_of(
     """
     if devices.is_available(device):
         found: Compiled | gpu.Kernels | str = _in_triton(work, weights, real, device)
-    elif device.type != "cpu" or weights == torch.float16:
+    elif device.type != "cpu":
         return None
     elif not native.has_compiler():
         found = "needs a C++ compiler, found none: going on without it"

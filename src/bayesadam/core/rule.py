@@ -143,12 +143,6 @@ class Rule(ABC):
         """Return numbers that differ from the entries of a group in its next step, such as a scheduled rate."""
         return {}
 
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        return hash(type(self))
-
 
 def advanced(rule: Rule, hp: Hyper) -> dict[str, Number]:
     """The counters of :data:`COUNTERS` after a step, from those before it."""

@@ -219,7 +219,7 @@ class Weights:
                     )
                 mean.copy_(value)
                 others.append(parameter)
-            if others and not leaving:
+            if others and flat.stored and not leaving:
                 self.write(flat, np.array(changed), self.drawn, mean="state")
             for number in changed:
                 (versions[number],) = _versions_of([flat.parameters[number]])

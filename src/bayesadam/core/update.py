@@ -154,12 +154,13 @@ class Updates:
         rule: Any = self.layout.rule
         correction, smallest = self.layout.first["correction"], math.inf
         for flat in self.layout.built:
+            numbers = flat.next_numbers(rule)
             scales = np.broadcast_to(self.collection.collected_scales(flat), len(flat.members))
             for number, parameter in enumerate(flat.parameters):
                 curvature = self.collection.curvatures.get(parameter)
                 if curvature is None or parameter.grad is None or not curvature.numel():
                     continue
-                state, hp = {name: flat.part(name, number) for name in rule.state}, flat.hyper(rule, number)
+                state, hp = {name: flat.part(name, number) for name in rule.state}, flat.hyper(rule, number, numbers)
                 limit = float(rule.largest_rate(state, curvature * float(scales[number]), hp))
                 if math.isnan(limit):
                     self._refuse_curvature(parameter)

@@ -13,6 +13,7 @@ from bayesadam.curvature.layers import ConvForm, EmbeddingForm, Form, LinearForm
 from bayesadam.curvature.observe import observed, taken_over
 from bayesadam.curvature.passes import Call, no_batch
 from bayesadam.curvature.totals import Scratch
+from bayesadam.functional.calls import first_argument
 from bayesadam.functional.curvature import wide
 from bayesadam.sharding import is_sharded
 
@@ -25,7 +26,7 @@ class ClosedForm:
 
     def capture(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Part of the :class:`Method` protocol."""
-        inputs: Tensor = args[0] if args else next(iter(kwargs.values()))
+        inputs: Tensor = first_argument(args, kwargs)
         if is_sharded(inputs):
             raise RuntimeError(f"the input of {call.unit} must be a plain tensor, got a DTensor")
         if isinstance(self.form, EmbeddingForm):

@@ -15,8 +15,9 @@ from torch.autograd.graph import GradientEdge
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
-from bayesadam.curvature.hooks import Called, Counts, Entered, Left, Refused
+from bayesadam.curvature.hooks import Counts, Hook
 from bayesadam.curvature.layers import Form, Sink
+from bayesadam.curvature.norms import uses_batch_statistics
 from bayesadam.curvature.passes import Call, Method, Pass, Slot, Unit, in_functorch, nodes_of, tensors_in
 from bayesadam.curvature.totals import CHUNK, Scratch, Total, chunks
 from bayesadam.curvature.units import units_of
@@ -144,7 +145,7 @@ class Collector:
 
     # Methods that hooks call
 
-    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a forward pass through the model."""
         if in_functorch():
             return
@@ -156,7 +157,7 @@ class Collector:
         self._pass = Pass(size, self.generation, storages)
         self._inside = True
 
-    def leave(self, output: Any) -> None:
+    def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """End a forward pass, possibly after an exception."""
         if in_functorch():
             return
@@ -169,10 +170,26 @@ class Collector:
         for tensor in outputs:
             tensor.register_hook(Counts(weakref.ref(self), during))  # type: ignore[no-untyped-call]
 
-    def called(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Record the call of a unit; return the outputs that replace its own, or None."""
+    def refuse(self, name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        """Refuse batch normalisation over the minibatch."""
+        if torch.is_grad_enabled() and output.requires_grad and uses_batch_statistics(module):
+            raise RuntimeError(
+                f"module {name!r} must not normalise over the minibatch while per-example gradients are squared, "
+                f"got {type(module).__name__} in training mode (use GroupNorm or LayerNorm, or its eval mode)"
+            )
+
+    def called(
+        self,
+        number: int,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> Any:
+        """Record the call of a unit, by its number; return the outputs that replace its own, or None."""
         if in_functorch():
             return None
+        unit = self.units[number]
         during = self._pass
         if during is not None and not in_backward():
             during.calls[unit] = during.calls.get(unit, 0) + 1
@@ -268,20 +285,20 @@ class Collector:
         self.resumable = False
         self.units, self.slots = units, slots
         reference = weakref.ref(self)
-        for unit in units:
-            self._handles.append(
-                unit.module.register_forward_hook(Called(reference, weakref.ref(unit)), prepend=True, with_kwargs=True)
-            )
+        for number, unit in enumerate(units):
+            hook = Hook(reference, Collector.called, number)
+            self._handles.append(unit.module.register_forward_hook(hook, prepend=True, with_kwargs=True))
         for name, module in self.root.named_modules():
             if isinstance(module, _BatchNorm):
-                self._handles.append(module.register_forward_hook(Refused(reference, name)))
-        self._handles.append(self.root.register_forward_pre_hook(Entered(reference), with_kwargs=True))
-        self._handles.append(self.root.register_forward_hook(Left(reference), always_call=True))
+                hook = Hook(reference, Collector.refuse, name)
+                self._handles.append(module.register_forward_hook(hook))
+        self._handles.append(self.root.register_forward_pre_hook(Hook(reference, Collector.enter), with_kwargs=True))
+        self._handles.append(self.root.register_forward_hook(Hook(reference, Collector.leave), always_call=True))
 
     def _has_others(self, units: list[Unit]) -> bool:
         """Whether another collector's hooks are on one of these parts."""
         hooks = (hook for unit in units for hook in unit.module._forward_hooks.values())
-        return any(isinstance(hook, Called) and hook.reference() not in (None, self) for hook in hooks)
+        return any(isinstance(hook, Hook) and hook.reference() not in (None, self) for hook in hooks)
 
     def _complete(self, call: Call) -> bool:
         """Whether to square now; merged gradients are squared at the last of several backward passes."""

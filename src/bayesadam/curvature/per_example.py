@@ -34,7 +34,8 @@ class PerExampleSquares:
     The first axis of the model's first tensor, and of every layer's input, must count the examples; an axis that only
     has the same length by chance (as for a square of positions) cannot be detected. All positions of a sequence are one
     example, whose loss is their sum. If the loss is their mean, the squares are too small, by a factor of their number
-    if they are independent.
+    if they are independent. Rows that a mean leaves out (targets of -100) must not be in the minibatch: they count as
+    examples, and the squares are too large by the ratio of all rows to the others.
 
     Layers with a closed form are ``Linear``, ``Conv1d`` to ``Conv3d``, ``Embedding``, ``LayerNorm``, ``RMSNorm``,
     ``GroupNorm``, ``InstanceNorm`` and ``BatchNorm`` in eval mode. Any other module with parameters of its own is

@@ -25,6 +25,11 @@ def places(module: nn.Module) -> dict[str, str]:
     }
 
 
+def first_argument(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The first argument of a call, which may have been given by its name, as ``layer(input=x)``."""
+    return args[0] if args else next(iter(kwargs.values()))
+
+
 def call_with(module: nn.Module, values: Mapping[str, Tensor], args: Any, kwargs: dict[str, Any] | None = None) -> Any:
     """Call a module with other tensors in place of its own of these names, wherever they are, and put its own back.
 

@@ -15,7 +15,7 @@ from bayesadam.functional import moments as maps
 from bayesadam.functional.outputs import log_softmax, logistic_scale, softmax_factor
 from bayesadam.likelihoods.adaptive import log_expectation
 from bayesadam.likelihoods.base import Likelihood, check_every_axis, check_shape
-from bayesadam.likelihoods.parameters import check_values, diagonal_factor, set_log, summed
+from bayesadam.likelihoods.parameters import check_classes, check_values, diagonal_factor, set_log, summed
 
 BOUNDS = {"tilted": maps.expected_log_softmax, "jensen": maps.jensen_log_softmax}
 """Lower bounds of the expected log probability of a class, by name."""
@@ -147,15 +147,7 @@ class Categorical(ClassificationLikelihood):
                 stacklevel=2,
             )
         check_shape(output.shape[:-1], target, "the logits' shape without classes")
-        classes = output.shape[-1]
-        if target.is_floating_point() or target.is_complex():
-            raise ValueError(f"target must be integer class numbers, got dtype {target.dtype}")
-        if target.device.type == "cuda":
-            return  # where ``gather`` checks the range itself, without a wait for the device
-        if target.numel():
-            lowest, highest = (extreme.item() for extreme in target.aminmax())
-            if not 0 <= lowest <= highest < classes:
-                raise ValueError(f"target must be in [0, {classes}), got {lowest} to {highest}")
+        check_classes(target, output.shape[-1])
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean negative log-likelihood over the data points that are not ignored: the training loss, 0-d."""
@@ -271,25 +263,9 @@ class TemperedClassification(ClassificationLikelihood):
         """Log density of ``base`` at the tempered logits."""
         return self.base.log_density(self._cooled(output), target)
 
-    def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
-        """Terms of the log density of ``base`` at the tempered logits."""
-        return self.base.element_log_density(self._cooled(output), target)
-
     def distribution(self, output: Tensor) -> Distribution:
         """Distribution of ``base`` at the tempered logits."""
         return self.base.distribution(self._cooled(output))
-
-    def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance by ``base`` at the tempered logits."""
-        return self.base.moments(self._cooled(output))
-
-    def sample(self, output: Tensor, *, seed: int = 0) -> Tensor:
-        """One draw from ``base`` at the tempered logits."""
-        return self.base.sample(self._cooled(output), seed=seed)
-
-    def cdf(self, output: Tensor, value: Tensor) -> Tensor:
-        """Distribution function of ``base`` at the tempered logits."""
-        return self.base.cdf(self._cooled(output), value)
 
     def score(self, output: Tensor, target: Tensor) -> Tensor:
         """Derivative of the log density of ``base``, by the chain rule."""

@@ -55,6 +55,19 @@ def check_values(target: Tensor, fine: Tensor, rule: str) -> None:
         raise ValueError(f"target must be {rule}, got {target[~fine][0].tolist()!r}")
 
 
+def check_classes(target: Tensor, classes: int) -> None:
+    """Raise ``ValueError`` unless a target has integer class numbers below ``classes``.
+
+    On a GPU ``gather`` checks the range itself, without a wait for the device.
+    """
+    if target.is_floating_point() or target.is_complex():
+        raise ValueError(f"target must be integer class numbers, got dtype {target.dtype}")
+    if target.numel() and not target.is_cuda:
+        lowest, highest = (extreme.item() for extreme in target.aminmax())
+        if not 0 <= lowest <= highest < classes:
+            raise ValueError(f"target must be in [0, {classes}), got {lowest} to {highest}")
+
+
 def diagonal_factor(roots: Tensor) -> Tensor:
     """Blocks of one output each, ``(N, P, 1, 1)``, from the square roots of a diagonal curvature ``(N, ...)``."""
     return roots.reshape(len(roots), -1, 1, 1)

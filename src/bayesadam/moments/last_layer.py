@@ -86,7 +86,7 @@ class LastLayerModule(nn.Module):
         self.covariance = covariance
         self._names = list(means)
         self._observer = Observer()
-        model.get_submodule(name).register_forward_hook(self._observer, prepend=True)
+        model.get_submodule(name).register_forward_hook(self._observer, prepend=True, with_kwargs=True)
 
     def extra_repr(self) -> str:
         """The layer and the kind of its covariance, as text."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+from bayesadam.functional.calls import first_argument
 
 
 class Observer:
@@ -16,7 +20,7 @@ class Observer:
     gradients = False
     """Whether gradients are enabled around the network."""
 
-    def __call__(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         """Take down a call of the layer."""
         if self.calls is not None:
             if self.gradients and not torch.is_grad_enabled():
@@ -24,7 +28,7 @@ class Observer:
                     "the last layer must be called with gradients enabled if they are outside of the network, got a "
                     "call without (torch.no_grad, or activation checkpointing with use_reentrant=True)"
                 )
-            self.calls.append((inputs[0], output, version_of(output)))
+            self.calls.append((first_argument(args, kwargs), output, version_of(output)))
 
 
 def version_of(tensor: Tensor) -> int:

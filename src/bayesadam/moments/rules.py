@@ -140,24 +140,9 @@ def _batch_norm(module: nn.BatchNorm2d, x: Moments, weights: Weights) -> Moments
     return Moments(mean, scaled.variance if bias is None else add(scaled, bias.moved(along)).variance)
 
 
-@register(nn.ReLU, elementwise=True)
-def _relu(module: nn.ReLU, x: Moments, weights: Weights) -> Moments:
-    return relu(x)
-
-
 @register(nn.LeakyReLU, elementwise=True)
 def _leaky_relu(module: nn.LeakyReLU, x: Moments, weights: Weights) -> Moments:
     return leaky_relu(x, module.negative_slope)
-
-
-@register(nn.Sigmoid, elementwise=True)
-def _sigmoid(module: nn.Sigmoid, x: Moments, weights: Weights) -> Moments:
-    return sigmoid(x)
-
-
-@register(nn.Tanh, elementwise=True)
-def _tanh(module: nn.Tanh, x: Moments, weights: Weights) -> Moments:
-    return tanh(x)
 
 
 @register(nn.GELU, elementwise=True)
@@ -165,9 +150,9 @@ def _gelu(module: nn.GELU, x: Moments, weights: Weights) -> Moments:
     return gelu(x, module.approximate)
 
 
-@register(nn.SiLU, elementwise=True)
-def _silu(module: nn.SiLU, x: Moments, weights: Weights) -> Moments:
-    return silu(x)
+def _plain(rule: Callable[[Moments], Moments]) -> ModuleRule:
+    """The rule of a layer without options."""
+    return lambda module, x, weights: rule(x)
 
 
 _QUADRATURE = (nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.Softsign, nn.Mish, nn.LogSigmoid, nn.Hardtanh, nn.ReLU6)
@@ -255,6 +240,10 @@ def gelu(x: Moments, approximate: str = "none") -> Moments:
 def silu(x: Moments, inplace: bool = False) -> Moments:
     """``functional.silu``."""
     return elementwise(x, functional.silu, maps.silu)
+
+
+for _kind, _rule in ((nn.ReLU, relu), (nn.Sigmoid, sigmoid), (nn.Tanh, tanh), (nn.SiLU, silu)):
+    register(_kind, elementwise=True)(_plain(_rule))
 
 
 def _map(call: Callable[..., Any], x: Moments, weight: Moments | None, bias: Moments | None) -> Moments:

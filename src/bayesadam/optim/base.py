@@ -140,6 +140,11 @@ class PerturbedOptimizer(Checkpointed):
         groups.check_common(group)
         if self.has_prior:
             groups.check_prior(group, start_wider=self.may_start_wider)
+        elif "prior_precision" in group:
+            raise ValueError(
+                f"prior_precision must not be given to {type(self).__name__}, which has no prior, "
+                f"got {group['prior_precision']!r}"
+            )
         for option in self.rule.options:
             option.check(group[option.name])
 
@@ -180,6 +185,8 @@ class PerturbedOptimizer(Checkpointed):
         added["noise_index"] = sum(len(other["params"]) for other in others)
         for name in groups.COUNTED if others else ():
             added[name] = others[0][name]
+        if any("initial_lr" in other for other in others):
+            added.setdefault("initial_lr", added["lr"])  # a scheduler of PyTorch changes the rate of this group, too
 
     @uncompiled
     def sampled_params(self) -> AbstractContextManager[None]:
@@ -265,8 +272,9 @@ class PerturbedOptimizer(Checkpointed):
             The loss that the closure returned, averaged over the samples, or ``None`` without a closure.
 
         Raises:
-            RuntimeError: The number of samples drawn is not ``mc_samples``, a gradient is sparse or comes without the
-                curvature that the method needs, or parameters or widths have changed while weights hold a sample.
+            RuntimeError: The number of samples drawn is not ``mc_samples``, the closure gives no gradient, a gradient
+                is sparse or comes without the curvature that the method needs, or parameters or widths have changed
+                while weights hold a sample.
             FloatingPointError: With ``nonfinite="raise"``, a gradient or a curvature is not finite or a precision would
                 not stay positive. Parameters and state have not changed; samples from blocks are discarded.
             ValueError: The closure's loss is a sum where a mean was announced, or the reverse.

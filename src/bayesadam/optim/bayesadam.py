@@ -15,7 +15,7 @@ from bayesadam.curvature import PerExampleSquares
 from bayesadam.optim.base import PerturbedOptimizer, Prior
 from bayesadam.optim.groups import checked_squares
 from bayesadam.optim.schedules import half_cosine
-from bayesadam.optim.vadam import VadamRule
+from bayesadam.optim.vadam import VadamRule, adam_step
 
 INITIAL_STEPS = 30.0
 """Number of steps that the initial precision counts as."""
@@ -50,8 +50,8 @@ class BayesAdamRule(VadamRule):
     precision ``N h / tau + lambda``. ``B`` is the weight of a start that counts as ``k = 30`` steps: a step makes it
     forget the share ``max(1 - b2, 3 / (t + k + 2))``. ``lr_t`` falls along half a cosine to a hundredth at
     ``total_steps``. The noise grows with ``tau``, so that the network first learns its features as with Adam. The
-    posterior is that of a tenth of ``tau``. If it becomes the prior of further training, ``tau lt`` in the step is
-    ``0.1 temperature lt`` from the start, so that earlier examples count as much as new ones.
+    posterior is that of a tenth of ``temperature`` at any time. If it becomes the prior of further training, ``tau lt``
+    in the step is ``0.1 temperature lt`` from the start, so that earlier examples count as much as new ones.
     """
 
     options = (
@@ -66,8 +66,8 @@ class BayesAdamRule(VadamRule):
         return self._precision(state, hp, temperature_now(hp))
 
     def posterior_precision(self, state: State, hp: Hyper) -> Tensor:
-        """``1 / sigma^2`` at a tenth of the temperature."""
-        return self._precision(state, hp, COOLER * temperature_now(hp))
+        """``1 / sigma^2`` at a tenth of ``temperature``, however many steps have been made."""
+        return self._precision(state, hp, COOLER * hp.temperature)
 
     def _precision(self, state: State, hp: Hyper, temperature: Number) -> Tensor:
         corrected = (1.0 - hp.initial_weight) / maximum(1.0 - hp.beta2_product, 1e-30)
@@ -83,9 +83,7 @@ class BayesAdamRule(VadamRule):
         m = average(state["exp_avg"], with_prior(grad, mean, hp, temperature), hp.beta1)
         v = average(state["exp_avg_sq"], curvature, hp.beta2)
         damping = temperature * hp.prior_precision / hp.num_data + 1e-8
-        denominator = (v / (1.0 - hp.beta2_product)).sqrt() + damping
-        mean = mean - (hp.lr / (1.0 - hp.beta1_product)) * (m / denominator)
-        return mean, {"exp_avg": m, "exp_avg_sq": v}
+        return mean - adam_step(m, v, damping, hp), {"exp_avg": m, "exp_avg_sq": v}
 
     def forgetting(self, hp: Hyper) -> Number:
         """``max(1 - b2, 3 / (t + k + 2))``."""
@@ -167,7 +165,8 @@ class BayesAdam(PerturbedOptimizer):
         batch_size: Number of examples in the loss of one step, in the same unit; with several processes, of all of
             them together.
         total_steps: Number of steps of the training, over which the noise grows and the learning rate falls to a
-            hundredth along half a cosine; a scheduler of PyTorch replaces the cosine. Without it, noise and rate are
+            hundredth along half a cosine. A scheduler of PyTorch replaces the cosine, except ``ReduceLROnPlateau``,
+            which multiplies it, as a change of ``lr`` by hand does. Without ``total_steps``, noise and rate are
             constant.
         betas: Decay rates of the averages of the gradient and of its square, each in [0, 1).
         prior_precision: Precision of the prior. With ``"init"`` each parameter tensor has its own: 0.3 divided by the

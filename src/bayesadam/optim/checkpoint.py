@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -153,7 +153,6 @@ class Checkpointed(Optimizer):
             RuntimeError: The method was called inside a sampling block.
         """
         self._engine.refuse_inside("load_state_dict()")
-        put_back = self._snapshot()
 
         def look(_: Optimizer, found: dict[str, Any]) -> None:  # after the user's own hooks, which may change it
             self._check_state_dict(found)
@@ -164,33 +163,9 @@ class Checkpointed(Optimizer):
         handle = self.register_load_state_dict_pre_hook(look)
         try:
             super().load_state_dict(state_dict)  # which calls __setstate__
-        except BaseException:
-            if self._loaded is not None:  # otherwise nothing has changed
-                put_back()
-            raise
         finally:
             handle.remove()
             self._loaded = None
-
-    @torch.no_grad()
-    def _snapshot(self) -> Callable[[], None]:
-        """Return a function that puts weights, state and groups back as they are now."""
-        groups = [{**group, "params": list(group["params"])} for group in self.param_groups]
-        states, weights = dict(self.state), [local(p).detach().clone() for group in groups for p in group["params"]]
-
-        @torch.no_grad()
-        def put_back() -> None:
-            self.state.clear()
-            self.state.update(states)
-            self.param_groups[:] = groups
-            for parameter, value in zip((p for g in groups for p in g["params"]), weights, strict=True):
-                local(parameter).copy_(value)
-            self._reset()
-            self._engine.weights.resume()
-            if self._engine.weights.held == TRAIN:
-                self._engine.train()  # which lets the source of curvature collect
-
-        return put_back
 
     def _take_loaded(self, state_dict: Mapping[str, Any]) -> None:
         """Make a new engine for the groups and the state that torch has loaded."""
@@ -260,6 +235,7 @@ class Checkpointed(Optimizer):
         ]
         if sizes[0] != sizes[1]:
             raise ValueError(f"state_dict must have groups of {sizes[1]} parameters, got {sizes[0]}")
+        self._check_order(state_dict)
         required = {"mean", *self.rule.state, *COUNTERS}
         for identity, parameter in self._pairs(state_dict):
             entries = state_dict["state"].get(identity)
@@ -270,10 +246,24 @@ class Checkpointed(Optimizer):
                 raise ValueError(
                     f"the state of parameter {identity!r} must have {sorted(required)}, got none for {sorted(missing)}"
                 )
-            if entries["mean"].shape != parameter.shape:
+            for name in ("mean", *self.rule.state):
+                if entries[name].shape != parameter.shape:
+                    raise ValueError(
+                        f"the state of parameter {identity!r} must be of shape {tuple(parameter.shape)}, "
+                        f"got {tuple(entries[name].shape)} for {name!r}"
+                    )
+
+    def _check_order(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that no parameter whose name is in the state dict has another position there."""
+        both = (state_dict["param_groups"], self.param_groups)
+        saved, own = (
+            [n for group in groups for n in group.get("param_names", [None] * len(group["params"]))] for groups in both
+        )
+        for position, name in enumerate(own):
+            if name is not None and name in saved and saved[position] != name:
                 raise ValueError(
-                    f"the state of parameter {identity!r} must be of shape {tuple(parameter.shape)}, "
-                    f"got {tuple(entries['mean'].shape)}"
+                    f"state_dict must have parameter {name!r} at position {position}, got {saved[position]!r} there "
+                    "(states belong to parameters by their position)"
                 )
 
     def _pairs(self, state_dict: Mapping[str, Any]) -> list[tuple[Any, Tensor]]:

@@ -78,14 +78,8 @@ def check_shared(group: Mapping[str, Any], others: Sequence[Mapping[str, Any]], 
 
 def check_distinct(parameters: Sequence[Tensor]) -> None:
     """Refuse a parameter that is there twice, whose second sample would take the first one for the mean."""
-    seen: dict[Tensor, int] = {}
-    for position, parameter in enumerate(parameters):
-        if parameter in seen:
-            raise ValueError(
-                f"params must have every parameter once, got one at the positions {seen[parameter]} and {position} "
-                "(model.parameters() has tied parameters once)"
-            )
-        seen[parameter] = position
+    if len(set(parameters)) < len(parameters):
+        raise ValueError("params must have every parameter once (model.parameters() has tied ones once), got one twice")
 
 
 def check_parameters(group: Mapping[str, Any], source: PerExampleSquares | None) -> None:

@@ -10,10 +10,10 @@ from torch import Tensor
 from bayesadam.checks import check_positive
 from bayesadam.core.rule import Hyper, Option, State, Updated, average, with_prior
 from bayesadam.optim.base import PerturbedOptimizer, Prior
-from bayesadam.optim.newton import CLIP_RADIUS, HessianRule, damped, followed
+from bayesadam.optim.newton import CLIP_RADIUS, PriceRule, damped, followed
 
 
-class IVONRule(HessianRule):
+class IVONRule(PriceRule):
     """Newton's method with a Hessian diagonal estimated from the noise (Shen et al. 2024, Algorithm 1), ``d = lt``::
 
         h  = g (theta - mu) / sigma^2                         Price's estimator of the Hessian diagonal

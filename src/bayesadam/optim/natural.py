@@ -48,8 +48,6 @@ class NaturalVadamRule(HessianRule):
     """
 
     state = ("displacement", "exp_avg_sq")
-    power = 2
-    needs_noise = False
     running = "exp_avg_sq"
 
     def curvature(self, grad: Tensor, deviation: Tensor | None, state: State, hp: Hyper) -> Tensor:

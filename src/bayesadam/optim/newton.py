@@ -38,8 +38,6 @@ class HessianRule(Rule):
         running: Name of its tensor.
     """
 
-    power = 1
-    needs_noise = True
     running: ClassVar[str] = "hessian"
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
@@ -50,10 +48,6 @@ class HessianRule(Rule):
     def precision(self, state: State, hp: Hyper) -> Tensor:
         """``N (s + d)``."""
         return hp.num_data * state[self.running] + active_prior(hp)
-
-    def curvature(self, grad: Tensor, deviation: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
-        """``g (theta - mu) / sigma^2``, with the Hessian diagonal of the mean loss as expectation (Price's theorem)."""
-        return None if deviation is None else grad * deviation * self.precision(state, hp)
 
     def rate(self, hp: Hyper) -> Number:
         """Return the fraction of the distance to its target by which one step moves the precision."""
@@ -73,6 +67,17 @@ class HessianRule(Rule):
         hessian = shifted - active_prior(hp) / hp.num_data
         error = hp.temperature * hessian - curvature
         return torch.where(error <= 0, torch.inf, shifted / error).min()
+
+
+class PriceRule(HessianRule):
+    """Base of those that estimate the Hessian from the noise."""
+
+    power = 1
+    needs_noise = True
+
+    def curvature(self, grad: Tensor, deviation: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
+        """``g (theta - mu) / sigma^2``, with the Hessian diagonal of the mean loss as expectation (Price's theorem)."""
+        return None if deviation is None else grad * deviation * self.precision(state, hp)
 
 
 def followed(hessian: Tensor, curvature: Tensor, hp: Hyper, *, corrected: bool) -> Tensor:

@@ -11,11 +11,11 @@ from torch import Tensor
 from bayesadam.checks import check
 from bayesadam.core.rule import Hyper, Number, State, Updated, with_prior
 from bayesadam.optim.base import Prior
-from bayesadam.optim.newton import HESSIAN_OPTIONS, HessianRule
+from bayesadam.optim.newton import HESSIAN_OPTIONS, PriceRule
 from bayesadam.optim.second_order import SecondOrderOptimizer
 
 
-class NGVIRule(HessianRule):
+class NGVIRule(PriceRule):
     """One step ``rho = lr`` for both natural parameters, ``Lambda = 1 / sigma^2`` and ``eta = Lambda mu``::
 
         Lambda <- (1 - tau rho) Lambda + rho (tau lambda + N h)

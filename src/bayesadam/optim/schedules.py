@@ -28,7 +28,8 @@ def polynomial_decay(power: float = 0.55) -> Callable[[int], float]:
 def half_cosine(done: float, *, flat: float = 0.0) -> float:
     """Factor of a learning rate that falls to 0 along half a cosine (Loshchilov and Hutter 2017, eq. 5, one period).
 
-    Use it as ``lr_schedule`` of :func:`bayesadam.population.train`, or with ``LambdaLR``.
+    Use it as ``lr_schedule`` of :func:`bayesadam.population.train`, or as
+    ``LambdaLR(optimizer, lambda step: half_cosine(step / steps))``.
 
     Args:
         done: Fraction of the training that is done, in [0, 1].
@@ -69,13 +70,16 @@ class BetaScheduler:
         self._apply()
 
     def _apply(self) -> None:
-        for group in self.optimizer.param_groups:
-            first, _ = group["betas"]
-            _, initial = group.setdefault("initial_betas", group["betas"])  # the group may be new
+        groups, found = self.optimizer.param_groups, []
+        for group in groups:
+            _, initial = group.get("initial_betas", group["betas"])  # the group may be new
             second = 1.0 - (1.0 - initial) * self.factor(self.last_step)
             if not 0 <= second < 1:
                 raise ValueError(f"factor must keep betas[1] in [0, 1), got {second!r} at step {self.last_step}")
-            group["betas"] = (first, second)
+            found.append((group["betas"][0], second))
+        for group, betas in zip(groups, found, strict=True):
+            group.setdefault("initial_betas", group["betas"])
+            group["betas"] = betas
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps so far as a dict."""

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from bayesadam.checks import check
 from bayesadam.optim import groups
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.sharding import is_sharded
-
-_OWN_SAMPLES = {"hessian": ("reparameterized",)}
-_SHARDED = {**_OWN_SAMPLES, "correction": ("elementwise",)}
-"""Values of options for which every process may draw its own sample, and for which a step needs the gradients of this
-process only.
-"""
 
 
 class SecondOrderOptimizer(PerturbedOptimizer):
@@ -32,16 +27,15 @@ class SecondOrderOptimizer(PerturbedOptimizer):
         """Also check the options of the Hessian."""
         super().check_group(group)
         if group["rank_samples"]:
-            _check_possible(group, _OWN_SAMPLES, "with rank_samples=True")
+            _require(group, "hessian", "reparameterized", "with rank_samples=True")
 
     def check_added(self, group: dict[str, Any]) -> None:
         """Also refuse sharded parameters if a step needs whole ones."""
         super().check_added(group)
         if any(map(is_sharded, group["params"])):
-            _check_possible(group, _SHARDED, "for sharded parameters")
+            _require(group, "hessian", "reparameterized", "for sharded parameters")
+            _require(group, "correction", "elementwise", "for sharded parameters")
 
 
-def _check_possible(group: Mapping[str, Any], options: Mapping[str, tuple[Any, ...]], when: str) -> None:
-    for name, possible in options.items():
-        if group.get(name, possible[0]) not in possible:
-            raise ValueError(f"{name} must be {' or '.join(map(repr, possible))} {when}, got {group[name]!r}")
+def _require(group: Mapping[str, Any], name: str, value: str, when: str) -> None:
+    check(name, group[name], f"{value!r} {when}", lambda v: v == value, words=True)

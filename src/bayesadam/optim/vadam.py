@@ -47,9 +47,12 @@ class VadamRule(Rule):
         assert curvature is not None
         m = average(state["exp_avg"], with_prior(grad, mean, hp), hp.beta1)
         v = tempered_average(state["exp_avg_sq"], curvature, hp)
-        denominator = (v / (1.0 - hp.beta2_product)).sqrt() + hp.prior_precision / hp.num_data
-        mean = mean - (hp.lr / (1.0 - hp.beta1_product)) * (m / denominator)
-        return mean, {"exp_avg": m, "exp_avg_sq": v}
+        return mean - adam_step(m, v, hp.prior_precision / hp.num_data, hp), {"exp_avg": m, "exp_avg_sq": v}
+
+
+def adam_step(m: Tensor, v: Tensor, damping: Number, hp: Hyper) -> Tensor:
+    """``lr m_hat / (sqrt(v_hat) + damping)``."""
+    return (hp.lr / (1.0 - hp.beta1_product)) * (m / ((v / (1.0 - hp.beta2_product)).sqrt() + damping))
 
 
 class Vadam(PerturbedOptimizer):

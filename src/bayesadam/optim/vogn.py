@@ -26,15 +26,9 @@ class VOGNRule(HessianRule):
     """
 
     state = ("exp_avg", "hessian")
-    power = 2
-    needs_noise = False
     options = (
         Option("hessian", "empirical_fisher", "'empirical_fisher'", lambda v: v == "empirical_fisher", static=True),
     )
-
-    def curvature(self, grad: Tensor, deviation: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
-        """None, because the curvature needs the gradients of single examples and is collected by hooks."""
-        return None
 
     def update(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> Updated:
         """One step; see the class."""

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from bayesadam.core.rule import Hyper, Option, State, Updated, with_prior
 from bayesadam.optim.base import Prior
-from bayesadam.optim.newton import CLIP_RADIUS, HESSIAN_OPTIONS, HessianRule, damped, followed
+from bayesadam.optim.newton import CLIP_RADIUS, HESSIAN_OPTIONS, PriceRule, damped, followed
 from bayesadam.optim.second_order import SecondOrderOptimizer
 
 
-class VONRule(HessianRule):
+class VONRule(PriceRule):
     """Newton's method at sampled weights (Khan et al. 2018, eqs. 7-8; with ``tau`` eqs. 23-24)::
 
         s  <- (1 - tau (1 - b2)) s + (1 - b2) h
@@ -42,7 +42,8 @@ class VON(SecondOrderOptimizer):
     """Variational online Newton, the exact method that Vadam approximates cheaply; :class:`DenseVON` is the same with a
     full covariance.
 
-    The optimiser takes the second derivatives itself, from a loss on which ``backward()`` has *not* been called::
+    With ``hessian="exact"`` or ``"hutchinson"`` the optimiser takes the second derivatives itself, from a loss on which
+    ``backward()`` has *not* been called::
 
         opt.step(closure)                                 # the closure returns the mean loss, without backward()
 
@@ -50,8 +51,8 @@ class VON(SecondOrderOptimizer):
             opt.backward(loss_fn(model(x), y))            # in place of loss.backward()
         opt.step()
 
-    With ``hessian="reparameterized"`` there are no second derivatives, and all three ways to train work as with every
-    other optimiser. Arguments that are not listed are those of :class:`PerturbedOptimizer`.
+    With ``hessian="reparameterized"``, the default, there are no second derivatives, and all three ways to train work
+    as with every other optimiser. Arguments that are not listed are those of :class:`PerturbedOptimizer`.
 
     Args:
         params: Parameters, as in :class:`PerturbedOptimizer`.

@@ -29,12 +29,8 @@ class Layout:
         """Length of the vector."""
         return sum(self.sizes)
 
-    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Concatenate the tensors of these names to one of shape ``(numel,)``; others are left out."""
-        return torch.cat([tensors[name].flatten() for name in self.shapes])
-
     def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """Invert :meth:`flatten` for ``(..., numel)``; the result are views where the memory layout allows it."""
+        """Divide vectors ``(..., numel)`` into tensors by name, which are views where the memory layout allows it."""
         parts = flat.split_with_sizes(self.sizes, dim=-1)
         return {
             name: part.reshape((*flat.shape[:-1], *shape))

@@ -174,7 +174,8 @@ def _hyper(make: type[PerturbedOptimizer], group: Mapping[str, Any]) -> dict[str
         if group.get(name, possible[0]) not in possible:
             raise ValueError(f"{name} must be one of {possible} in a population, got {group[name]!r}")
     names = (*_REPORTED, *(option.name for option in make.rule.options))
-    return {name: group[name] for name in names if name in group} | {"lr": float(group["lr"])}
+    told = {name: group[name] for name in names if name in group}
+    return told | {"lr": float(group["lr"]), "temperature": make.cooling * group["temperature"]}
 
 
 def _prior_of_adam(prior: DiagonalGaussian | None, name: str) -> dict[str, Any]:

@@ -114,11 +114,8 @@ class BernoulliPosterior(Posterior):
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> BernoulliPosterior:
         """Return the same posterior on another device or in another floating dtype."""
-        return BernoulliPosterior(
-            {name: value.to(device=device, dtype=dtype) for name, value in self.probability.items()},
-            {name: value.to(device=device, dtype=dtype) for name, value in self.scale.items()},
-            hyperparameters=self.hyperparameters,
-        )
+        moved = {key: value.to(device=device, dtype=dtype) for key, value in self.tensors().items()}
+        return self.from_tensors(moved, self.hyperparameters)
 
     def _random(self, name: str) -> Tensor:
         """Mask of the weights of a tensor that are not point masses, in its shape."""

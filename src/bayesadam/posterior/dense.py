@@ -12,7 +12,6 @@ from torch import Tensor
 from bayesadam import noise
 from bayesadam.checks import require
 from bayesadam.functional import gaussian
-from bayesadam.posterior.diagonal import DiagonalGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior, mean_rule
 
 MAX_WEIGHTS = 10_000
@@ -202,10 +201,6 @@ class DenseGaussian(GaussianPosterior):
     def entropy(self) -> Tensor:
         """Differential entropy of the random weights in nats; 0-d float64."""
         return gaussian.dense_entropy(self.scale_tril).cpu()
-
-    def marginal(self) -> DiagonalGaussian:
-        """Return the diagonal Gaussian with the same means and marginal variances."""
-        return DiagonalGaussian(self.mean, self.variance, hyperparameters=self.hyperparameters)
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> DenseGaussian:
         """The scaled posterior, as in the base class; the slow check of the factor is skipped, since it stays valid."""

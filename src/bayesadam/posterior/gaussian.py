@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from bayesadam.checks import check, is_positive
 from bayesadam.functional import gaussian
 from bayesadam.posterior.base import Posterior
 from bayesadam.posterior.report import PosteriorReport, report_of
+
+if TYPE_CHECKING:
+    from bayesadam.posterior.diagonal import DiagonalGaussian
 
 Self = TypeVar("Self", bound="GaussianPosterior")
 PRUNING = ("signal_to_noise", "magnitude")
@@ -83,6 +86,12 @@ class GaussianPosterior(Posterior):
             mean, self._scale(self.mean), prior_mean.to(device), prior_scale.to(device)
         ).cpu()
 
+    def marginal(self) -> DiagonalGaussian:
+        """Return the diagonal Gaussian with the same means and marginal variances."""
+        from bayesadam.posterior.diagonal import DiagonalGaussian  # a subclass
+
+        return DiagonalGaussian(self.mean, self.variance, hyperparameters=self.hyperparameters)
+
     def signal_to_noise(self) -> dict[str, Tensor]:
         """``|mean| / standard deviation`` of every weight; 0 for a pruned weight, infinite for any other point mass."""
         return {
@@ -152,15 +161,10 @@ class GaussianPosterior(Posterior):
         )
 
     def _check_prior(self, prior: float | GaussianPosterior) -> None:
-        if not isinstance(prior, GaussianPosterior):
-            try:
-                good = 0 < float(prior) < math.inf
-            except (TypeError, ValueError, RuntimeError):
-                good = False
-            if not good:
-                raise ValueError(f"prior must be a positive, finite precision or a Gaussian posterior, got {prior!r}")
-            return
-        self._check_weights(prior)
+        if isinstance(prior, GaussianPosterior):
+            self._check_weights(prior)
+        else:
+            check("prior", prior, "a positive, finite precision or a Gaussian posterior", is_positive)
 
 
 def mean_rule(name: str, value: Tensor) -> tuple[Tensor, Callable[[], ValueError]]:
@@ -172,5 +176,4 @@ def mean_rule(name: str, value: Tensor) -> tuple[Tensor, Callable[[], ValueError
 
 def check_fraction(name: str, value: float) -> None:
     """Check that a fraction of the weights is in [0, 1]."""
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} must be in [0, 1], got {value!r}")
+    check(name, value, "in [0, 1]", lambda v: 0 <= v <= 1)

@@ -187,10 +187,6 @@ class KroneckerGaussian(GaussianPosterior):
         random = own > 0
         return terms + 0.5 * (marginal[random].log() - own[random].log()).sum().clamp_min(0.0)
 
-    def marginal(self) -> DiagonalGaussian:
-        """Return the diagonal Gaussian with the same means and marginal variances."""
-        return DiagonalGaussian(self.mean, self.variance, hyperparameters=self.hyperparameters)
-
     def _marginal(self, name: str, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
         """Variances of a tensor in these bases, in the weights' shape; in float64, or as they are kept."""
         value = self.eigenvalues[name]

@@ -13,6 +13,7 @@ from bayesadam import noise
 from bayesadam.checks import check, is_whole, require
 from bayesadam.functional import gaussian
 from bayesadam.functional.autocast import without_autocast
+from bayesadam.functional.curvature import wide
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all
 from bayesadam.posterior.gaussian import GaussianPosterior
@@ -126,8 +127,8 @@ class LowRankGaussian(GaussianPosterior):
         for (name, value), own, part in zip(
             mean.items(), torch.split(spread.square(), sizes), torch.split(rows, sizes, 1), strict=True
         ):
-            diagonal[name] = own.view(value.shape).to(value.dtype)
-            factors[name] = part.reshape(len(rows), *value.shape).to(value.dtype)
+            diagonal[name] = own.view(value.shape).to(wide(value.dtype))
+            factors[name] = part.reshape(len(rows), *value.shape).to(wide(value.dtype))
         return cls(mean, diagonal, factors, hyperparameters=hyperparameters)
 
     def _scale(self, names: Iterable[str]) -> Tensor:
@@ -217,10 +218,6 @@ class LowRankGaussian(GaussianPosterior):
         if isinstance(prior, GaussianPosterior) and not isinstance(prior, DiagonalGaussian):
             return super().kl_divergence(prior)
         return self.marginal().kl_divergence(prior) + self._total_correlation()
-
-    def marginal(self) -> DiagonalGaussian:
-        """Return the diagonal Gaussian with the same means and marginal variances."""
-        return DiagonalGaussian(self.mean, self.variance, hyperparameters=self.hyperparameters)
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> LowRankGaussian:
         """The scaled posterior, as in the base class."""

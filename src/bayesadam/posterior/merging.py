@@ -28,12 +28,13 @@ def merge(posteriors: Sequence[DiagonalGaussian], *, weights: Sequence[float] | 
     those means that are point masses there, weighted by ``weights``.
 
     Args:
-        posteriors: At least one posterior; all have the same names and shapes. The result has the dtype and device of
-            the first.
+        posteriors: At least one posterior; all have the same names and shapes. The result has the dtypes and device
+            of the first.
         weights: Exponents, positive and finite, one for each posterior; default 1 each.
 
     Returns:
-        A new posterior. Its hyper-parameters say that it was merged, from how many posteriors and with which weights.
+        A new posterior. Its hyper-parameters say from how many posteriors it was merged, with which weights, and their
+        method if it is the same.
 
     Raises:
         ValueError: There is no posterior, one is not a :class:`DiagonalGaussian` (call ``marginal()`` of other
@@ -57,8 +58,13 @@ def merge(posteriors: Sequence[DiagonalGaussian], *, weights: Sequence[float] | 
     for name, own in first.mean.items():
         means = [q.mean[name].to(own.device) for q in posteriors]
         variances = [q.variance[name].to(own.device) for q in posteriors]
-        mean[name], variance[name] = (part.to(own.dtype) for part in _product(means, variances, exponents))
-    return DiagonalGaussian(mean, variance, hyperparameters={"merged": len(posteriors), "weights": exponents})
+        center, spread = _product(means, variances, exponents)
+        mean[name], variance[name] = center.to(own.dtype), spread.to(first.variance[name].dtype)
+    told = {"merged": len(posteriors), "weights": exponents}
+    methods = {q.hyperparameters.get("method") for q in posteriors}
+    if len(methods) == 1 and None not in methods:
+        told["method"] = methods.pop()  # by which ``predict`` knows how to
+    return DiagonalGaussian(mean, variance, hyperparameters=told)
 
 
 def _product(means: list[Tensor], variances: list[Tensor], exponents: list[float]) -> tuple[Tensor, Tensor]:

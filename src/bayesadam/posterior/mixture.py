@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesadam import noise
 from bayesadam.posterior.base import Posterior, posterior_kinds
 from bayesadam.posterior.diagonal import DiagonalGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior
@@ -101,8 +102,7 @@ class Mixture(Posterior):
         Raises:
             ValueError: The seed is out of range; raised by the function if the number is negative or None.
         """
-        if not 0 <= seed <= _WORD:
-            raise ValueError(f"seed must be an integer in [0, 2**64), got {seed!r}")
+        seed, *_ = noise.checked(seed, 0, 0, 0, 0)
         count = len(self.components)
         writers = [q.writer(component_seed(seed, number)) for number, q in enumerate(self.components)]
 

@@ -144,10 +144,6 @@ class PartialGaussian(GaussianPosterior):
         prior_mean, prior_scale = self.random._flat(prior.mean).to(mean.device), prior._scale(names).to(mean.device)
         return gaussian.dense_kl_divergence(mean, scale, prior_mean, prior_scale).cpu()
 
-    def marginal(self) -> DiagonalGaussian:
-        """Return the diagonal Gaussian with the same means and marginal variances."""
-        return DiagonalGaussian(self.mean, self.variance, hyperparameters=self.hyperparameters)
-
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> PartialGaussian:
         """The scaled posterior, as in the base class."""
         return PartialGaussian(

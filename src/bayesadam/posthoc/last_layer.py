@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from bayesadam.functional.calls import first_argument
 from bayesadam.moments.last_layer import is_plain_linear, own_parameters
 from bayesadam.posthoc.full import check_size
 from bayesadam.posthoc.network import Network
@@ -76,7 +77,7 @@ class LastLayer(abc.ABC):
         self.name, self.layer = name, self._layers[name]
         self.names = list(own_parameters(self.network.model, name))
         self._begin()
-        self._handle = self.layer.register_forward_hook(self._capture, prepend=True)
+        self._handle = self.layer.register_forward_hook(self._capture, prepend=True, with_kwargs=True)
 
     @torch.no_grad()
     def _last_called(self, inputs: Any) -> str:
@@ -155,11 +156,11 @@ class LastLayer(abc.ABC):
         if self._handle is not None:
             self._handle.remove()
 
-    def _capture(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    def _capture(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
         """Cut the graph behind the layer, so that only the layers after it are differentiated."""
         leaf = output.detach().requires_grad_()
         returned = leaf.clone()  # unlike a leaf, the clone may be changed in place
-        self._calls.append(Call(args[0].detach(), leaf, returned))
+        self._calls.append(Call(first_argument(args, kwargs).detach(), leaf, returned))
         return returned
 
 

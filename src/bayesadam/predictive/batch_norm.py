@@ -98,14 +98,18 @@ def warn_of_running_statistics(model: nn.Module, posterior: NetworkDistribution)
 
 @torch.no_grad()
 def estimate(model: nn.Module, layers: Iterable[_BatchNorm], batches: Iterable[Any]) -> None:
-    """Set running statistics to their averages over the batches, with all other layers in evaluation mode."""
+    """Set running statistics to their averages over the batches' rows, with all other layers in evaluation mode."""
     momenta = [(layer, layer.momentum) for layer in layers]
     with in_eval_mode(model):
         try:
             for layer, _ in momenta:
                 layer.reset_running_stats()
-                layer.momentum, layer.training = None, True  # a cumulative average
+                layer.training = True
+            rows = 0
             for batch in batches:
+                rows += Rows(batch).count
+                for layer, _ in momenta:
+                    layer.momentum = Rows(batch).count / rows  # the average so far is weighted by its rows
                 call(model, batch, lambda _: torch.empty(0))
         finally:
             for layer, momentum in momenta:
@@ -115,12 +119,15 @@ def estimate(model: nn.Module, layers: Iterable[_BatchNorm], batches: Iterable[A
 def _batches(inputs: Any, device: torch.device) -> Iterator[Any]:
     """About ``ROWS`` rows in batches, on the device."""
     found, single = as_batches(inputs)
-    rows = 0
+    rows = first = 0
     for (batch,) in groups(found, device, single, 0):
         whole = Rows(batch)
         if single:
             yield from _parts(whole)
             return
+        first = first or whole.count
+        if whole.count < 0.5 * first:
+            continue  # its statistics are those of few rows, as of the last batch of a loader
         yield batch
         rows += whole.count
         if rows >= ROWS:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bayesadam.curvature.totals import chunks
+from bayesadam.functional.calls import first_argument
 from bayesadam.functional.curvature import precision
 from bayesadam.moments.last_layer import is_plain_linear
 from bayesadam.moments.observer import version_of
@@ -34,6 +35,9 @@ def last_layer_outputs(
     batches, single = as_batches(inputs)
     calls: list[tuple[Tensor, Tensor]] = []
 
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], found: Tensor) -> None:
+        calls.append((first_argument(args, kwargs), found))
+
     def run(rows: Rows) -> tuple[Tensor, ...]:
         calls.clear()
         found = call(model, rows.batch, how.output)
@@ -45,7 +49,7 @@ def last_layer_outputs(
     forward = Chunked(run, how.batch_size)
     with draws_in_eval_mode(model, posterior, how.seed) as put:
         put(None)
-        handle = layer.register_forward_hook(lambda _, args, found: calls.append((args[0], found)), prepend=True)
+        handle = layer.register_forward_hook(note, prepend=True, with_kwargs=True)
         try:
             parts = [(forward(Rows(batch))[0], batch) for (batch,) in groups(batches, layer.weight.device, single, 0)]
             if not parts or any(part.shape[-1] != layer.in_features for part, _ in parts):
@@ -78,7 +82,7 @@ def _outputs(features: Tensor, layer: nn.Linear, posterior: GaussianPosterior, m
             if layer.bias is not None:
                 biases.append(sampled.get(id(layer.bias), layer.bias).clone())
         found = functional.linear(features, torch.cat(weights), torch.cat(biases) if biases else None)
-        parts.append(found.reshape(*found.shape[:-1], len(weights), -1).movedim(-2, 0))
+        parts.append(found.reshape(*found.shape[:-1], len(weights), layer.out_features).movedim(-2, 0))
     return torch.cat(parts)
 
 

@@ -28,6 +28,7 @@ from bayesadam.curvature.layers import Form
 from bayesadam.curvature.registry import form_of
 from bayesadam.curvature.totals import Scratch, chunks
 from bayesadam.functional.autocast import without_autocast
+from bayesadam.functional.calls import first_argument
 from bayesadam.functional.curvature import precision, wide, widened
 from bayesadam.predictive.batches import Rows
 from bayesadam.predictive.covariance import OutputCovariance
@@ -226,7 +227,7 @@ def _recorded(layers: list[_Layer], calls: list[_Call]) -> Iterator[None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
             if not output.requires_grad:
                 raise NotLayerwiseError
-            inputs: Tensor = args[0] if args else next(iter(kwargs.values()))
+            inputs: Tensor = first_argument(args, kwargs)
             calls.append(_Call(layer, inputs.detach(), get_gradient_edge(output), output.shape))
 
         return hook

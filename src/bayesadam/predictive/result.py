@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.likelihoods import Likelihood, gaussian_log_density
-from bayesadam.likelihoods.parameters import check_values, summed
+from bayesadam.likelihoods.parameters import check_classes, check_values, summed
 from bayesadam.predictive.base import PredictiveDistribution, log_mean_exp, variance_of_strata
 from bayesadam.predictive.mixture import MixturePredictive
 
@@ -157,7 +157,7 @@ class ClassificationPredictive(PredictiveDistribution):
         return (self.entropy - _entropy(self.log_probs).mean(0)).clamp_min(0.0)
 
     def _log_densities(self, target: Tensor) -> Tensor:
-        shape, classes = self.log_probs.shape[1:-1], self.log_probs.shape[-1]
+        shape = self.log_probs.shape[1:-1]
         if target.shape != shape:
             raise ValueError(f"target must be of shape {tuple(shape)}, got {tuple(target.shape)}")
         if self.binary:
@@ -167,11 +167,7 @@ class ClassificationPredictive(PredictiveDistribution):
             # The log probability of the other class may be minus infinity, and its target 0.
             terms = torch.where(shares > 0, shares * self.log_probs, 0.0).sum(-1)
             return summed(terms, target)
-        if target.is_floating_point() or target.is_complex():
-            raise ValueError(f"target must be integer class numbers, got dtype {target.dtype}")
-        on_gpu = self.log_probs.is_cuda  # where ``gather`` checks the range itself, and nobody has to wait
-        if target.numel() and not on_gpu and not (0 <= target.min() and target.max() < classes):
-            raise ValueError(f"target must be in [0, {classes}), got {target.min().item()} to {target.max().item()}")
+        check_classes(target, self.log_probs.shape[-1])
         index = target.long().expand(self.log_probs.shape[:-1]).unsqueeze(-1)
         return self.log_probs.gather(-1, index).squeeze(-1)
 

@@ -403,7 +403,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         raise NotImplementedError
 
     def _offset(self, y: Array) -> float:
-        raise NotImplementedError
+        return 0.0
 
     def _likelihood(self, member: int | None) -> Likelihood:
         raise NotImplementedError

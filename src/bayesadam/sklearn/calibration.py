@@ -79,7 +79,6 @@ def variance_scales(
     *,
     pattern: Floats | None = None,
     fixed_noise: bool = False,
-    independent: float = 1.0,
 ) -> Scales:
     """Return the factors ``(a, b)`` for which ``N(0, a epistemic + b aleatoric)`` describes the residuals best.
 
@@ -92,14 +91,11 @@ def variance_scales(
         residual: Residuals of held-out rows, ``(N,)``.
         epistemic: Predicted epistemic variances of these rows, ``(N,)``.
         aleatoric: Predicted variances of the noise, ``(N,)``. They are nearly constant if the noise was learned.
-        weight: Weights of the rows, ``(N,)``.
+        weight: Weights of the rows, ``(N,)``, which add up to the number of independent rows.
         before: Earlier factors, ``(2,)``. The prior is centred at them and counts as ``KNOWN`` rows.
         pattern: Pattern ``g`` of the noise, ``(N,)``: its variance is multiplied by ``b exp(strength g)``.
         fixed_noise: Whether to keep ``b = 1``.
-        independent: Number of independent rows, as a share of all.
     """
-    rows = independent * effective_rows(weight)
-    share = weight * rows / weight.sum()
     square = residual**2
     force = 0.5 * (PRIOR if before is None else KNOWN)
     center = np.zeros(2) if before is None else np.log(np.maximum(before, LEAST))
@@ -118,7 +114,7 @@ def variance_scales(
     def loss(point: Floats) -> tuple[float, Floats]:
         losses, slopes, ratio = scored(point)
         away = prior * (point - middle)
-        return float(0.5 * (share @ losses + away @ (point - middle))), 0.5 * slopes @ (share * (1.0 - ratio)) + away
+        return float(0.5 * (weight @ losses + away @ (point - middle))), 0.5 * slopes @ (weight * (1.0 - ratio)) + away
 
     size = math.log(max(float(np.average(square, weights=weight)), SMALLEST))
     means = [math.log(max(float(np.average(part, weights=weight)), SMALLEST)) for part in (epistemic, aleatoric)]
@@ -130,7 +126,7 @@ def variance_scales(
     found = [minimize(loss, p, bounds=Bounds(*own), **options) for p, own in zip(points, ends, strict=True)]
     best = min(found, key=lambda one: float(one.fun)).x
     _, slopes, ratio = scored(best)
-    curvature = 0.5 * (slopes * share) @ slopes.T
+    curvature = 0.5 * (slopes * weight) @ slopes.T
     kurtosis = np.average(ratio**2, weights=weight) / max(np.average(ratio, weights=weight) ** 2, SMALLEST)
     known = curvature / max(1.0, 0.5 * (kurtosis - 1.0)) + np.diag(prior)  # heavy tails: rows are less informative
     kept = free & (best > LOWEST) & (best < HIGHEST)
@@ -158,7 +154,7 @@ def output_scale(
         places: Indices of these rows among the held-out rows, ``(n,)`` for each member.
         likelihood: Likelihood of a target given the outputs.
         targets: Targets of the held-out rows, ``(N, K)``.
-        weight: Weights of these rows, ``(N,)``.
+        weight: Weights of these rows, ``(N,)``, which add up to the number of independent rows.
         before: Earlier factor. The prior is centred at it and counts as ``KNOWN`` rows.
 
     Returns:
@@ -166,7 +162,6 @@ def output_scale(
     """
     force = 0.25 * (PRIOR if before is None else KNOWN)
     center = 0.0 if before is None else math.log(max(before, LEAST))
-    share = weight * (effective_rows(weight.numpy()) / float(weight.sum()))
     components = torch.zeros(len(targets), dtype=torch.float64)
     for draws, rows in zip(outputs, places, strict=True):
         components[rows] += len(draws)
@@ -177,7 +172,7 @@ def output_scale(
         for draws, rows in zip(outputs, places, strict=True):
             density = likelihood.log_density(scaled(draws, factor), targets[rows]).double()
             total[rows] = torch.logaddexp(total[rows], density.logsumexp(0))
-        value = force * (math.log(factor) - center) ** 2 - float((share * (total - components.log())).sum())
+        value = force * (math.log(factor) - center) ** 2 - float((weight * (total - components.log())).sum())
         return value if math.isfinite(value) else math.inf
 
     factor, value = least(loss, 1e-3, 1e3, steps=30)
@@ -203,7 +198,7 @@ def mean_weights(
     Args:
         predictions: Predictions of all models for rows that they have not seen, ``(1 + P, N)``.
         target: Targets of these rows, ``(N,)``.
-        weight: Weights of the rows, ``(N,)``.
+        weight: Weights of the rows, ``(N,)``, which add up to the number of independent rows.
         excess: Variance of the networks' predictions, less that of the mean of all members.
         before: Earlier weights, ``(1 + P,)``.
 
@@ -216,7 +211,7 @@ def mean_weights(
     found = center
     for _ in range(ROUNDS):
         error = share @ (found @ predictions - target) ** 2
-        prior = max(count * float(error) / effective_rows(weight), SMALLEST)
+        prior = max(count * float(error) / weight.sum(), SMALLEST)
         gram = products + prior * np.eye(len(products))
         own = 1.0 / np.linalg.inv(gram)[0, 0]  # of the networks, which the other models do not explain
         gram[0, 0] -= min(excess, 0.9 * own)
@@ -233,11 +228,11 @@ def temperature(
     Args:
         log_probs: Log probabilities of the components of an equally weighted mixture, ``(S, N, C)``.
         labels: ``(N,)``.
-        weight: Weights of the rows, ``(N,)``.
+        weight: Weights of the rows, ``(N,)``, which add up to the number of independent rows.
         before: Earlier temperature. A prior of the logarithm is centred at it and counts as ``KNOWN`` rows.
         beside: Weighted sum of the log probabilities of other models, ``(N, C)``, which has no temperature.
     """
-    force = 0.0 if before is None else 0.25 * KNOWN * float(weight.sum()) / effective_rows(weight.numpy())
+    force = 0.0 if before is None else 0.25 * KNOWN
     center = 0.0 if before is None else math.log(before)
 
     def loss(value: float) -> float:
@@ -258,18 +253,17 @@ def pool(log_probs: Tensor, linear: Tensor, labels: Tensor, weight: Tensor) -> t
             temperature.
         linear: Log probabilities of the other models, ``(P, N, C)``.
         labels: ``(N,)``.
-        weight: Weights of the rows, ``(N,)``.
+        weight: Weights of the rows, ``(N,)``, which add up to the number of independent rows.
 
     Returns:
         The weight of the mixture, in [0.05, 2], and those of the other models, in [0, 2].
     """
-    share = weight * (effective_rows(weight.numpy()) / float(weight.sum()))
 
     def loss(point: Floats) -> tuple[float, Floats]:
         value = torch.tensor(point, requires_grad=True)
         found = tempered(log_probs, 1.0 / value[0], torch.tensordot(value[1:], linear, 1))
         density = found.gather(2, labels.expand(len(found), -1)[..., None])[..., 0].logsumexp(0)
-        total = 2.0 * ((value[0] - 1.0) ** 2 + value[1:].square().sum()) - share @ density
+        total = 2.0 * ((value[0] - 1.0) ** 2 + value[1:].square().sum()) - weight @ density
         total.backward()  # type: ignore[no-untyped-call]
         assert value.grad is not None
         return float(total.detach()), value.grad.numpy()

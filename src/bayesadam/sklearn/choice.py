@@ -122,16 +122,16 @@ def choose(
     searched = isinstance(likelihood, str) and likelihood == "auto"
     gaussian = searched or (isinstance(likelihood, str) and likelihood == "gaussian")
     names = ["none" if given == "auto" else given] * count
-    few = len(target) < LEAST or (groups is not None and (groups == groups[0]).all())
+    rows = np.random.default_rng(0).permutation(len(target))[:ROWS]
+    numbers = numbered(None if groups is None else groups[rows], len(rows))
+    folds = numbers % FOLDS
+    few = len(rows) < LEAST or len(rows) - np.bincount(folds).max() < LEAST // 2  # beside the fold of a large group
     if not gaussian or few or not (given == "auto" or (searched and given == "none")):
         return ("gaussian" if searched else likelihood), names
     tried = [[name for name in NAMES if _allowed(name, own)] if given == "auto" else ["none"] for own in target.T]
     others = _candidates(target, given) if searched else []
-    rows = np.random.default_rng(0).permutation(len(target))[:ROWS]
     known, target = np.nan_to_num(standardized(inputs[rows], *scales).astype(np.float64)), target[rows]
     weight = np.ones(len(rows)) if weight is None else weight[rows]
-    numbers = numbered(None if groups is None else groups[rows], len(rows))
-    folds = numbers % FOLDS
     found = transform_nlls(tried, known, target, weight, folds)
     best = [_best(own, weight) for own in found]
     for number, own in enumerate(target.T):

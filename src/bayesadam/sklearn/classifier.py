@@ -200,9 +200,6 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     def _outputs(self) -> int:
         return len(self.classes_)
 
-    def _offset(self, y: Array) -> float:
-        return 0.0
-
     def _likelihood(self, member: int | None) -> Likelihood:
         return Categorical()
 
@@ -228,14 +225,13 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             if unscaled is None:
                 unscaled = draws.new_full((int(slots.max()) + 1, len(rows), *draws.shape[1:]), torch.nan)
             unscaled[slots[member, own], own] = draws
-        whole = np.flatnonzero(slots[-1] == slots.max())  # all rows, unless partitions are uneven
-        log_probs = unscaled[:, whole].movedim(1, 2).flatten(0, 1)
-        labels, own_weight = targets.cpu()[rows][whole], torch.from_numpy(weight[rows][whole])
+        log_probs = unscaled.movedim(1, 2).flatten(0, 1)
+        labels, own_weight = targets.cpu()[rows], torch.from_numpy(divided.counts(weight))
         parts = []
         if before is None and not self._networks_only:
             parts = classifiers(_numbers(inputs), targets.cpu().numpy(), len(self.classes_), weight, divided)
         if parts:
-            unseen = torch.from_numpy(np.stack([log_probs[rows][whole] for _, log_probs in parts]))
+            unseen = torch.from_numpy(np.stack([log_probs[rows] for _, log_probs in parts]))
             alone = temperature(log_probs, labels, own_weight)
             share, weights = pool(tempered(log_probs, alone), unseen, labels, own_weight)
             useful = np.flatnonzero(weights)
@@ -243,10 +239,10 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             self.calibration_ = {"temperature": alone / share, "weights": [weights[place] for place in useful]}
             beside: Tensor | None = torch.tensordot(torch.tensor(weights, dtype=unseen.dtype), unseen, 1)
         else:
-            beside = self._beside(inputs[torch.from_numpy(rows[whole]).to(inputs.device)])
+            beside = self._beside(inputs[torch.from_numpy(rows).to(inputs.device)])
             self.calibration_["temperature"] = temperature(log_probs, labels, own_weight, known, beside)
         found = tempered(log_probs, self.calibration_["temperature"], beside)
-        self.left_out_ = rows[whole], ClassificationPredictive(found)
+        self.left_out_ = rows, ClassificationPredictive(found)
 
     def _beside(self, X: Tensor) -> Tensor | None:
         """Return the weighted sum of the companions' log probabilities, ``(N, C)``; ``None`` without companions."""

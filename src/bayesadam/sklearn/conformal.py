@@ -32,7 +32,7 @@ def check_method(method: object, left_out: object) -> None:
 
 
 def cross_intervals(
-    errors: Tensor, folds: Tensor, weights: Tensor, predictions: Tensor, coverage: float, independent: float = 1.0
+    errors: Tensor, folds: Tensor, weights: Tensor, predictions: Tensor, coverage: float
 ) -> tuple[Tensor, Tensor]:
     """Return the intervals of CV+ (Barber et al. 2021).
 
@@ -42,18 +42,16 @@ def cross_intervals(
     are exchangeable and a fold has no influence on its model, a new target is covered with a probability of at least
     ``1 - 2 alpha - sqrt(2 / n)`` for folds of equal size (Theorem 4; ``alpha = 1 - coverage``).
 
-    With weights ``w_i``, the ends are weighted quantiles (Tibshirani et al. 2019): the upper end is the smallest of the
-    numbers up to which the weights add up to ``coverage`` times the sum of all weights and that of the new row. A new
-    row has the weight ``sum(w_i^2) / sum(w_i)``, the mean weight of rows that are drawn by their weights. The number of
-    rows ``n`` is thus the effective one, ``sum(w_i)^2 / sum(w_i^2)``, times the share of rows that are independent.
+    With weights, the ends are weighted quantiles (Tibshirani et al. 2019): the upper end is the smallest of the numbers
+    up to which the weights add up to ``coverage`` times the sum of all weights and that of the new row, which is 1. The
+    number of rows ``n`` is thus the sum of the weights.
 
     Args:
         errors: ``(n, K)``.
         folds: Number of the fold of each row, ``(n,)``.
-        weights: Positive weights of the rows, ``(n,)``.
+        weights: Positive weights of the rows, ``(n,)``, which add up to the number of independent rows.
         predictions: Predictions of the new rows by all models, ``(F, N, K)``.
         coverage: Probability in [0.5, 1); below 0.5 nothing is guaranteed.
-        independent: Number of independent rows, such as that of groups, as a share of all.
 
     Returns:
         Lower and upper ends, ``(N, K)`` each.
@@ -63,7 +61,6 @@ def cross_intervals(
     """
     if not coverage >= 0.5:
         raise ValueError(f"coverage must be in [0.5, 1) of cross-conformal intervals, got {coverage!r}")
-    weights = weights * (independent * weights.sum() / weights.square().sum())  # a new row has the weight 1
     rows = float(weights.sum())
     level = (rows + 1) * coverage - ROUNDING
     if level > rows:
@@ -98,21 +95,19 @@ class LeftOutScores:
         members: Members that left out each fold, ``(F, M)`` bool.
         folds: Number of the fold of each row, ``(n,)``.
         scores: Scores, ``(n, K)``.
-        weights: Weights of the rows, ``(n,)``.
-        independent: Number of independent rows, as a share of all.
+        weights: Weights of the rows, ``(n,)``, which add up to the number of independent rows.
     """
 
     members: NDArray[np.bool_]
     folds: NDArray[np.int64]
     scores: Floats
     weights: Floats
-    independent: float
 
     @classmethod
-    def of(cls, left_out: NDArray[np.bool_], scores: Floats, weights: Floats, independent: float) -> LeftOutScores:
+    def of(cls, left_out: NDArray[np.bool_], scores: Floats, weights: Floats) -> LeftOutScores:
         """Create the scores from the mask of the rows that each member left out, ``(M, n)``."""
         members, folds = np.unique(left_out.T, axis=0, return_inverse=True)
-        return cls(members, folds.reshape(-1).astype(np.int64), scores, weights, independent)
+        return cls(members, folds.reshape(-1).astype(np.int64), scores, weights)
 
     def models(self, members: Any) -> torch.Tensor:
         """Return the predictions of the folds' models, ``(F, N, ...)``, from those of the members, ``(M, N, ...)``."""

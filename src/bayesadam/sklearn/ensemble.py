@@ -96,6 +96,7 @@ class RegressionEnsemble(BayesianMLP):
         rows = divided.rows
         self._left_out = self.left_out_ = None
         if self._calibrates and self._gaussian and len(rows) >= 2:
+            counts = divided.counts(weight)
             there = divided.left_out[:, rows, None]
             found = np.zeros((3, *there.shape[:2], width))
             for member, own, pred in self._unseen(divided, inputs):
@@ -108,9 +109,7 @@ class RegressionEnsemble(BayesianMLP):
                 mean, disagreement = _combined(mean, unseen, shares)
                 epistemic = epistemic + disagreement
             residual = as_array(targets)[rows] - mean
-            self._left_out = LeftOutScores.of(
-                divided.left_out[:, rows], np.abs(residual), weight[rows], divided.independent
-            )
+            self._left_out = LeftOutScores.of(divided.left_out[:, rows], np.abs(residual), counts)
             own_inputs = as_array(inputs)[rows]
             described = self.noise if self._known_noise or self._learned_noise else "constant"
             noise = np.empty_like(aleatoric)
@@ -121,9 +120,8 @@ class RegressionEnsemble(BayesianMLP):
                     residual[:, output],
                     epistemic[:, output],
                     aleatoric[:, output],
-                    weight[rows],
+                    counts,
                     divided.fold[rows],
-                    divided.independent,
                 )
                 scales[output], patterns[output], noise[:, output] = calibrated(
                     left_out, described, known[output], patterns[output]
@@ -168,7 +166,7 @@ class RegressionEnsemble(BayesianMLP):
         shares = np.ones((len(models), values.shape[1]))
         for output in range(values.shape[1] if found else 0):
             earlier = None if before is None else before[:, output]
-            own = models[..., output], values[rows, output], weight[rows], excess[output]
+            own = models[..., output], values[rows, output], divided.counts(weight), excess[output]
             shares[:, output] = mean_weights(*own, earlier)
         useful = np.flatnonzero(shares[1:].any(1))
         self._companions = [found[place][0] for place in useful]
@@ -192,7 +190,7 @@ class RegressionEnsemble(BayesianMLP):
         if len(outputs[0]) == 1:  # members without posteriors
             return Scales(1.0, 1.0, 0.0, 0.0)
         likelihood = likelihoods.average(self._likelihoods).double().cpu()
-        own_weight = torch.from_numpy(np.asarray(weight[rows], dtype=np.float64))
+        own_weight = torch.from_numpy(divided.counts(weight))
         return output_scale(outputs, places, likelihood, targets.cpu().double()[rows], own_weight, before)
 
     def _mixture(self, X: ArrayLike) -> MixturePredictive:
@@ -247,7 +245,7 @@ class RegressionEnsemble(BayesianMLP):
         for part in self._in_parts(X):
             means = np.stack([_member_moments(pred)[0] for pred in self._all_predictions(part)])
             means = _pooled(means, self._complemented(as_array(part)), self.calibration_["weights"])
-            ends = cross_intervals(errors, folds, weights, kept.models(means), coverage, kept.independent)
+            ends = cross_intervals(errors, folds, weights, kept.models(means), coverage)
             values = [self._y_mean + self._y_std * as_array(end) for end in ends]
             parts.append(np.stack([target_transform.inverted(self._functions, own) for own in values], axis=-1))
         found = np.concatenate(parts)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bayesadam.sklearn.calibration import SMALLEST, Scales, effective_rows, variance_scales
+from bayesadam.sklearn.calibration import SMALLEST, Scales, variance_scales
 
 Floats = NDArray[Any]
 
@@ -49,9 +49,8 @@ class LeftOut:
         residual: Targets minus means, ``(N,)``.
         epistemic: Epistemic variances, ``(N,)``.
         aleatoric: Variances of the noise, ``(N,)``.
-        weight: Weights of the rows, ``(N,)``.
+        weight: Weights of the rows, ``(N,)``, which add up to the number of independent rows.
         fold: Number of the fold of each row, ``(N,)``. Rows of a fold are left out together.
-        independent: Number of independent rows, as a share of all.
     """
 
     inputs: Floats
@@ -61,7 +60,6 @@ class LeftOut:
     aleatoric: Floats
     weight: Floats
     fold: NDArray[np.int64]
-    independent: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -117,8 +115,8 @@ def calibrated(
         left_out = replace(left_out, aleatoric=factor * left_out.aleatoric)
     parts = (left_out.residual, left_out.epistemic, left_out.aleatoric, left_out.weight)
     fixed = not isinstance(noise, str)
-    constant = variance_scales(*parts, before, fixed_noise=fixed, independent=left_out.independent)
-    few = left_out.independent * effective_rows(left_out.weight) < FEWEST
+    constant = variance_scales(*parts, before, fixed_noise=fixed)
+    few = left_out.weight.sum() < FEWEST
     if fixed or noise == "constant" or pattern is not None or few:
         return constant, pattern, constant.aleatoric * left_out.aleatoric
     # The factor is at most 1: epistemic variances that resemble the noise could otherwise be scaled to explain it.
@@ -126,7 +124,7 @@ def calibrated(
     if found is None:
         return constant, None, constant.aleatoric * left_out.aleatoric
     pattern, values = found
-    scales = variance_scales(*parts, before, pattern=values, independent=left_out.independent)
+    scales = variance_scales(*parts, before, pattern=values)
     gain = _loss(left_out, constant, values) - _loss(left_out, scales, values)
     mean = np.average(gain, weights=left_out.weight)
     error = math.sqrt(float((left_out.weight**2 * (gain - mean) ** 2).sum())) / float(left_out.weight.sum())

@@ -44,6 +44,11 @@ class Plan:
         """Indices of the rows that some member leaves out."""
         return np.flatnonzero(self.left_out.any(0))
 
+    def counts(self, weight: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return weights of ``rows`` that add up to the number of independent rows."""
+        own = weight[self.rows]
+        return np.asarray(own * (self.independent * effective_rows(own) / own.sum()))
+
     def masks(self, count: int) -> list[NDArray[np.bool_]]:
         """Return masks of the rows that the fits of other models leave out one after another, ``count`` at most."""
         folds = [self.left_out[0]] if self.shared else [self.fold % count == fold for fold in range(count)]

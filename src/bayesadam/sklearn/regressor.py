@@ -258,7 +258,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             return self.fit(X, y, sample_weight, groups=groups, on_epoch=on_epoch)
         self._check()
         rows = weighed(*self._validated(X, y, reset=False), sample_weight, groups)
-        self._require_allowed(rows[1])
+        for function, own in zip(self._functions, rows[1].T, strict=True):
+            target_transform.require(function.name, own, function.least)
         known = zip(self._functions, target_transform.limited(self._functions, rows[1]), strict=True)
         self._functions = [min(pair, key=lambda function: function.least) for pair in known]
         with threads_for(len(rows[0])):
@@ -302,7 +303,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             X, numbers_of_text(y), reset=reset, sample_weight=sample_weight, multi_output=True, y_numeric=True
         )
         target = np.ascontiguousarray(target, dtype=np.float64)  # PyTorch does not read reversed arrays
-        if not reset and (target.ndim > 1) != self._several:
+        if not reset and (target.ndim > 1, target[:1].size) != (self._several, len(self._y_mean)):
             raise ValueError(f"y must have as many targets as before, got shape {target.shape}")
         require_single("X", inputs)
         require_single("y", target)
@@ -354,11 +355,6 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
 
     def _offset(self, y: Array) -> float:
         return float(np.log(self._y_std).sum()) - target_transform.mean_log_slope(self._functions, y)
-
-    def _require_allowed(self, y: Array) -> None:
-        """Raise ``ValueError`` for new targets, ``(n, K)``, that the fitted transforms do not allow."""
-        for function, own in zip(self._functions, y.T, strict=True):
-            target_transform.require(function.name, own, function.least)
 
     def _likelihood(self, member: int | None) -> Likelihood:
         """Return the likelihood with its initial parameters, or with those of a member that continues learning."""

@@ -62,15 +62,23 @@ def weighed(
     return X[kept], y[kept], weight[kept], None if groups is None else groups[kept], kept
 
 
-def warn_of_copies(X: Array, y: Array, stacklevel: int) -> None:
-    """Warn if many rows are exact copies of others, so that rows that are left out in training are known from these.
+def copies_of(inputs: pd.DataFrame, targets: pd.DataFrame) -> tuple[NDArray[np.int64], bool]:
+    """Return a number for each row, ``(N,)``, which equal rows share, and whether rows are equal by chance.
 
     Rows of a few categories may be equal by chance; then the same inputs occur with several targets.
     """
-    inputs = pd.util.hash_pandas_object(pd.DataFrame(X), index=False)
-    distinct = pd.concat([inputs, pd.DataFrame(y)], axis=1).drop_duplicates()
-    copies = len(X) - len(distinct)
-    if copies > COPIES * len(X) and inputs.nunique() > (1.0 - SEVERAL) * len(distinct):
+    own, whole = (
+        pd.util.hash_pandas_object(part, index=False) for part in (inputs, pd.concat([inputs, targets], axis=1))
+    )
+    codes = pd.factorize(whole)[0]
+    return codes, own.nunique() <= (1.0 - SEVERAL) * (codes.max() + 1)
+
+
+def warn_of_copies(X: Array, y: Array, stacklevel: int) -> None:
+    """Warn if many rows are exact copies of others, so that rows that are left out in training are known from these."""
+    codes, by_chance = copies_of(pd.DataFrame(X), pd.DataFrame(y))
+    copies = len(X) - (int(codes.max()) + 1)
+    if copies > COPIES * len(X) and not by_chance:
         warnings.warn(
             f"{copies:,} of {len(X):,} rows are copies of others, by which left-out rows are known: uncertainties may "
             "be far too small. Drop them, and give their numbers as sample_weight if these have a meaning",

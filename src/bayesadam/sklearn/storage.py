@@ -14,6 +14,7 @@ import torch
 from sklearn.base import clone
 
 from bayesadam import files
+from bayesadam.functional.monotone import monotone
 from bayesadam.likelihoods import Categorical
 from bayesadam.posterior import Mixture
 from bayesadam.posterior.base import read_posterior
@@ -75,7 +76,7 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> No
         assert isinstance(estimator, BayesianMLPRegressor)
         told |= {
             "targets": {"mean": estimator._y_mean.tolist(), "std": estimator._y_std.tolist()},
-            "transforms": [target_transform.record(function) for function in estimator._functions],
+            "transforms": [{"name": function.name, **function.numbers()} for function in estimator._functions],
             "likelihood": _plain("likelihood_", estimator.likelihood_),
             "several": estimator._several,
             "reach": record(estimator._reach),
@@ -183,7 +184,7 @@ def _restored_targets(estimator: Any, told: dict[str, Any]) -> list[Any]:
     estimator._y_mean, estimator._y_std = (np.array(told["targets"][name]) for name in ("mean", "std"))
     estimator._several = told["several"]
     estimator.likelihood_ = told["likelihood"]
-    estimator._functions = [target_transform.from_record(record) for record in told["transforms"]]
+    estimator._functions = [monotone(record.pop("name"), record) for record in told["transforms"]]
     estimator.target_transform_ = target_transform.told(estimator._functions, estimator._several)
     estimator._reach = part_of(told["reach"])
     estimator._patterns = [part_of(pattern) for pattern in told["noise"]]
@@ -218,16 +219,9 @@ def part_of(record: dict[str, Any] | None) -> Any:
 def _plain(name: str, value: Any) -> Any:
     """Convert a value to one that can be written as JSON."""
     try:
-        return json.loads(json.dumps(value, allow_nan=False, default=_number))
-    except (TypeError, ValueError):
+        return json.loads(json.dumps(value, allow_nan=False, default=lambda number: number.item()))
+    except (TypeError, ValueError, AttributeError):
         raise ValueError(f"{name} must be numbers, text or None to be saved, got {value!r}") from None
-
-
-def _number(value: Any) -> Any:
-    """Return the Python number in a NumPy scalar."""
-    if not isinstance(value, np.generic):
-        raise TypeError(f"value must be a number, got {value!r}")
-    return value.item()
 
 
 def _rounded(values: np.ndarray[Any, Any]) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,6 @@ from bayesadam.functional.monotone import (
     PiecewiseLinear,
     SquareRoot,
     YeoJohnson,
-    monotone,
 )
 from bayesadam.predictive import GaussianPredictive
 from bayesadam.predictive.transformed import TransformedPredictive
@@ -165,20 +163,6 @@ def told(functions: Sequence[Monotone], several: bool) -> str | list[str]:
     """Return the name of the transform, or a list of names if there are several targets."""
     names = [function.name for function in functions]
     return names if several else names[0]
-
-
-def record(function: Monotone) -> dict[str, Any]:
-    """Return a dictionary of a function that can be written as JSON; :func:`from_record` reads it."""
-    return {"name": function.name, **function.numbers()}
-
-
-def from_record(told: dict[str, Any]) -> Monotone:
-    """Create a function from the dictionary of :func:`record`.
-
-    Raises:
-        ValueError: The dictionary does not describe a function.
-    """
-    return monotone(told["name"], {name: value for name, value in told.items() if name != "name"})
 
 
 def _least(target: Floats) -> float:

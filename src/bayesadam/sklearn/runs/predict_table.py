@@ -17,7 +17,6 @@ from pyarrow import csv, parquet
 from bayesadam.files import whole_file
 from bayesadam.sklearn.members import ROWS
 from bayesadam.sklearn.runs.settings import RunError
-from bayesadam.sklearn.tables.csv_numbers import is_text
 from bayesadam.sklearn.tables.encoder import Encoded
 from bayesadam.sklearn.tables.findings import Findings, TableError, quoted
 from bayesadam.sklearn.tables.read_table import TableFile, is_parquet
@@ -108,9 +107,13 @@ def write_predictions(table: pa.Table, out: Path) -> None:
     if is_parquet(out):
         parquet.write_table(table, content)
     else:
-        for field in table.schema:
-            if pa.types.is_nested(field.type) or (not pa.types.is_primitive(field.type) and not is_text(field.type)):
-                raise RunError(f"a CSV file holds numbers, text or dates, got {field.name!r} ({field.type})")
+        for name in table.column_names:
+            try:
+                csv.write_csv(table.select([name]).slice(0, 0), io.BytesIO())
+            except pa.ArrowException:
+                raise RunError(
+                    f"a CSV file holds numbers, text or dates, got {name!r} ({table.field(name).type})"
+                ) from None
         csv.write_csv(table, content)
     if out == STDOUT:
         sys.stdout.buffer.write(content.getvalue())

@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from bayesadam.sklearn.rows import copies_of
 from bayesadam.sklearn.runs.settings import RunError, Settings
 from bayesadam.sklearn.tables.csv_numbers import decimals_of, numbers_in
 from bayesadam.sklearn.tables.describe import values_of
@@ -19,8 +20,8 @@ from bayesadam.sklearn.tables.findings import Findings, Place, TableError, colum
 from bayesadam.sklearn.tables.frames import as_table, cleaned
 from bayesadam.sklearn.tables.read_table import TableFile, read_table
 from bayesadam.sklearn.tables.splits import (
+    MIN_HELD_OUT,
     Split,
-    copies_of,
     group_split,
     random_split,
     ranks,
@@ -30,9 +31,7 @@ from bayesadam.sklearn.tables.splits import (
 from bayesadam.sklearn.tables.table_target import Target, read_target
 
 _DIFFERENT = 0.5
-"""Smallest share of distinct rows for which equal rows count as copies. With a smaller share, rows are equal because
-the columns have few values.
-"""
+"""Share of distinct rows from which on equal rows always count as copies."""
 _SHOWN = 3
 Codes = NDArray[np.int64] | None
 _COLUMNS = {
@@ -177,16 +176,19 @@ def _with_names(settings: Settings, columns: list[str]) -> tuple[Settings, list[
 def _copies(settings: Settings, table: pa.Table, place: Place) -> tuple[Codes, list[str]]:
     """Return a number for each row, equal for copies that must stay together, and notes about copies."""
     own = [
-        name
-        for name in table.column_names
-        if name in settings.keep or not (name in settings.drop or numbers_rows(table.column(name)))
+        field.name
+        for field in table.schema
+        if not pa.types.is_nested(field.type)
+        and field.name != settings.target
+        and (field.name in settings.keep or not (field.name in settings.drop or numbers_rows(table.column(field.name))))
     ]
-    copies = copies_of(table.select(own))
+    copies, by_chance = copies_of(table.select(own).to_pandas(), table.select([settings.target]).to_pandas())
     _, first, count = np.unique(copies, return_index=True, return_counts=True)
     more = len(copies) - len(first)
     if not more:
         return None, []
-    if len(first) < _DIFFERENT * len(copies):
+    by_chance = by_chance or settings.held_out * len(first) < MIN_HELD_OUT
+    if len(first) < _DIFFERENT * len(copies) and by_chance:
         return None, [
             f"only {len(first):,} of the {len(copies):,} rows are different: equal rows may be trained on and held out"
         ]
@@ -195,9 +197,9 @@ def _copies(settings: Settings, table: pa.Table, place: Place) -> tuple[Codes, l
     places = ", ".join(f"{place(int(copy))} of {place(int(row))}" for row, copy in shown)
     further = ", ..." if len(repeated) > _SHOWN else ""
     are = f"{more:,} row{' is a copy' if more == 1 else 's are copies'} of another one ({places}{further})"
-    if settings.group or settings.time:
+    if settings.group:
         return None, [are]
-    return copies, [f"{are}: copies are held out together"]
+    return copies, [are if settings.time else f"{are}: copies are held out together"]
 
 
 def _split(settings: Settings, table: pa.Table, decimals: dict[str, str], labels: Codes, copies: Codes) -> Split:

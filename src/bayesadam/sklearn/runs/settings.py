@@ -94,9 +94,6 @@ class Settings:
         for name in ("weights", "group", "time", "drop", "keep", "category", "date"):
             if self.target in (value if isinstance(value := getattr(self, name), tuple) else (value,)):
                 raise RunError(f"the target {self.target!r} must not also be given as {name}")
-        both = [name for name in self.drop if name in (*self.keep, *self.category, *self.date)]
-        if both:
-            raise RunError(f"a column must not be both dropped and used, got {both[0]!r}")
 
     def estimator_options(self) -> dict[str, Any]:
         """Return the keyword arguments of the estimator."""

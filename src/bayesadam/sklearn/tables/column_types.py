@@ -30,8 +30,6 @@ TEXT_ROWS = 20_000
 """Maximum number of training rows from which the weights of letter sequences are learned."""
 _PLAIN = r"^\+?(-?)0*(\d+)(?:\.0*|(\.\d*[1-9])0*)?$"
 """A regular expression for numbers without an exponent: sign, whole part and decimals, without zeros around them."""
-_FAR = 0.5
-"""Distance from the range of the training rows, relative to its length, beyond which a value is far outside."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +78,7 @@ class Number:
                 self.decimal == ","
             )
             findings.unreadable(self.name, column, absent & are_cells(column), rule)
-        room = _FAR * (self.largest - self.least)
-        far = (values < self.least - room) | (values > self.largest + room)
-        findings.outside(self.name, values, far, (self.least, self.largest))
+        findings.outside(self.name, values, (self.least, self.largest))
         known = np.where(absent, self.median, values)[:, None]
         return findings.with_missing(self.name, known, absent, expected=self.missing)
 

@@ -22,7 +22,6 @@ PARTS = {
     "week": ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"),
     "day": ("time of day, sine", "time of day, cosine"),
 }
-_FAR = 0.5
 _DAYS_OF_YEAR, _SECONDS_OF_DAY = 365.2425, 86_400.0
 _LONG, _WEEKDAYS = 300.0, 8
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -103,12 +102,8 @@ class Date:
         findings.unreadable(self.name, column, absent & are_cells(column), f"dates ({self.order})")
         known = np.where(absent, np.datetime64(0, "us"), times)
         days = np.where(absent, np.nan, _days(known))
-        room = _FAR * (self.largest - self.least)
-        with np.errstate(invalid="ignore"):
-            far = (days < self.least - room) | (days > self.largest + room)
-        if far.any():
-            ends = tuple(np.datetime64(math.floor(day), "D") for day in (self.least, self.largest))
-            findings.outside(self.name, known.astype("datetime64[D]"), far, (ends[0], ends[1]))
+        ends = self.least, self.largest
+        findings.outside(self.name, days, ends, lambda day: str(np.datetime64(math.floor(day), "D")))
         codes = [np.where(absent, self.median, days)]
         for part in self.parts:
             codes += [np.where(absent, 0.0, values) for values in _part(part, known)]

@@ -113,7 +113,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             y: Not used.
 
         Raises:
-            TableError: A column to keep, or of dates, cannot be that, or no column is left.
+            TableError: A column to keep, or of dates, cannot be that, options exclude each other, or no column is left.
             ValueError: An option is not a list.
         """
         for name in ("drop", "keep", "category", "date", "missing"):
@@ -127,6 +127,13 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         unknown = [name for name in named if name not in table.column_names]
         if unknown:
             raise TableError(f"the table must have the columns that are named, it lacks {quoted(unknown)}")
+        for what, names, others in (
+            ("dropped and used", self.drop, (*(self.keep or ()), *self.category, *self.date)),
+            ("a category and a date", self.category, self.date),
+        ):
+            both = [name for name in names if name in others]
+            if both:
+                raise TableError(f"a column must not be both {what}, got {both[0]!r}")
         reasons = dict.fromkeys(self.drop, "it is dropped")
         columns: list[Column] = []
         for name in table.column_names:

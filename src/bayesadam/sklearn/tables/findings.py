@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from bayesadam.sklearn.tables.csv_numbers import is_text
 
 _SHOWN = 3
+FAR = 0.5
+"""Distance from the range of the training rows, relative to its length, beyond which a value is far outside."""
 
 Mask = NDArray[np.bool_]
 Place = Callable[[int], str]
@@ -101,11 +103,19 @@ class Findings:
         words = f"categories that are rare or absent in the training rows ({self._examples(column, where)}): "
         self.others += _line(name, where, words + "they are taken as 'other'")
 
-    def outside(self, name: str, values: NDArray[Any], where: Mask, known: tuple[Any, Any]) -> None:
-        """Note numbers or dates that are far outside of the range ``known`` of the training rows."""
+    def outside(
+        self,
+        name: str,
+        values: NDArray[np.float64],
+        ends: tuple[float, float],
+        text: Callable[[float], str] = "{:g}".format,
+    ) -> None:
+        """Note numbers or dates that are far outside of the range of the training rows, which ``text`` writes."""
+        room = FAR * (ends[1] - ends[0])
+        where = (values < ends[0] - room) | (values > ends[1] + room)
         if where.any():
             row = int(where.argmax())
-            shown = [f"{value:g}" if isinstance(value, float) else str(value) for value in (*known, values[row])]
+            shown = [text(value) for value in (*ends, values[row])]
             self.others += _line(
                 name,
                 where,

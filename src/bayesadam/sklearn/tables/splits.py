@@ -53,15 +53,6 @@ def random_split(
     return _split(held_out[number], "a random part" + ("" if labels is None else " with the same share of every class"))
 
 
-def copies_of(table: pa.Table) -> Rows:
-    """Return a number for each row, which rows share that are equal in all columns; columns of lists are ignored."""
-    from pandas.util import hash_pandas_object
-
-    plain = [field.name for field in table.schema if not pa.types.is_nested(field.type)]
-    hashes = hash_pandas_object(table.select(plain).to_pandas(), index=False).to_numpy()
-    return np.unique(hashes, return_inverse=True)[1].astype(np.int64)
-
-
 def group_split(groups: pa.ChunkedArray, name: str, fraction: float, seed: int) -> Split:
     """Hold out random groups until they have the given share of the rows.
 
