@@ -241,7 +241,7 @@ class Flat:
         Args:
             rule: The rule.
             number: The member.
-            numbers: Those of :meth:`next_numbers`, if they are known.
+            numbers: Those of :meth:`next_numbers`.
         """
         own = {name: float(v[number]) if isinstance(v, np.ndarray) else v for name, v in numbers.items()}
         hp = Hyper(**own, prior_mean=0.0, **dict(self.kind.statics))

@@ -149,7 +149,8 @@ class Checkpointed(Optimizer):
         Hooks (``register_load_state_dict_pre_hook``) run first, and their result is checked and loaded.
 
         Raises:
-            ValueError: The state dict is of another optimiser or of other parameters; nothing has changed.
+            ValueError: The state dict is of another optimiser, or of other parameters or the same in another order;
+                nothing has changed.
             RuntimeError: The method was called inside a sampling block.
         """
         self._engine.refuse_inside("load_state_dict()")
@@ -259,8 +260,9 @@ class Checkpointed(Optimizer):
         saved, own = (
             [n for group in groups for n in group.get("param_names", [None] * len(group["params"]))] for groups in both
         )
+        known = set(saved) - {None}
         for position, name in enumerate(own):
-            if name is not None and name in saved and saved[position] != name:
+            if name in known and saved[position] != name:
                 raise ValueError(
                     f"state_dict must have parameter {name!r} at position {position}, got {saved[position]!r} there "
                     "(states belong to parameters by their position)"
