@@ -113,6 +113,8 @@ class TestNoise:
         x, y = loud[0], 1_000.0 * loud[1]
         model = BayesianMLPRegressor("laplace", noise=400.0, **QUICK).fit(x, y)
         assert model.noise_ == ["known", "known"]
+        assert model.set_params(noise="constant").noise_ == ["known", "known"]  # that of the fit
+        model.set_params(noise=400.0)
         np.testing.assert_allclose(model.predictive(x).aleatoric, 160_000.0, rtol=1e-5)
         assert model.calibration_["aleatoric"].tolist() == [1.0, 1.0]
         assert (model.calibration_["epistemic"] != 1.0).all()

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from bayesadam.functional.monotone import Monotone
@@ -33,6 +32,7 @@ class RegressionEnsemble(BayesianMLP):
     noise: str | float
 
     likelihood_: Any
+    noise_: Any
     _several: bool
     _template: Likelihood
     _start: Tensor | None = None
@@ -59,10 +59,8 @@ class RegressionEnsemble(BayesianMLP):
     def _calibrates(self) -> bool:
         return self.calibrate and not (self._known_noise and self._method.posterior == "anchored")
 
-    @property
-    def noise_(self) -> Any:
-        """The model of the noise of each output."""
-        check_is_fitted(self, "posterior_")
+    def _noise_names(self) -> Any:
+        """The model of the noise of each output, as ``noise_`` says it."""
         names = ["constant" if pattern is None else "input" for pattern in self._patterns]
         if self._known_noise:
             names = ["known"] * len(names)
@@ -132,6 +130,7 @@ class RegressionEnsemble(BayesianMLP):
             earlier = None if before is None else known[0][0]
             scales = [self._output_scale(divided, inputs, targets, weight, earlier)] * width
         self._patterns = patterns
+        self.noise_ = self._noise_names()
         self.calibration_ = {
             "epistemic": np.array([found.epistemic for found in scales]),
             "aleatoric": np.array([found.aleatoric for found in scales]),

@@ -81,6 +81,7 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> No
             "several": estimator._several,
             "reach": record(estimator._reach),
             "noise": [record(pattern) for pattern in estimator._patterns],
+            "noise_model": estimator.noise_,
             "left_out": record(estimator._left_out),
             "likelihoods": [
                 {name: value.tolist() for name, value in likelihood.state_dict().items()}
@@ -188,6 +189,7 @@ def _restored_targets(estimator: Any, told: dict[str, Any]) -> list[Any]:
     estimator.target_transform_ = target_transform.told(estimator._functions, estimator._several)
     estimator._reach = part_of(told["reach"])
     estimator._patterns = [part_of(pattern) for pattern in told["noise"]]
+    estimator.noise_ = told["noise_model"]
     estimator._left_out = part_of(told["left_out"])
     estimator._template = estimator._likelihood_of(len(estimator._y_mean))
     likelihoods = []
