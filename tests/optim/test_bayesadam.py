@@ -186,7 +186,7 @@ def test_a_scheduler_is_seen_by_a_group_that_is_added():
 
 
 def test_a_layer_that_is_trained_for_a_part_has_the_width_of_the_stated_temperature():
-    """The mean squared gradient is 1 for both; until now the width was that of the layer's own number of steps."""
+    """The mean squared gradient is 1 for both, and neither width depends on the layer's own number of steps."""
     weights = [nn.Parameter(torch.zeros(50)) for _ in range(2)]
     opt = ba.BayesAdam([("always", weights[0]), ("late", weights[1])], num_data=100, batch_size=1, total_steps=400)
     for step in range(400):

@@ -140,11 +140,6 @@ class PerturbedOptimizer(Checkpointed):
         groups.check_common(group)
         if self.has_prior:
             groups.check_prior(group, start_wider=self.may_start_wider)
-        elif "prior_precision" in group:
-            raise ValueError(
-                f"prior_precision must not be given to {type(self).__name__}, which has no prior, "
-                f"got {group['prior_precision']!r}"
-            )
         for option in self.rule.options:
             option.check(group[option.name])
 
@@ -167,7 +162,7 @@ class PerturbedOptimizer(Checkpointed):
         if self.param_groups and self._engine.weights.held != MEAN:
             raise RuntimeError("add_param_group() must be called when the weights hold the mean: call eval() first")
         groups.check_ordered(param_group["params"])
-        groups.check_no_weight_decay(param_group, self.defaults)
+        groups.check_effective(param_group, self.defaults)
         known = {name: value for name, value in param_group.items() if name in self.defaults}
         param_group = {**param_group, **groups.settled(known)}
         group = {**self.defaults, **param_group}

@@ -97,7 +97,7 @@ class DenseVON(Optimizer):
         """Take the parameters, which the constructor does; further groups are refused."""
         if self.param_groups:
             raise RuntimeError("all parameters must be in one group, got another one")
-        groups.check_no_weight_decay(param_group, self.defaults)
+        groups.check_effective(param_group, self.defaults)
         super().add_param_group(param_group)
         group, parameters = self.param_groups[0], self.param_groups[0]["params"]
         groups.check_common({**_FIXED, **group})

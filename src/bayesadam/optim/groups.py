@@ -32,12 +32,17 @@ def check_ordered(params: Any) -> None:
         raise ValueError(f"params must be a list or another ordered collection, got a {type(params).__name__}")
 
 
-def check_no_weight_decay(group: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Refuse a weight decay that is no hyper-parameter and would have no effect."""
+def check_effective(group: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Refuse a weight decay or a prior that is no hyper-parameter of the method and would have no effect."""
     if group.get("weight_decay") and "weight_decay" not in known:
         raise ValueError(
             "weight_decay must be given as a prior (ba.param_groups(model, weight_decay=..., num_data=..., "
             f"temperature=...) converts it), got {group['weight_decay']!r}"
+        )
+    if "prior_precision" in group and "prior_precision" not in known:
+        raise ValueError(
+            f"prior_precision must not be given to {known['method']}, which has no prior, "
+            f"got {group['prior_precision']!r}"
         )
 
 

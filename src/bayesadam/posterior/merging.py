@@ -63,7 +63,7 @@ def merge(posteriors: Sequence[DiagonalGaussian], *, weights: Sequence[float] | 
     told = {"merged": len(posteriors), "weights": exponents}
     methods = {q.hyperparameters.get("method") for q in posteriors}
     if len(methods) == 1 and None not in methods:
-        told["method"] = methods.pop()  # by which ``predict`` knows how to
+        told["method"] = methods.pop()  # by which ``predict`` chooses between sampling and linearisation
     return DiagonalGaussian(mean, variance, hyperparameters=told)
 
 

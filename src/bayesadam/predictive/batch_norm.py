@@ -65,7 +65,7 @@ class WithOwnStatistics(NetworkDistribution):
         if not layers:
             raise ValueError("batch_norm must be None for a model without batch norm statistics, got inputs")
         device = next(model.parameters(), torch.empty(0)).device
-        batches = list(_batches(self.inputs, device))
+        batches = [Rows(batch) for batch in _batches(self.inputs, device)]
         with exclusively(model):
             buffers = [(buffer, buffer.clone()) for layer in layers for buffer in layer.buffers()]
             try:
@@ -97,7 +97,7 @@ def warn_of_running_statistics(model: nn.Module, posterior: NetworkDistribution)
 
 
 @torch.no_grad()
-def estimate(model: nn.Module, layers: Iterable[_BatchNorm], batches: Iterable[Any]) -> None:
+def estimate(model: nn.Module, layers: Iterable[_BatchNorm], batches: Iterable[Rows]) -> None:
     """Set running statistics to their averages over the batches' rows, with all other layers in evaluation mode."""
     momenta = [(layer, layer.momentum) for layer in layers]
     with in_eval_mode(model):
@@ -107,10 +107,10 @@ def estimate(model: nn.Module, layers: Iterable[_BatchNorm], batches: Iterable[A
                 layer.training = True
             rows = 0
             for batch in batches:
-                rows += Rows(batch).count
+                rows += batch.count
                 for layer, _ in momenta:
-                    layer.momentum = Rows(batch).count / rows  # the average so far is weighted by its rows
-                call(model, batch, lambda _: torch.empty(0))
+                    layer.momentum = batch.count / rows  # the average so far is weighted by its rows
+                call(model, batch.batch, lambda _: torch.empty(0))
         finally:
             for layer, momentum in momenta:
                 layer.momentum = momentum

@@ -162,10 +162,10 @@ class RegressionEnsemble(BayesianMLP):
         else:
             found = [(part, part.outputs(known)) for part in self._companions]
         models = np.stack([mean, *(predicted[rows] for _, predicted in found)])
-        shares = np.ones((len(models), values.shape[1]))
+        shares, counts = np.ones((len(models), values.shape[1])), divided.counts(weight)
         for output in range(values.shape[1] if found else 0):
             earlier = None if before is None else before[:, output]
-            own = models[..., output], values[rows, output], divided.counts(weight), excess[output]
+            own = models[..., output], values[rows, output], counts, excess[output]
             shares[:, output] = mean_weights(*own, earlier)
         useful = np.flatnonzero(shares[1:].any(1))
         self._companions = [found[place][0] for place in useful]
