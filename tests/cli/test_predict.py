@@ -2,6 +2,7 @@
 
 import io
 import sys
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -210,3 +211,9 @@ def test_how_the_file_was_written_is_remembered(fitted, tmp_path):
     first, second = csv.read_csv(tmp_path / "a.csv"), csv.read_csv(tmp_path / "b.csv")
     assert len(kept) == len(second) > 5
     assert np.allclose(first["mean"].to_numpy()[kept], second["mean"].to_numpy(), rtol=1e-5)
+
+
+def test_copied_columns_of_every_type_that_a_csv_file_can_hold(tmp_path):
+    table = pa.table({"price": pa.array([Decimal("1.50"), None]), "code": pa.array(["a", "b"]).dictionary_encode()})
+    module.write_predictions(table, tmp_path / "o.csv")
+    assert (tmp_path / "o.csv").read_text() == '"price","code"\n1.50,"a"\n,"b"\n'

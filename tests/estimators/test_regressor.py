@@ -219,6 +219,11 @@ def test_partial_fit_continues_from_the_posterior(curve):
     error, forgetful = (np.abs(m.predict(x[left]) - y[left]).mean() for m in (model, fresh))
     assert error < 0.7 * forgetful
     assert not hasattr(BayesianMLPRegressor("laplace"), "partial_fit")
+    with pytest.raises(ValueError, match=r"^y must have as many targets as before, got shape"):
+        model.partial_fit(x, np.stack([y, y], axis=1))
+    two = BayesianMLPRegressor("vadam", **{**QUICK, "epochs": 2}).partial_fit(x, np.stack([y, y], axis=1))
+    with pytest.raises(ValueError, match=r"^y must have as many targets as before, got shape \(\d+, 3\)"):
+        two.partial_fit(x, np.stack([y, y, y], axis=1))
 
 
 def test_a_few_rows_leave_the_noise_and_the_calibration_about_as_they_were():

@@ -33,9 +33,9 @@ def model(amounts):
     return BayesianMLPRegressor(**QUICK).fit(x[:300], y[:300])
 
 
-def chosen(likelihood, x, y, weight=None):
+def chosen(likelihood, x, y, weight=None, groups=None):
     scales = (np.zeros(x.shape[1]), np.ones(x.shape[1]))
-    return choose(likelihood, "auto", x, scales, y, weight, None)
+    return choose(likelihood, "auto", x, scales, y, weight, groups)
 
 
 class TestChoice:
@@ -85,6 +85,15 @@ class TestChoice:
             x = generator.standard_normal((300, 10))
             y = x[:, 0] * x[:, 1] + 0.1 * generator.standard_normal(300)
             assert chosen("gaussian", x, y[:, None]) == ("gaussian", ["none"])
+
+    @pytest.mark.parametrize("likelihood", ["gaussian", "auto"])
+    @pytest.mark.parametrize("rows", [60, 3_000])
+    def test_one_large_group_and_a_tiny_one_are_no_choice(self, likelihood, rows):
+        """Of 3,000 rows, the tiny group may be outside of those that are used."""
+        x = np.random.default_rng(0).standard_normal((rows, 2))
+        groups = np.zeros(rows, dtype=np.int64)
+        groups[np.random.default_rng(0).permutation(rows)[-1]] = 1
+        assert chosen(likelihood, x, np.exp(x[:, :1]), groups=groups) == ("gaussian", ["none"])
 
     def test_a_single_wrong_target_does_not_decide(self):
         """Its gain is the mean gain and the error alike."""
