@@ -22,7 +22,7 @@ SOURCE = "Kessler et al. 2018, Table 1; problems, neural-linear and the wheel of
 
 
 PRECISIONS = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
-"""Prior precisions, of which one is chosen for each of the paper's own algorithms."""
+"""Prior precisions, of which one is chosen for Badam as in the paper, and one for Vadam."""
 WEAK = 10.0
 """Prior precision of these algorithms for comparison, at the published number of rounds."""
 TUNED_ON, TUNING_ROUNDS, TUNING_RUNS, TUNING_SEED = ("statlog", "covertype"), 2_000, 3, 100
@@ -209,7 +209,7 @@ def report(results: Results) -> Report:
         ),
     }
     if any(key.startswith("weak-") for key in results):
-        tables[f"The paper's own algorithms with the prior precision {WEAK:g}"] = _table(results, "weak")
+        tables[f"Badam as in the paper, and Vadam, with the prior precision {WEAK:g}"] = _table(results, "weak")
     return Report(tables, {"curves": _curves(results)})
 
 

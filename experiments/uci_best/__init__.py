@@ -16,7 +16,7 @@ from experiments.tables import Number, frame, grid, published
 from experiments.uci_best.estimators import score
 
 TITLE = "One recipe for nine UCI data sets, beside the best published numbers"
-SOURCE = "Khan et al. 2018, Table 1; Gal and Ghahramani 2016 as rerun in 2018; PBP; VBLL"
+SOURCE = "Khan et al. 2018, Table 1; Gal and Ghahramani 2016 as rerun in 2018; Bayer et al. 2015, Table 1; PBP; VBLL"
 
 DATASETS = ("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht")
 SPLITS = {"protein": 5}
