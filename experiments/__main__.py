@@ -72,7 +72,8 @@ def _report(name: str) -> int:
 
     experiment: Any = import_module(_module(name))
     for title, table in write(experiment).tables.items():
-        print(f"{title}\n{table.to_string(index=False, na_rep='-')}\n")
+        if len(table):
+            print(f"{title}\n{table.to_string(index=False, na_rep='-')}\n")
     print(folder_of(experiment) / "README.md", file=sys.stderr)
     return 0
 
