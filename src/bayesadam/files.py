@@ -182,11 +182,12 @@ def write_tensors(
         raise ValueError(f"tensors must be at most {MOST_TENSORS:,}, got {len(tensors):,}")
     # Safetensors sorts its tensors; samples are numbered by their order here, so the header keeps it.
     fields = {"version": VERSION, "kind": kind, "tensors": list(tensors), "hyperparameters": dict(hyperparameters)}
+    fields = json.loads(json.dumps(fields, default=_plain))  # as they are read: keys are texts
     # It also wants contiguous tensors that share no memory.
     copies = {name: v.detach().cpu().clone(memory_format=torch.contiguous_format) for name, v in tensors.items()}
     digest = _digest(fields, copies)
     with whole_file(path) as temporary:
-        save_file(copies, temporary, {"bayesadam": json.dumps({"digest": digest, **fields}, default=_plain)})
+        save_file(copies, temporary, {"bayesadam": json.dumps({"digest": digest, **fields})})
     return digest
 
 
@@ -201,12 +202,23 @@ def read_tensors(path: str | os.PathLike[str], what: str) -> Stored:
         OSError: There is no such file, or it cannot be read.
         DamagedFile: The file is truncated, damaged, of another format, or written by another version of the library.
     """
+    found = _identity(path)
     with Path(path).open("rb") as opened:  # safetensors' own error does not name the file
         header = int.from_bytes(opened.read(8), "little")
-    with reading(f"{what} must be what this version of bayesadam wrote", path):
-        if header > MOST_HEADER:
-            raise ValueError(f"its header must have at most {MOST_HEADER:,} bytes, got {header:,}")
-        return _read(path)
+    try:
+        with reading(f"{what} must be what this version of bayesadam wrote", path):
+            if header > MOST_HEADER:
+                raise ValueError(f"its header must have at most {MOST_HEADER:,} bytes, got {header:,}")
+            return _read(path)
+    except DamagedFile:
+        if _identity(path) == found:
+            raise
+    return read_tensors(path, what)  # another file took its place while parts of it were read
+
+
+def _identity(path: str | os.PathLike[str]) -> tuple[int, int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def _read(path: str | os.PathLike[str]) -> Stored:

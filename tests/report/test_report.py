@@ -396,7 +396,7 @@ class TestText:
     def test_few_rows(self, make, tmp_path):
         for rows in (1, 2):
             text = words(make(rows) | {"explained": {}, "surprises": []}, tmp_path)
-            assert "On one held-out row" in text if rows == 1 else "On 2 held-out rows" in text
+            assert "On 1 held-out row," in text if rows == 1 else "On 2 held-out rows" in text
             assert "knows when it is wrong:" not in text
             assert "What it depends on" not in text
             assert "Most surprising rows" not in text
@@ -418,7 +418,7 @@ class TestText:
         for entry in data["explained"]["dependence"]:
             entry["curves"][0] |= {"bands": [[[None, None]] * 2] * 2}
         text = words(data, tmp_path)
-        assert "On 40 held-out rows the typical error" in text
+        assert "On 40 held-out rows, the typical error" in text
         assert "Interval coverage" in text
         assert "Error against predicted uncertainty" not in text
 
@@ -454,7 +454,7 @@ class TestHeadline:
         margins = {"linear model": [1.0, 0.6], "gradient boosting": [-0.5, 0.1], "forest": None}
         width = 2 * 1.96 * (1.0 + 4.0) / 2
         assert sentences("regression", held_out, margins) == (
-            f"On 40 held-out rows the typical error (root mean square) is 5.00, and the 95% intervals are typically "
+            f"On 40 held-out rows, the typical error (root mean square) is 5.00, and the 95% intervals are typically "
             f"{width:.2f} wide (0 without the inputs). Of 40 rows that its networks had not seen, the intervals cover "
             "100%, as they should. "
             "It knows when it is wrong: the error is 1.00 on the half it is surest of, 7.00 on the other half. "
@@ -467,7 +467,7 @@ class TestHeadline:
         held_out = predicted(regression_rows(np.full(30, 2.0), np.zeros(30), np.full(30, 2.0)), "regression")
         unseen = predicted(regression_rows(rng.normal(size=400), np.zeros(400), np.full(400, 0.5)), "regression")
         text = " ".join(headline.headline(held_out, unseen, {}))
-        assert "On 30 held-out rows the typical error (root mean square) is <strong>2.00</strong>" in text
+        assert "On 30 held-out rows, the typical error (root mean square) is <strong>2.00</strong>" in text
         assert re.search(
             r"Of 400 rows .* cover <strong>6\d%</strong>, less than they promise: they are too narrow", text
         )
@@ -484,7 +484,7 @@ class TestHeadline:
         held_out = {"label": [0] * 80 + [1] * 20, "probs": [[sure, 1.0 - sure]] * 100}
         held_out |= dict.fromkeys(("entropy", "mutual_information", "row"), [0.0] * 100)
         assert sentences("classification", held_out).startswith(
-            "On 100 held-out rows it is right in 80.0% (80.0% without the inputs). On 100 rows that its networks had "
+            "On 100 held-out rows, it is right in 80.0% (80.0% without the inputs). On 100 rows that its networks had "
             f"not seen, it is {100 * sure:.1f}% sure on average, and right in 80.0%, {verdict}"
         )
 

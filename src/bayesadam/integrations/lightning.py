@@ -68,7 +68,8 @@ class PosteriorCallback(Callback):  # type: ignore[misc]
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Check the unit of ``num_data`` by the first batch."""
         if trainer.global_step == 0 and batch_idx == 0:
-            warn_of_rows(perturbed(trainer.optimizers), labels_of(batch), float(trainer.num_training_batches))
+            batches = float(trainer.world_size * trainer.num_training_batches)
+            warn_of_rows(perturbed(trainer.optimizers), labels_of(batch), batches)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Put the mean into the weights."""
@@ -111,8 +112,11 @@ def _check_closures(trainer: Any, pl_module: Any, optimizer: PerturbedOptimizer)
     need.
     """
     what = f"with mc_samples={optimizer.param_groups[0]['mc_samples']}"
-    if trainer.accumulate_grad_batches != 1:
-        raise ValueError(f"accumulate_grad_batches must be 1 {what}, got {trainer.accumulate_grad_batches!r}")
+    # A GradientAccumulationScheduler has numbers for later epochs.
+    schedules = [vars(callback).get("scheduling", {}) for callback in trainer.callbacks]
+    for batches in (trainer.accumulate_grad_batches, *(number for each in schedules for number in each.values())):
+        if batches != 1:
+            raise ValueError(f"accumulate_grad_batches must be 1 {what}, got {batches!r}")
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
         raise ValueError(f"precision must be one without a gradient scaler {what}, got {trainer.precision!r}")
     if not pl_module.automatic_optimization:

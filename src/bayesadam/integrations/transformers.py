@@ -26,8 +26,9 @@ class PosteriorCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
 
     The ``Trainer`` itself sets the optimiser to training before every batch and to evaluation before it evaluates. The
     callback makes sure that the mean is saved at any time, that ``model.eval()`` and ``model.generate()`` use the mean,
-    and that the weights at the end of training are the mean. Accumulated gradients, clipping, ``bf16`` and schedulers
-    work as with Adam. ``mc_samples`` must be 1, since the ``Trainer`` calls no closure.
+    and that the weights at the end of training are the mean; from then on the optimiser no longer follows the model.
+    Accumulated gradients, clipping, ``bf16`` and schedulers work as with Adam. ``mc_samples`` must be 1, since the
+    ``Trainer`` calls no closure.
 
     It warns if ``num_data`` is at most the number of rows while the first batch has labels of many elements in every
     row: the loss of a language model is a mean over tokens, so that ``num_data`` is the number of tokens.
@@ -43,18 +44,19 @@ class PosteriorCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         if not optimizers:
             raise none_found()
         optimizers[0].follow(kwargs["model"])
-        self._check_first_batch(kwargs["model"], optimizers, kwargs.get("train_dataloader"))
+        self._check_first_batch(args, kwargs["model"], optimizers, kwargs.get("train_dataloader"))
 
-    def _check_first_batch(self, model: Any, optimizers: list[Any], loader: Any) -> None:
+    def _check_first_batch(self, args: Any, model: Any, optimizers: list[Any], loader: Any) -> None:
         """Check the unit of ``num_data`` by the first batch, which callbacks do not see: the model does."""
 
         def check(module: Any, inputs: Any, named: dict[str, Any]) -> None:
             handle.remove()
-            warn_of_rows(optimizers, labels_of(named), len(loader) if hasattr(loader, "__len__") else math.inf)
+            batches = args.world_size * len(loader) if hasattr(loader, "__len__") else math.inf
+            warn_of_rows(optimizers, labels_of(named), batches)
 
         handle = model.register_forward_pre_hook(check, with_kwargs=True)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Put the mean into the weights."""
+        """Put the mean into the weights; another optimiser may train the model next."""
         for optimizer in perturbed([kwargs.get("optimizer")]):
-            optimizer.eval()
+            optimizer.unfollow(kwargs["model"])

@@ -129,10 +129,13 @@ class _Hook:
 class _GiveMean(_Hook):
     def __call__(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
         optimizer = self.optimizer()
+        means: dict[Tensor, Tensor] = {}  # parameters with several names have one mean, as tied weights share memory
         for name, parameter in [] if optimizer is None else module.named_parameters(remove_duplicate=False):
             weights = optimizer._engine.weights
             if prefix + name in state_dict and weights.holds_sample(parameter):
-                state_dict[prefix + name] = weights.mean_of(parameter).to(parameter.dtype, copy=True)
+                if parameter not in means:
+                    means[parameter] = weights.mean_of(parameter).to(parameter.dtype, copy=True)
+                state_dict[prefix + name] = means[parameter]
 
 
 class _TakeMean(_Hook):

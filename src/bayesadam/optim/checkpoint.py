@@ -103,8 +103,8 @@ class Checkpointed(Optimizer):
         This is for training loops that call ``model.train()``, ``model.eval()`` and ``optimizer.step()`` and nothing
         else of the optimiser. It calls :meth:`attach`; from then on ``model.train()`` also calls :meth:`train` of this
         optimiser and ``model.eval()`` calls :meth:`eval`, so that evaluation and prediction use the mean. Call
-        ``eval()`` of either at the end of the training. The weights first change when the model is next set to
-        training mode.
+        ``eval()`` of either at the end of the training, and :meth:`unfollow` before another optimiser trains the model.
+        The weights first change when the model is next set to training mode.
 
         Args:
             model: The module that has the parameters. It may be wrapped (``DistributedDataParallel``,
@@ -117,6 +117,11 @@ class Checkpointed(Optimizer):
         self._engine.check_drop_in()
         self.attach(model)
         modes.follow(self, model)
+
+    def unfollow(self, model: nn.Module) -> None:
+        """Put the mean into the weights, and end what :meth:`follow` began; state dicts hold the mean as before."""
+        self.eval()  # type: ignore[attr-defined]
+        modes.unfollow(self, model)
 
     def follow_mode(self, training: bool) -> None:
         """Train or evaluate as a followed model does; inside a sampling block nothing is changed."""

@@ -57,6 +57,16 @@ def follow(follower: Any, model: nn.Module) -> None:
         known.followers.append(weakref.ref(follower))
 
 
+def unfollow(follower: Any, model: nn.Module) -> None:
+    """Tell the follower of the model's modes no longer."""
+    inner = innermost(model)
+    known = vars(inner).get("train")
+    if isinstance(known, FollowedTrain):
+        known.followers = [reference for reference in known.followers if reference() not in (None, follower)]
+        if not known.followers:
+            del vars(inner)["train"]
+
+
 @contextmanager
 def quietly(model: nn.Module) -> Iterator[None]:
     """Context for predictions, in which no follower is told of modes; afterwards they are told if the mode changed."""

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from scipy import stats
 
 from bayesadam.report.numbers import number, percent
-from bayesadam.report.predicted import FEW, LEVEL, Predicted, PredictedNumbers
+from bayesadam.report.predicted import FEW, LEVEL, Predicted, PredictedNumbers, counted
 from bayesadam.report.verdict import verdict
 
 OURS = "bayesadam"
@@ -33,17 +33,17 @@ def headline(held_out: Predicted | None, unseen: Predicted | None, margins: Mapp
 
 
 def _error(rows: Predicted) -> Markup:
-    where = "one held-out row" if len(rows) == 1 else f"{len(rows):,} held-out rows"
+    where = counted(rows, "held-out row")
     if isinstance(rows, PredictedNumbers):
         text = (
-            "On {} the typical error (root mean square) is <strong>{}</strong>, and the {} intervals are typically "
+            "On {}, the typical error (root mean square) is <strong>{}</strong>, and the {} intervals are typically "
             "<strong>{}</strong> wide ({} without the inputs)."
         )
         error, width = np.sqrt(rows.errors[0].mean()), np.median(rows.upper - rows.lower)
         alone = np.ptp(np.quantile(rows.y, [0.5 - 0.5 * LEVEL, 0.5 + 0.5 * LEVEL]))
         return _fill(text, where, number(float(error)), percent(LEVEL), number(float(width)), number(float(alone)))
     right, usual = float(rows.right.mean()), float(np.bincount(rows.label).max() / len(rows))
-    text = "On {} it is right in <strong>{}</strong> ({} without the inputs)."
+    text = "On {}, it is right in <strong>{}</strong> ({} without the inputs)."
     return _fill(text, where, percent(right, 1), percent(usual, 1))
 
 
@@ -51,12 +51,13 @@ def _promise(rows: Predicted) -> Markup:
     """Return the verdict on the intervals or on the probabilities."""
     if len(rows) < FEW:
         return Markup("")
+    where = counted(rows, "row", " that its networks had not seen")
     if isinstance(rows, PredictedNumbers):
-        text = "Of {} rows that its networks had not seen, the intervals cover <strong>{}</strong>, {}."
-        return _fill(text, f"{len(rows):,}", percent(float(rows.inside.mean())), verdict(rows))
+        text = "Of {}, the intervals cover <strong>{}</strong>, {}."
+        return _fill(text, where, percent(float(rows.inside.mean())), verdict(rows))
     sure, right = (percent(float(values.mean()), 1) for values in (rows.confidence, rows.right))
-    text = "On {} rows that its networks had not seen, it is <strong>{}</strong> sure on average, and right in {}, {}."
-    return _fill(text, f"{len(rows):,}", sure, right, verdict(rows))
+    text = "On {}, it is <strong>{}</strong> sure on average, and right in {}, {}."
+    return _fill(text, where, sure, right, verdict(rows))
 
 
 def _knows(rows: Predicted) -> Markup:

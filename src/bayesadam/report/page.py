@@ -17,7 +17,7 @@ from bayesadam.report.chart import Chart
 from bayesadam.report.headline import OURS, headline
 from bayesadam.report.numbers import percent
 from bayesadam.report.palette import custom_properties
-from bayesadam.report.predicted import FEW, PredictedClasses, PredictedNumbers, predicted
+from bayesadam.report.predicted import FEW, PredictedClasses, PredictedNumbers, counted, predicted
 from bayesadam.report.scores import confusion, importance, scores
 
 
@@ -33,7 +33,7 @@ def render(data: Mapping[str, Any]) -> str:
         target=data["target"],
         subtitle=[f"{data['task'].capitalize()} of {data['target']}", data["data"]["file"], created],
         headline=headline(held_out, unseen, data["margins"]),
-        judged=f"{len(unseen):,}" if unseen is not None and data["unseen"] else "",
+        judged=counted(unseen, "row", " that the networks had not seen") if unseen and data["unseen"] else "",
         epistemic="" if unseen is None else verdict.epistemic(unseen, data["epistemic_error"]),
         explained=data["explained"],
         charts=_charts(data, held_out, unseen),
@@ -72,7 +72,7 @@ def _tables(data: Mapping[str, Any], held_out: Any) -> dict[str, Any]:
         found["inputs"] = importance(explained["importance"])
         found["failures"] = explained["groups"] and verdict.failures(explained["groups"], data["task"])
     if isinstance(held_out, PredictedClasses):
-        found["predictions"] = confusion(held_out, data["classes"])
+        found["predictions"] = {**confusion(held_out, data["classes"]), "counted": counted(held_out, "held-out row")}
     return found
 
 

@@ -31,6 +31,7 @@ class PredictedNumbers:
         pit: Predicted probabilities of a value below the actual one (probability integral transform), plus a random
             part of that of the actual one if it has any.
         row: Numbers of the rows in the file.
+        drawn_from: Number of the rows from which these were drawn at random; ``None`` if they are all.
     """
 
     y: Array
@@ -41,6 +42,7 @@ class PredictedNumbers:
     upper: Array
     pit: Array
     row: Array
+    drawn_from: int | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -80,6 +82,7 @@ class PredictedClasses:
         entropy: Entropy of the probabilities, ``(N,)``.
         mutual_information: The epistemic part of the entropy, ``(N,)``.
         row: Numbers of the rows in the file, ``(N,)``.
+        drawn_from: Number of the rows from which these were drawn at random; ``None`` if they are all.
     """
 
     label: NDArray[np.intp]
@@ -87,6 +90,7 @@ class PredictedClasses:
     entropy: Array
     mutual_information: Array
     row: Array
+    drawn_from: int | None = None
 
     def __len__(self) -> int:
         return len(self.label)
@@ -128,7 +132,8 @@ Predicted = PredictedNumbers | PredictedClasses
 def predicted(columns: Mapping[str, Any], task: str) -> Predicted | None:
     """Return the rows of the report's data without those whose prediction is missing; ``None`` if there are none."""
     kind = PredictedNumbers if task == "regression" else PredictedClasses
-    arrays: dict[str, Array] = {name: np.array(columns[name], dtype=np.float64) for name in kind.__dataclass_fields__}
+    names = [name for name in kind.__dataclass_fields__ if name != "drawn_from"]
+    arrays: dict[str, Array] = {name: np.array(columns[name], dtype=np.float64) for name in names}
     required = ("y", "mean", "lower", "upper", "pit") if task == "regression" else ("label", "probs")
     known = np.logical_and.reduce(
         [np.isfinite(arrays[name]).reshape(len(arrays[name]), -1).all(1) for name in required]
@@ -136,6 +141,13 @@ def predicted(columns: Mapping[str, Any], task: str) -> Predicted | None:
     if not known.any():
         return None
     arrays = {name: values[known] for name, values in arrays.items()}
+    drawn_from = columns.get("drawn_from")
     if task == "regression":
-        return PredictedNumbers(**arrays)
-    return PredictedClasses(arrays.pop("label").astype(np.intp), **arrays)
+        return PredictedNumbers(**arrays, drawn_from=drawn_from)
+    return PredictedClasses(arrays.pop("label").astype(np.intp), **arrays, drawn_from=drawn_from)
+
+
+def counted(rows: Predicted, what: str, but: str = "") -> str:
+    """Return the number of the rows in words, with that of the rows from which they were drawn."""
+    drawn = "" if rows.drawn_from is None else f", drawn at random from {rows.drawn_from:,}"
+    return f"{len(rows):,} {what}{'s' * (len(rows) != 1)}{but}{drawn}"

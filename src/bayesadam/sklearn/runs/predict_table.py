@@ -131,25 +131,26 @@ def means(pred: Any) -> torch.Tensor:
 
 def _regression(pred: Any, coverage: float, quantiles: Sequence[float]) -> dict[str, NDArray[Any]]:
     tail = 0.5 * (1.0 - coverage)
-    lower, upper, *others = pred.quantile([tail, 1.0 - tail, *quantiles])
-    std = _numbers(pred.variance.sqrt())
-    columns = {"mean": _numbers(means(pred)), "std": np.where(np.isfinite(std), std, np.nan)}
-    columns |= {"lower": _numbers(lower), "upper": _numbers(upper)}
-    return columns | {f"quantile_{level}": _numbers(own) for level, own in zip(quantiles, others, strict=True)}
+    lower, upper, *others = _array(pred.quantile([tail, 1.0 - tail, *quantiles]))
+    std, width = _rounded(_array(pred.variance.sqrt())), upper - lower
+    columns = {"mean": _rounded(_array(means(pred)), width), "std": np.where(np.isfinite(std), std, np.nan)}
+    columns |= {"lower": _rounded(lower, width), "upper": _rounded(upper, width)}
+    return columns | {f"quantile_{level}": _rounded(own, width) for level, own in zip(quantiles, others, strict=True)}
 
 
 def _classification(pred: Any, classes: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    probs = _numbers(pred.probs)
+    probs = _rounded(_array(pred.probs))
     shares = {f"probability_{_name(label)}": probs[:, code] for code, label in enumerate(classes.tolist())}
-    doubts = {"entropy": _numbers(pred.entropy), "mutual_information": _numbers(pred.mutual_information)}
+    doubts = {name: _rounded(_array(getattr(pred, name))) for name in ("entropy", "mutual_information")}
     return {"predicted": classes[probs.argmax(-1)], **shares, **doubts}
 
 
 def _interval(estimator: Any, rows: Encoded, coverage: float, interval: str) -> NDArray[np.float64]:
     try:
-        return _rounded(estimator.predict_interval(rows, coverage, method=interval))
+        ends: NDArray[np.float64] = estimator.predict_interval(rows, coverage, method=interval)
     except ValueError as error:
         raise RunError(f"the interval {interval!r} is not possible: {error}") from None
+    return _rounded(ends, ends[:, 1:] - ends[:, :1])
 
 
 def _require_finite(part: dict[str, NDArray[Any]], file: TableFile, first: int) -> None:
@@ -163,13 +164,18 @@ def _require_finite(part: dict[str, NDArray[Any]], file: TableFile, first: int) 
             )
 
 
-def _numbers(values: Any) -> NDArray[np.float64]:
-    return _rounded(values.detach().cpu().double().numpy())
+def _array(values: Any) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = values.detach().cpu().double().numpy()
+    return found
 
 
-def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Round to seven digits: more are not known, and nobody wants to read them."""
-    return np.array([float(f"{value:.7g}") for value in values.ravel().tolist()]).reshape(values.shape)
+def _rounded(values: NDArray[np.float64], width: Any = np.inf) -> NDArray[np.float64]:
+    """Round to seven digits, or to a ten-thousandth of an interval's width where this takes more digits."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        digits = np.floor(np.log10(np.abs(values))) - np.floor(np.log10(width)) + 5.0
+    digits = np.clip(np.nan_to_num(digits, nan=7.0), 7.0, 17.0).astype(int)
+    pairs = zip(values.ravel().tolist(), digits.ravel().tolist(), strict=True)
+    return np.array([float(f"{value:.{count}g}") for value, count in pairs]).reshape(values.shape)
 
 
 def _name(label: bool | int | str) -> str:

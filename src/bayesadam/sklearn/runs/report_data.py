@@ -118,12 +118,15 @@ def _explained(
 
 
 def _thinned(predictions: dict[str, Any], lines: NDArray[np.int64], seed: int) -> dict[str, Any]:
-    """Return the predictions of at most ``MAX_POINTS`` rows, drawn at random, with the rows' numbers in the file."""
+    """Return the predictions of at most ``MAX_POINTS`` rows, with the rows' numbers in the file; if they are drawn at
+    random, "drawn_from" is the number of all rows.
+    """
     shown = np.sort(np.random.default_rng(seed).permutation(len(lines))[:MAX_POINTS])
     columns: dict[str, NDArray[Any]] = predictions | {"row": lines}
     if "label" in columns:
         columns["label"] = columns["label"].astype(np.int64)
-    return {name: _plain(values[shown].tolist()) for name, values in columns.items()}
+    drawn_from = len(lines) if len(shown) < len(lines) else None
+    return {"drawn_from": drawn_from, **{name: _plain(values[shown].tolist()) for name, values in columns.items()}}
 
 
 def _described(values: pd.Series) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         drop: Columns that are not inputs.
         keep: Columns that are inputs even if they look like row numbers, identifiers or names. ``None`` keeps all
             columns of numbers.
-        category: Columns whose numbers are codes of categories.
+        category: Columns whose numbers are codes of categories, as those of a column of pandas' categories always are.
         date: Columns that hold dates, such as 20210304.
         missing: Texts and numbers that mean a missing value in any column.
         decimal: Decimal mark of numbers that are text. With ``None`` it is found from the columns.
@@ -300,6 +300,8 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         numbers = ~np.isnan(read.values)
         few, codes = have_few_levels(counts), are_codes(levels)
         only_numbers = numbers.any() and not read.odd.any() and not codes
+        if only_numbers and pa.types.is_dictionary(column.type):  # codes, as whoever made the table says
+            return Category.fit(column, name)
         if only_numbers and read.unit is not None and not (few and decimal == "." and are_plain(levels)):
             return self._choose_number(name, column, decimal, read.unit)
         if few and not (only_numbers and read.unit is None and len(counts) > FEW):

@@ -142,9 +142,11 @@ def _objects(values: Any) -> pa.Array:
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Convert a column to a type with all functions, in which NaN and text of nothing but white space are missing.
 
-    Categories become text, so that numbers among them are no numbers.
+    Categories become categories of text, so that numbers among them are no numbers.
     """
-    if pa.types.is_dictionary(column.type) or str(column.type) == "string_view":
+    if pa.types.is_dictionary(column.type):
+        return _plain(column.cast(pa.string())).dictionary_encode()
+    if str(column.type) == "string_view":
         column = column.cast(pa.string())
     if pa.types.is_float16(column.type):
         column = column.cast(pa.float32())
