@@ -86,6 +86,21 @@ def make_net(dtype=torch.float32):
     return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)).to(dtype)
 
 
+def made(method, dtype=torch.float32, **hyperparameters):
+    """The small network and an optimiser of all its parameters."""
+    net = make_net(dtype)
+    return net, method(net, **hyperparameters)
+
+
+def scrambled(method, dtype=torch.float32, **hyperparameters):
+    """A network and optimiser in which nothing is as it was saved."""
+    net, opt = made(method, dtype, **hyperparameters)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.normal_()
+    return net, opt
+
+
 def batch(step=0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(1000 + step)
     return torch.randn(16, 3, generator=generator).to(dtype), torch.randn(16, 2, generator=generator).to(dtype)

@@ -19,11 +19,13 @@ from optim.methods import (
     by_name,
     every_method,
     loss_of,
+    made,
     make_net,
     mean_of,
     methods,
     representatives,
     same,
+    scrambled,
     snapshot,
     train,
     ways,
@@ -32,20 +34,6 @@ from optim.methods import (
 
 some_methods = methods(["vadam", "ivon", "vogn", "von exact"])
 drop_in_methods = methods(["vadam", "ivon", "vogn"])
-
-
-def made(method, dtype=torch.float32, **hyperparameters):
-    net = make_net(dtype)
-    return net, method(net, **hyperparameters)
-
-
-def scrambled(method, dtype=torch.float32, **hyperparameters):
-    """A network and optimiser in which nothing is as it was saved."""
-    net, opt = made(method, dtype, **hyperparameters)
-    with torch.no_grad():
-        for p in net.parameters():
-            p.normal_()
-    return net, opt
 
 
 def saved_of(net, opt):

@@ -10,7 +10,6 @@ from torch import nn
 import bayesadam as ba
 from bayesadam import noise
 from optim.methods import (
-    EVERY,
     MODES,
     REPRESENTATIVES,
     Method,
@@ -18,6 +17,7 @@ from optim.methods import (
     by_name,
     every_method,
     loss_of,
+    made,
     make_net,
     make_step,
     methods,
@@ -317,19 +317,6 @@ def test_lazy_modules(method, mode):
     assert losses[1] < losses[0]
 
 
-@methods(EVERY)
-def test_members_with_different_numbers(method):
-    """Groups with learning rates of their own, and a layer without a gradient in some steps."""
-    net = make_net()
-    names = dict(net.named_parameters())
-    groups = [{"params": [item], "lr": 1e-3 * (i + 1)} for i, item in enumerate(names.items())]
-    opt = method(net, groups)
-    for step in range(4):
-        net[2].requires_grad_(step % 2 == 0)
-        make_step(opt, lambda step=step: loss_of(net, step))
-    assert all(mean.isfinite().all() for mean in opt.posterior(net).mean.values())
-
-
 @pytest.mark.parametrize("mode", ["block", "train"])
 def test_another_dtype_between_steps(mode):
     """The mean keeps its bits: steps that are too small for bfloat16 add up."""
@@ -366,8 +353,7 @@ def test_weights_in_other_memory_are_noticed():
 @pytest.mark.parametrize("change", ["more", "fewer", "transposed"])
 def test_another_shape_is_noticed(method, change):
     """Before anything is read or written, in the place of the memory that the state was made for."""
-    net = make_net()
-    opt = method(net)
+    net, opt = made(method)
     train(net, opt, 1)
     before, weight = weights(net)[24:], net[0].weight
     values = {"more": torch.ones(11, 3), "fewer": torch.ones(2, 3), "transposed": torch.ones(3, 8)}[change]

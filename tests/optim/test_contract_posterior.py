@@ -12,6 +12,7 @@ from optim.methods import (
     Method,
     batch,
     by_name,
+    made,
     make_net,
     make_step,
     methods,
@@ -26,8 +27,7 @@ from optim.methods import (
 
 @ways(REPRESENTATIVES)
 def test_it_is_named_and_copied_and_its_mean_is_where_training_draws_its_noise(method, mode):
-    net = make_net()
-    opt = method(net)
+    net, opt = made(method)
     train(net, opt, 2, mode=mode)
     q = opt.posterior()
     assert list(q.mean) == [name for name, _ in net.named_parameters()]
@@ -87,18 +87,15 @@ with_prior = methods(["vadam", "vprop", "ivon"])
 
 @with_prior
 def test_it_continues_as_the_prior(method):
-    net = make_net()
-    opt = method(net)
+    net, opt = made(method)
     train(net, opt, 3)
     q = opt.posterior()
-    other = make_net()
-    its = method(other, prior=q, num_data=500)
+    other, its = made(method, prior=q, num_data=500)
     assert torch.equal(weights(other), weights(net))
     expected = torch.cat([torch.clamp(variance, max=1 / 500).flatten() for variance in q.variance.values()])
     torch.testing.assert_close(variance_of(its), expected.double(), rtol=1e-5, atol=0)
     train(other, its, 2)
-    third = make_net()
-    resumed = method(third, prior=q)
+    third, resumed = made(method, prior=q)
     third.load_state_dict(other.state_dict())
     resumed.load_state_dict(its.state_dict())
     for one, two in ((other, its), (third, resumed)):
@@ -190,8 +187,7 @@ def test_a_prior_that_does_not_fit_changes_nothing(options, message):
 
 @representatives
 def test_a_report_changes_nothing(method):
-    net = make_net()
-    opt = method(net)
+    net, opt = made(method)
     train(net, opt, 2)
     results = []
     for reports in (True, False):
