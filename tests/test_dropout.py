@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesadam as ba
 from bayesadam import noise
 from bayesadam.dropout import MCDropout
+from modules import module_of
 
 BOUND = 4.5
 F64 = {"dtype": torch.float64}
@@ -163,15 +164,8 @@ class TestUnits:
         same_outputs(x, before * mask((5,), 0.4, number=1))
 
     def test_a_module_in_two_places(self):
-        class Twice(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.drop = nn.Dropout(0.5)
-
-            def forward(self, x):
-                return torch.cat([self.drop(x), self.drop(x[:, :30])], 1)
-
-        model, x = Twice(), draw(3, 50)
+        model = module_of(lambda self, x: torch.cat([self.drop(x), self.drop(x[:, :30])], 1), drop=nn.Dropout(0.5))
+        x = draw(3, 50)
         q = MCDropout(model)
         expected = torch.cat([x * mask((50,), 0.5, number=2), x[:, :30] * mask((30,), 0.5, number=2, call=1)], 1)
         with q.draws(model) as put:

@@ -375,19 +375,6 @@ def test_networks_that_do_not_fit_into_the_memory(curve, monkeypatch):
     BayesianMLPRegressor(hidden=(50,), members=2, epochs=1).fit(*curve)
 
 
-def test_several_targets_by_scikit_learn(curve):
-    """One estimator per target; the regressor itself has one network with several outputs."""
-    x, y = curve
-    both = np.stack([y, x[:, 0] - y], axis=1)
-    options = {**QUICK, "epochs": 20}
-    model = MultiOutputRegressor(BayesianMLPRegressor(**options)).fit(x, both)
-    alone = BayesianMLPRegressor(**options).fit(x, both[:, 1])
-    np.testing.assert_array_equal(model.predict(x)[:, 1], alone.predict(x))
-    np.testing.assert_array_equal(model.estimators_[1].predict_interval(x), alone.predict_interval(x))
-    with pytest.raises(ValueError, match=r"^y should be a 1d array, got an array of shape \(\d+, 2\) instead"):
-        BayesianMLPClassifier().fit(x, both > both.mean(0))
-
-
 def test_an_interrupted_fit_keeps_what_it_has(curve):
     def stop(status):
         if status.epoch == 150:

@@ -9,6 +9,7 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam import noise
+from modules import module_of
 from optim.methods import (
     MODES,
     REPRESENTATIVES,
@@ -261,20 +262,11 @@ def test_sets_of_parameters_are_refused(kind):
     assert [id(p) for p in opt.param_groups[0]["params"]] == [id(p) for p in net.parameters()]
 
 
-class Scale(nn.Module):
-    """Multiplies by the magnitudes of a frozen complex parameter, which are 1."""
-
-    def __init__(self):
-        super().__init__()
-        self.phases = nn.Parameter(torch.tensor([1j, 1.0 + 0j]), requires_grad=False)
-
-    def forward(self, x):
-        return x * self.phases.abs()
-
-
 @every_method
 def test_a_frozen_complex_parameter_is_left_alone(method):
-    net, plain = nn.Sequential(*make_net(), Scale()), make_net()
+    """Outputs are multiplied by its magnitudes, which are 1."""
+    phases = nn.Parameter(torch.tensor([1j, 1.0 + 0j]), requires_grad=False)
+    net, plain = make_net().append(module_of(lambda self, x: x * self.phases.abs(), phases=phases)), make_net()
     mode = "block" if method.takes_second_derivatives else "train"
     for each in (net, plain):
         opt = method(each)

@@ -9,18 +9,14 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam.optim import vadam
+from modules import module_of
 from population.conftest import exactly, train
 from population.problems import F64, RAGGED, mlp, models_of, noise_of, regression, some_frozen
 from population.test_objectives import Lasso
 
 
-class Pairs(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = mlp()
-
-    def forward(self, x):
-        return self.net(x), x
+def pair_of_outputs():
+    return module_of(lambda self, x: (self.net(x), x), net=mlp())
 
 
 class Counting(nn.Module):
@@ -142,7 +138,7 @@ TYPES = [
     ({"method": "bbb", "weight_decay": 0.1}, "weight_decay"),
     ({"method": "vogn", "curvature": None}, "curvature must not be given to a population of 'vogn', got None"),
     ({"method": "vadagrad", "prior_precision": 1.0}, "unexpected keyword argument 'prior_precision'"),
-    ({"models": models_of(Pairs)}, "models must return a tensor, got tuple"),
+    ({"models": models_of(pair_of_outputs)}, "models must return a tensor, got tuple"),
 ]
 
 

@@ -14,6 +14,7 @@ from bayesadam.likelihoods import fallbacks
 from bayesadam.posthoc import LaplaceApproximation, laplace
 from bayesadam.posthoc import kronecker as kronecker_module
 from bayesadam.posthoc import network as network_module
+from modules import module_of
 from posthoc.models import (
     CASES,
     F64,
@@ -260,33 +261,21 @@ class TestFactors:
         "options", [{"structure": "kron"}, {"structure": "last_layer_kron", "last_layer": "first"}]
     )
     def test_of_ignored_positions_on_which_others_depend(self, options):
-        class Causal(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.first, self.last = nn.Linear(3, 2).double(), nn.Linear(2, 3).double()
-
-            def forward(self, x):
-                return self.last(self.first(x).cumsum(1))
-
+        layers = {"first": nn.Linear(3, 2), "last": nn.Linear(2, 3)}
+        causal = module_of(lambda self, x: self.last(self.first(x).cumsum(1)), **layers).double()
         x, y = draw(7, 4, 3), classes(7, 4)
         y[:, [0, 3]] = -100
-        fitted = LaplaceApproximation(Causal(), (x, y), likelihood=ba.Categorical(), **options)
+        fitted = LaplaceApproximation(causal, (x, y), likelihood=ba.Categorical(), **options)
         rows = x[:, :3].reshape(-1, 3)
         torch.testing.assert_close(fitted.curvature.layers[0].inputs, rows.T @ rows / len(rows), **EXACT)
 
     def test_of_a_layer_that_is_called_once_only_at_times(self):
-        class Sometimes(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.a, self.b = nn.Linear(3, 3).double(), nn.Linear(3, 3).double()
-
-            def forward(self, x):
-                return self.b(self.a(self.a(x) if len(x) == 4 else x))
-
+        layers = {"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)}
+        sometimes = module_of(lambda self, x: self.b(self.a(self.a(x) if len(x) == 4 else x)), **layers).double()
         message = r"^module 'a' \(Linear\) must be called equally often in all forward passes, got some with one call$"
         with pytest.raises(RuntimeError, match=message):
             LaplaceApproximation(
-                Sometimes(), (draw(N, 3), classes(N)), likelihood=ba.Categorical(), structure="kron", batch_size=4
+                sometimes, (draw(N, 3), classes(N)), likelihood=ba.Categorical(), structure="kron", batch_size=4
             )
 
 
