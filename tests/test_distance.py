@@ -14,11 +14,6 @@ from bayesadam.distance import RandomFeatures, SpectralBound, distance_aware
 from modules import module_of
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 def perceptron():
     return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1))
 

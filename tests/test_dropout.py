@@ -14,14 +14,9 @@ import bayesadam as ba
 from bayesadam import noise
 from bayesadam.dropout import MCDropout
 from modules import module_of
+from posterior.kinds import BOUND, F64, draw
 
-BOUND = 4.5
-F64 = {"dtype": torch.float64}
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def mask(units, rate, *, number, seed=0, index=0, call=0):
@@ -46,7 +41,6 @@ class Network(nn.Module):
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
     return Network()
 
 
@@ -299,7 +293,6 @@ class TestOtherRandomness:
     @pytest.mark.parametrize("kind", ["none", "target"])
     @pytest.mark.parametrize("training", [True, False])
     def test_none_leaves_no_trace(self, kind, training):
-        torch.manual_seed(0)
         model, x = Random(kind).train(training), torch.randn(5, 4)
         before = {name: value.clone() for name, value in model.state_dict().items()}
         state, q, calls = torch.get_rng_state(), MCDropout(model), []

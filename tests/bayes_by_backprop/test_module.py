@@ -153,7 +153,6 @@ def test_padding_is_looked_up_without_noise_and_gradient(estimator):
 
 
 def test_batch_norm_and_dropout_keep_working():
-    torch.manual_seed(0)
     layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(16, 3)]
     model = nn.Sequential(*layers)
     net = variational(model)
@@ -203,7 +202,6 @@ def test_autocast(estimator, prior):
 )
 def test_inference_mode_leaves_nothing_behind(estimator, prior, size):
     """A validation pass in inference mode gives what it gives without gradients, and so does training afterwards."""
-    torch.manual_seed(0)
     x, y = torch.randn(20, size), torch.randint(3, (20,))
     found = []
     for mode in (torch.inference_mode, torch.no_grad):
@@ -347,7 +345,6 @@ def test_continual_learning_from_a_posterior(tmp_path):
 @pytest.mark.parametrize("make", [variational, ba.variational_last_layer])
 def test_packed_sequences_are_one_argument(make):
     """As for ``predict``, although the class is a tuple."""
-    torch.manual_seed(0)
     x, y = torch.randn(4, 5, 2), torch.randn(5, 1)
     losses = []
     for inputs in (x, pack_sequence(list(x.unbind(1)))):

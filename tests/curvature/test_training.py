@@ -147,7 +147,6 @@ class Twice(nn.Module):
     ids=str,
 )
 def test_a_layer_called_twice(layer, shape, with_gradient):
-    torch.manual_seed(0)
     check(Twice(layer, with_gradient), inputs(*shape))
 
 
@@ -207,7 +206,6 @@ def test_autocast(make):
 
 @pytest.mark.parametrize("layer", [nn.Linear(3, 2), nn.ConvTranspose1d(3, 2, 2)], ids=str)
 def test_a_backward_pass_inside_an_autocast_region_squares_in_full_precision(layer):
-    torch.manual_seed(0)
     model, x = nn.Sequential(nn.Identity(), layer), inputs(6, 3, 3)
     t = targets(model, x)
     squares = started(model)

@@ -1,6 +1,5 @@
 """Every method takes every likelihood: a user's own that defines a density alone, and those that the library ships."""
 
-
 import pytest
 import torch
 from torch import nn

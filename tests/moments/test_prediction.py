@@ -123,7 +123,6 @@ class TestInputs:
                 close(getattr(parts, name), getattr(whole, name))
 
     def test_ways_to_give_inputs(self):
-        torch.manual_seed(0)
         layers = {"a": nn.Linear(4, 3), "b": nn.Linear(2, 3)}
         model = module_of(lambda self, x, y: self.a(x) + torch.relu(self.b(y)), **layers).double()
         x, y = draw(9, 4), draw(9, 2, seed=1)
@@ -189,7 +188,6 @@ class TestInputs:
 
 
 def test_the_model_is_what_it_was():
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 2)).double()
     model[3].eval()
     x, q = data()[0], diagonal(model)

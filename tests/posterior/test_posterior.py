@@ -107,7 +107,6 @@ class TestPruning:
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 

@@ -192,7 +192,6 @@ class TestMixture:
 @pytest.mark.filterwarnings("ignore:the noise of the likelihood must fit")
 def test_a_mixture_of_equal_components_is_one_of_them():
     """Its density uses the covariance of the outputs of a row, and noise whose variance is out of range."""
-    torch.manual_seed(0)
     x = torch.randn(30, 3)
     model = nn.Sequential(nn.Linear(3, 1), nn.Tanh(), nn.Linear(1, 2))  # outputs share a unit, and so are correlated
     options = {"likelihood": ba.Gaussian(1e4), "method": "linearized"}
