@@ -47,6 +47,7 @@ class Method:
         self.options = VARIANTS.get(key, {})
         self.learned = self.name == "bayesadam"
         self.takes_second_derivatives = self.options.get("hessian") in ("exact", "hutchinson")
+        self.mode = "block" if self.takes_second_derivatives else "train"  # with drop-in training wherever there is one
 
     def __call__(self, model, params=None, **hyperparameters):
         """An optimiser of the model's named parameters, or of other parameters or groups of it."""
@@ -84,6 +85,12 @@ representatives = methods(REPRESENTATIVES)
 def make_net(dtype=torch.float32):
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)).to(dtype)
+
+
+def layer_groups(net, **second):
+    """A group for each layer of the small network; the second one has these options."""
+    first, last = ({"params": list(net[part].named_parameters(str(part)))} for part in (0, 2))
+    return [first, last | second]
 
 
 def made(method, dtype=torch.float32, **hyperparameters):

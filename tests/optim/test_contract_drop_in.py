@@ -128,12 +128,11 @@ def test_weights_loaded_during_drop_in_training_are_the_mean_after_eval(method):
 @every_method
 def test_a_prediction_between_two_steps_changes_nothing(method):
     """It puts other weights into the network, and then those that it held."""
-    mode = "block" if method.takes_second_derivatives else "train"
     results = []
     for predicts in (False, True):
         net, opt = made(method)
         for step in range(3):
-            train(net, opt, 1, first=step, mode=mode)
+            train(net, opt, 1, first=step, mode=method.mode)
             if predicts:
                 ba.predict(net, opt.posterior(), batch()[0], likelihood=ba.Gaussian(1.0), mc_samples=2)
         opt.eval()

@@ -17,6 +17,7 @@ from optim.methods import (
     backward,
     by_name,
     every_method,
+    layer_groups,
     loss_of,
     made,
     make_net,
@@ -58,7 +59,6 @@ class PartlyUsed(nn.ModuleDict):
 
 @ways(REPRESENTATIVES)
 def test_frozen_and_unused_parameters_are_not_touched(method, mode):
-    torch.manual_seed(0)
     net = PartlyUsed({name: nn.Linear(3, 3) for name in ("frozen", "unused", "used")})
     net["frozen"].requires_grad_(False)
     for p in net["frozen"].parameters():
@@ -204,11 +204,7 @@ def test_empty_and_scalar_parameters(method):
 @representatives
 def test_a_group_without_noise_is_trained_all_the_same(method):
     net = make_net()
-    groups = [
-        {"params": list(net[0].named_parameters(prefix="0"))},
-        {"params": list(net[2].named_parameters(prefix="2")), "perturb": False},
-    ]
-    opt = method(net, groups)
+    opt = method(net, layer_groups(net, perturb=False))
     start = net[2].weight.detach().clone()
     for step in range(3):
         mean = net[2].weight.detach().clone()
@@ -267,13 +263,12 @@ def test_a_frozen_complex_parameter_is_left_alone(method):
     """Outputs are multiplied by its magnitudes, which are 1."""
     phases = nn.Parameter(torch.tensor([1j, 1.0 + 0j]), requires_grad=False)
     net, plain = make_net().append(module_of(lambda self, x: x * self.phases.abs(), phases=phases)), make_net()
-    mode = "block" if method.takes_second_derivatives else "train"
     for each in (net, plain):
         opt = method(each)
         opt.attach(each)
-        train(each, opt, 2, mode=mode)
+        train(each, opt, 2, mode=method.mode)
         opt.load_state_dict(copy.deepcopy(opt.state_dict()))
-        train(each, opt, 1, first=2, mode=mode)
+        train(each, opt, 1, first=2, mode=method.mode)
         opt.eval()
         assert "3.phases" not in opt.posterior().mean
     assert net[3].phases.tolist() == [1j, 1.0]

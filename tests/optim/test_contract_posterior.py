@@ -12,6 +12,7 @@ from optim.methods import (
     Method,
     batch,
     by_name,
+    layer_groups,
     made,
     make_net,
     make_step,
@@ -125,11 +126,7 @@ def test_parameters_without_noise_and_frozen_ones_start_at_its_mean(method):
     net = make_net()
     net[0].bias.requires_grad_(False)
     q = constant_prior(net, 0.25, 0.01)
-    groups = [
-        {"params": list(net[0].named_parameters(prefix="0"))},
-        {"params": list(net[2].named_parameters(prefix="2")), "perturb": False},
-    ]
-    opt = method(net, groups, prior=q)
+    opt = method(net, layer_groups(net, perturb=False), prior=q)
     assert (weights(net) == 0.25).all()
     train(net, opt, 2)
     assert (net[0].bias == 0.25).all()

@@ -190,17 +190,6 @@ def test_a_copy_made_inside_a_block_knows_the_mean(method):
     train(other, its, 1, first=2)
 
 
-def test_a_module_that_has_its_optimiser_is_copied_in_drop_in_training():
-    net = make_net()
-    net.optimizer = Method("vogn")(net)
-    train(net, net.optimizer, 1, mode="train")
-    copied = copy.deepcopy(net)
-    for model in (net, copied):
-        train(model, model.optimizer, 1, first=1, mode="train")
-        model.optimizer.eval()
-    assert torch.equal(weights(net), weights(copied))
-
-
 # torch.compile around a whole step: the graph breaks where it must, and numbers are the same
 
 

@@ -94,12 +94,9 @@ def test_equals_reference_loop_given_the_same_noise(name, case):
     assert_matches(name, 10 if case == "b2 = 0" else 30, **CASES[case])
 
 
+LIKE_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0}
 DEFAULTS = {
-    "vadam": {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0},
-    "vprop": {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0},
-    "bbb": {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0},
-    "natural_vadam": {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0},
-    "natural_von": {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0},
+    **dict.fromkeys(("vadam", "vprop", "bbb", "natural_vadam", "natural_von"), LIKE_ADAM),
     "vadagrad": {"lr": 1e-2, "betas": (0.9, 0.999), "temperature": 0.0},
     "von": {"lr": 1e-2, "betas": (0.0, 0.999), "prior_precision": 1.0},
     "van": {"lr": 1e-2, "betas": (0.0, 0.999), "prior_precision": 1.0, "temperature": 0.0},
