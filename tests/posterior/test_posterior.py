@@ -60,6 +60,10 @@ class TestSampling:
                 eps = noise.normal(5, 0, 7 + i, index, mean.shape, stream=noise.POSTERIOR)
                 torch.testing.assert_close(samples[name][i], mean + q.variance[name].sqrt() * eps)
 
+    def test_numbers_end_where_those_of_the_noise_do(self):
+        with pytest.raises(ValueError, match=r"^sample must be an integer in \[0, 2\*\*28\), got 268435456$"):
+            make().sample(2, first=2**28 - 1)
+
 
 @pytest.mark.parametrize("two", [2, np.float32(2.0), torch.tensor(2.0)])
 def test_a_precision_is_any_number(two):
