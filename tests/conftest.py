@@ -27,6 +27,21 @@ def pytest_runtest_setup():
 
 
 @pytest.fixture
+def set_threads():
+    """Set the number of PyTorch's threads until the end of the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def set_default_dtype():
+    """Set PyTorch's default dtype until the end of the test."""
+    yield torch.set_default_dtype
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
 def frequent_switches():
     """Let threads take turns as often as possible."""
     interval = sys.getswitchinterval()

@@ -11,11 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import bayesadam as ba
 from bayesadam.distance import RandomFeatures, SpectralBound, distance_aware
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
+from modules import module_of
 
 
 def perceptron():
@@ -123,21 +119,13 @@ def test_the_layer_may_be_named_or_be_the_model():
     assert alone(torch.randn(4, 3)).shape == (4, 2)
 
 
-class Aliased(nn.Module):
-    """A network that has its last layer under two names, and its first one under a name behind that."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = perceptron()
-        self.head, self.first = self.layers[-1], self.layers[0]
-
-    def forward(self, x):
-        return self.head(self.layers[:-1](x))
-
-
 @pytest.mark.parametrize("name", [None, "layers.4", "head"])
 def test_a_layer_is_replaced_under_all_of_its_names(name):
-    net = distance_aware(Aliased(), features=8, last_layer=name)
+    """The last layer has two names, and the first one has another behind that."""
+    layers = perceptron()
+    parts = {"layers": layers, "head": layers[-1], "first": layers[0]}
+    aliased = module_of(lambda self, x: self.head(self.layers[:-1](x)), **parts)
+    net = distance_aware(aliased, features=8, last_layer=name)
     assert net.head is net.layers[-1]
     assert isinstance(net.head[0], RandomFeatures)
     net(torch.randn(5, 2)).sum().backward()

@@ -13,14 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesadam as ba
 from bayesadam import noise
 from bayesadam.dropout import MCDropout
+from modules import module_of
+from posterior.kinds import BOUND, F64, draw
 
-BOUND = 4.5
-F64 = {"dtype": torch.float64}
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def mask(units, rate, *, number, seed=0, index=0, call=0):
@@ -45,7 +41,6 @@ class Network(nn.Module):
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
     return Network()
 
 
@@ -163,15 +158,8 @@ class TestUnits:
         same_outputs(x, before * mask((5,), 0.4, number=1))
 
     def test_a_module_in_two_places(self):
-        class Twice(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.drop = nn.Dropout(0.5)
-
-            def forward(self, x):
-                return torch.cat([self.drop(x), self.drop(x[:, :30])], 1)
-
-        model, x = Twice(), draw(3, 50)
+        model = module_of(lambda self, x: torch.cat([self.drop(x), self.drop(x[:, :30])], 1), drop=nn.Dropout(0.5))
+        x = draw(3, 50)
         q = MCDropout(model)
         expected = torch.cat([x * mask((50,), 0.5, number=2), x[:, :30] * mask((30,), 0.5, number=2, call=1)], 1)
         with q.draws(model) as put:
@@ -305,7 +293,6 @@ class TestOtherRandomness:
     @pytest.mark.parametrize("kind", ["none", "target"])
     @pytest.mark.parametrize("training", [True, False])
     def test_none_leaves_no_trace(self, kind, training):
-        torch.manual_seed(0)
         model, x = Random(kind).train(training), torch.randn(5, 4)
         before = {name: value.clone() for name, value in model.state_dict().items()}
         state, q, calls = torch.get_rng_state(), MCDropout(model), []

@@ -11,12 +11,7 @@ import bayesadam as ba
 from bayesadam.population import order
 from bayesadam.posterior import PartialGaussian
 
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-X = draw(40, 3)
+X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 Y = (X.sum(1) > 0).long()
 
 

@@ -146,6 +146,16 @@ class TestLeftovers:
         assert names(tmp_path) == sorted(["t", *kept])
 
 
+def flips(path):
+    """Writes the file again with one other bit in each byte, one after another; gives the places."""
+    content = path.read_bytes()
+    for place in range(len(content)):
+        broken = bytearray(content)
+        broken[place] ^= 1 << place % 8
+        path.write_bytes(broken)
+        yield place
+
+
 class TestJson:
     RULE = "it must be good"
 
@@ -197,11 +207,7 @@ class TestJson:
     def test_flipped_bits(self, tmp_path):
         record = {"version": 2, "std": [0.5, 12.0], "name": "a"}
         write_json(tmp_path / "r", record)
-        content = (tmp_path / "r").read_bytes()
-        for place in range(len(content)):
-            broken = bytearray(content)
-            broken[place] ^= 1 << place % 8
-            (tmp_path / "r").write_bytes(broken)
+        for place in flips(tmp_path / "r"):
             try:
                 found, told = read_json(tmp_path / "r", self.RULE)
             except DamagedFile:
@@ -232,10 +238,7 @@ class TestTensors:
         write_tensors(tmp_path / "q", "kind", {"w": torch.arange(3.0)}, {"a": 1})
         content = (tmp_path / "q").read_bytes()
         expected = read_tensors(tmp_path / "q", "the file")
-        for place in range(len(content)):
-            broken = bytearray(content)
-            broken[place] ^= 1 << place % 8
-            (tmp_path / "q").write_bytes(broken)
+        for place in flips(tmp_path / "q"):
             try:
                 found = read_tensors(tmp_path / "q", "the file")
             except DamagedFile:

@@ -13,9 +13,7 @@ from scipy import integrate, stats
 
 import bayesadam as ba
 from bayesadam import metrics, plots
-from posterior.kinds import draw
-
-F64 = {"dtype": torch.float64}
+from posterior.kinds import F64, draw
 
 
 def classes(count=200, number=4, seed=0):

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import math
-import warnings
 
 import numpy as np
 import pytest
@@ -358,9 +357,7 @@ class TestNative:
         monkeypatch.setattr(native, "read", lambda name: "this is no C++")
         message = "^noise is drawn without its compiled function: the compiler failed: .*error"
         assert_by_operations(message)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            normal(**BASE, shape=(10,))  # said once
+        normal(**BASE, shape=(10,))  # it is said once: another warning would be an error
 
     @needs_compiler
     def test_a_function_that_gives_other_numbers(self, monkeypatch, anew):
@@ -412,15 +409,12 @@ class TestResult:
 
     @pytest.mark.parametrize("path", PATHS)
     @pytest.mark.parametrize("numel", [noise.ALONE - 1, noise.ALONE + 1, BLOCK + 12345])
-    def test_number_of_threads_does_not_matter(self, numel, path):
-        before, found = torch.get_num_threads(), []
-        try:
-            for threads in (1, 2, 4):
-                torch.set_num_threads(threads)
-                with path():
-                    found.append(normal(**BASE, shape=(numel,)))
-        finally:
-            torch.set_num_threads(before)
+    def test_number_of_threads_does_not_matter(self, numel, path, set_threads):
+        found = []
+        for threads in (1, 2, 4):
+            set_threads(threads)
+            with path():
+                found.append(normal(**BASE, shape=(numel,)))
         assert torch.equal(found[0], found[1])
         assert torch.equal(found[0], found[2])
 

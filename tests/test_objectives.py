@@ -12,6 +12,7 @@ import bayesadam as ba
 from bayesadam import noise, priors
 from bayesadam.bayes_by_backprop import variational
 from bayesadam.objectives import elbo, kl_warmup, kl_weights
+from modules import module_of
 
 LIKELIHOOD = ba.Gaussian(noise_precision=4.0)
 
@@ -83,27 +84,22 @@ def test_antithetic_pairs_are_exact_for_what_is_linear_in_the_weights():
     assert (first - second).abs().min() > 1e-3
 
 
-class Named(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = linear()
-
-    def forward(self, features, scale):
-        return {"prediction": self.inner(features) * scale}
+def named():
+    return module_of(lambda self, features, scale: {"prediction": self.inner(features) * scale}, inner=linear())
 
 
 def test_inputs_may_be_a_tuple_or_a_dict_and_output_takes_the_tensor_out():
     x, y = regression()
     options = {"likelihood": LIKELIHOOD, "num_data": 12, "output": lambda out: out["prediction"]}
     losses = [
-        variational(Named(), seed=3).loss(inputs, y, **options).item()
+        variational(named(), seed=3).loss(inputs, y, **options).item()
         for inputs in ((x, 2.0), {"features": x, "scale": 2.0})
     ]
     assert losses[0] == losses[1]
-    plain = variational(Named(), seed=3).loss((x, 1.0), y, **options).item()
+    plain = variational(named(), seed=3).loss((x, 1.0), y, **options).item()
     assert plain != losses[0]
     with pytest.raises(TypeError, match="output must be given for a model that returns no tensor .* got dict"):
-        variational(Named()).loss((x, 1.0), y, likelihood=LIKELIHOOD, num_data=12)
+        variational(named()).loss((x, 1.0), y, likelihood=LIKELIHOOD, num_data=12)
 
 
 @pytest.mark.parametrize("num_batches", [1, 3, 1000, 100_000])

@@ -20,7 +20,6 @@ def draw(shape, seed=0):
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
     return nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3))
 
 

@@ -9,14 +9,11 @@ from torch import nn
 
 from bayesadam.posterior import LowRankGaussian
 from bayesadam.swag import SWAG
-from posterior.kinds import assert_same, covariance, draw, flat
-
-F64 = {"dtype": torch.float64}
+from posterior.kinds import F64, assert_same, covariance, draw, flat
 
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4, **F64), nn.BatchNorm1d(4, **F64), nn.Linear(4, 2, **F64))
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional
 from bayesadam import noise
 from bayesadam.bayes_by_backprop import variational
 from bayesadam.bayes_by_backprop.draws import signs
+from modules import module_of
 
 DRAWS = 600
 BOUND = 4.5  # standard errors, for the largest of hundreds of outputs
@@ -148,7 +149,6 @@ def test_gradients_are_unbiased(estimator):
     """The mean gradient is that of the expected loss, which many samples of plain PyTorch noise estimate."""
     generator = torch.Generator().manual_seed(2)
     x, y = torch.randn(6, 3, dtype=torch.float64, generator=generator), torch.randint(2, (6,), generator=generator)
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     net = variational(model, initial_std=0.4, estimator=estimator)
     variables = [*net.model.parameters(), *net.rho.parameters()]
@@ -195,7 +195,6 @@ class Functional(nn.Module):
 
 @pytest.mark.parametrize("estimator", ["local", "flipout"])
 def test_other_uses_of_weights_have_the_shared_sample(estimator):
-    torch.manual_seed(0)
     x = torch.randn(2, 4, 3, dtype=torch.float64)
     outputs, gradients = [], []
     for kind in ("shared", estimator):
@@ -225,13 +224,11 @@ class Twice(nn.Module):
         return self.two(self.one(x)[: self.rows])
 
 
-class BiasOfAnother(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
-
+def bias_of_another():
     def forward(self, x):
         return functional.linear(self.one(x), self.two.weight, self.one.bias)
+
+    return module_of(forward, one=nn.Linear(3, 3), two=nn.Linear(3, 3))
 
 
 class EmbeddingAndHead(nn.Module):
@@ -254,8 +251,8 @@ class EmbeddingAndHead(nn.Module):
     [
         ("local", lambda: Twice(), "one.weight"),
         ("local", lambda: Twice(tied=True), "one.weight"),
-        ("local", BiasOfAnother, "one.bias"),
-        ("flipout", BiasOfAnother, "one.bias"),
+        ("local", bias_of_another, "one.bias"),
+        ("flipout", bias_of_another, "one.bias"),
     ],
 )
 def test_a_parameter_that_is_used_twice_is_refused(estimator, model, name):
@@ -268,7 +265,6 @@ def test_a_parameter_that_is_used_twice_is_refused(estimator, model, name):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_flipout_uses_a_weight_twice_for_the_same_data_points(tied):
-    torch.manual_seed(0)
     net = variational(Twice(tied).double(), initial_std=0.5, estimator="flipout")
     x = torch.randn(4, 3, dtype=torch.float64)
     with net.common_draw(), torch.no_grad():

@@ -71,18 +71,15 @@ def test_nan_stays():
     assert sums.isnan()[:2].tolist() == [False, True]
 
 
-def test_number_of_threads_does_not_matter():
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 4):
-            torch.set_num_threads(threads)
-            means, rhos, eps = weights()
-            for rho in rhos:
-                rho.requires_grad_()
-            thetas, sums = fused.sample(means, rhos, eps, CENTER)
-            found.append([*thetas, sums, *torch.autograd.grad(sums.sum() + thetas[2].sum(), rhos)])
-    finally:
-        torch.set_num_threads(before)
+def test_number_of_threads_does_not_matter(set_threads):
+    found = []
+    for threads in (1, 2, 4):
+        set_threads(threads)
+        means, rhos, eps = weights()
+        for rho in rhos:
+            rho.requires_grad_()
+        thetas, sums = fused.sample(means, rhos, eps, CENTER)
+        found.append([*thetas, sums, *torch.autograd.grad(sums.sum() + thetas[2].sum(), rhos)])
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
@@ -117,18 +114,15 @@ def test_training_is_the_same_up_to_rounding(monkeypatch, prior, options, estima
 
 
 @pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
-def test_the_default_dtype_does_not_matter(estimator):
+def test_the_default_dtype_does_not_matter(estimator, set_default_dtype):
     x, losses = torch.randn(8, 12), []
     torch.manual_seed(0)
     net = variational(nn.Linear(12, 3), seed=4, estimator=estimator)
     for dtype in (torch.float32, torch.float64):
-        torch.set_default_dtype(dtype)
-        try:
-            torch.manual_seed(1)
-            copied = copy.deepcopy(net)
-            losses.append(copied.loss(x, torch.zeros(8, 3), likelihood=ba.Gaussian(), num_data=100).item())
-        finally:
-            torch.set_default_dtype(torch.float32)
+        set_default_dtype(dtype)
+        torch.manual_seed(1)
+        copied = copy.deepcopy(net)
+        losses.append(copied.loss(x, torch.zeros(8, 3), likelihood=ba.Gaussian(), num_data=100).item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 

@@ -15,6 +15,7 @@ import bayesadam as ba
 from bayesadam import noise, priors
 from bayesadam.bayes_by_backprop import fused, variational
 from bayesadam.functional.reparameterized import inverse_softplus, sample_of_variance, softplus
+from modules import module_of
 
 
 def mlp(seed=0, dtype=torch.float32):
@@ -132,16 +133,9 @@ def test_copies_go_on_as_the_original(duplicate, estimator):
 
 
 def test_tied_weights_have_one_mean_and_one_sample():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding, self.head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
-            self.head.weight = self.embedding.weight
-
-        def forward(self, x):
-            return self.head(self.embedding(x))
-
-    net = variational(Tied(), initial_std=0.5)
+    layers = {"embedding": nn.Embedding(5, 3), "head": nn.Linear(3, 5, bias=False)}
+    layers["head"].weight = layers["embedding"].weight
+    net = variational(module_of(lambda self, x: self.head(self.embedding(x)), **layers), initial_std=0.5)
     assert [name for name, _ in net.named_parameters()] == ["model.embedding.weight", "rho.embedding/weight"]
     out = net(torch.arange(5))
     assert torch.allclose(out, out.T)  # W W', which it is for one W only
@@ -159,7 +153,6 @@ def test_padding_is_looked_up_without_noise_and_gradient(estimator):
 
 
 def test_batch_norm_and_dropout_keep_working():
-    torch.manual_seed(0)
     layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(16, 3)]
     model = nn.Sequential(*layers)
     net = variational(model)
@@ -209,7 +202,6 @@ def test_autocast(estimator, prior):
 )
 def test_inference_mode_leaves_nothing_behind(estimator, prior, size):
     """A validation pass in inference mode gives what it gives without gradients, and so does training afterwards."""
-    torch.manual_seed(0)
     x, y = torch.randn(20, size), torch.randint(3, (20,))
     found = []
     for mode in (torch.inference_mode, torch.no_grad):
@@ -350,25 +342,16 @@ def test_continual_learning_from_a_posterior(tmp_path):
         variational(nn.Sequential(nn.Linear(4, 5)), prior=q)
 
 
-class LastState(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.recurrent = nn.GRU(2, 3)
-        self.last = nn.Linear(3, 1)
-
-    def forward(self, x):
-        return self.last(self.recurrent(x)[1][-1])
-
-
 @pytest.mark.parametrize("make", [variational, ba.variational_last_layer])
 def test_packed_sequences_are_one_argument(make):
     """As for ``predict``, although the class is a tuple."""
-    torch.manual_seed(0)
     x, y = torch.randn(4, 5, 2), torch.randn(5, 1)
     losses = []
     for inputs in (x, pack_sequence(list(x.unbind(1)))):
         torch.manual_seed(1)
-        losses.append(make(LastState()).loss(inputs, y, likelihood=ba.Gaussian(), num_data=5))
+        layers = {"recurrent": nn.GRU(2, 3), "last": nn.Linear(3, 1)}
+        model = module_of(lambda self, x: self.last(self.recurrent(x)[1][-1]), **layers)
+        losses.append(make(model).loss(inputs, y, likelihood=ba.Gaussian(), num_data=5))
     torch.testing.assert_close(*losses)
 
 

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesadam as ba
 from bayesadam.calibration import safe
 from bayesadam.predictive.pairs import Remembered, evenly
+from modules import module_of
 
 
 def nll(model, q, data, likelihood, **options):
@@ -174,16 +175,8 @@ def test_without_data_the_noise_is_a_twentieth_of_the_weights():
 
 def test_a_posterior_that_cannot_be_harmless_is_a_point(classes):
     """A network whose outputs are infinite for any noise."""
-
-    class Brittle(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(3, 3))
-
-        def forward(self, x):
-            return x @ self.weight / (self.weight == 1.0).all()
-
-    model = Brittle()
+    weight = nn.Parameter(torch.ones(3, 3))
+    model = module_of(lambda self, x: x @ self.weight / (self.weight == 1.0).all(), weight=weight)
     q = ba.DiagonalGaussian({"weight": torch.ones(3, 3)}, {"weight": torch.ones(3, 3)})
     watched = safe.Watched(model, classes.train, classes.likelihood, None, None)
     assert watched.harmless(q).hyperparameters["scaled"] == 0.0

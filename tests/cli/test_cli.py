@@ -107,13 +107,6 @@ class TestHelp:
     def test_version(self, fitted):
         assert fitted("--version") == f"bayesadam {ba.__version__}\n"
 
-    def test_of_a_command(self, command):
-        code, out, err = command("demo", "--help")
-        assert (code, err) == (0, "")
-        text = " ".join(out.split())
-        for word in ("--out", "--seed", "--quick", "digits"):
-            assert word in text
-
     def test_no_command_shows_the_help(self, command):
         code, out, err = command()
         assert code in (0, 2)

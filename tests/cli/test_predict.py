@@ -156,14 +156,6 @@ class TestClassification:
         assert np.mean(predicted.to_numpy() == table["answer"].to_numpy()) > 0.8
 
 
-def test_a_link_is_replaced_and_not_followed(fitted, made, numbers, tmp_path):
-    (tmp_path / "other").write_text("of somebody else")
-    (tmp_path / "o.csv").symlink_to(tmp_path / "other")
-    fitted("predict", made / "price", numbers, "-o", tmp_path / "o.csv")
-    assert (tmp_path / "other").read_text() == "of somebody else"
-    assert len(csv.read_csv(tmp_path / "o.csv")) == 120
-
-
 @pytest.mark.parametrize(("encoding", "name"), [("ascii", "gr\\xf6\\xdfe"), ("latin-1", "größe")])
 def test_output_in_any_encoding(tmp_path, monkeypatch, encoding, name):
     write(labels_table().rename_columns(["größe", "数", "答え"]), tmp_path / "t.csv")

@@ -11,6 +11,7 @@ import bayesadam as ba
 from bayesadam.curvature import PerExampleSquares
 from curvature.conftest import check, read, started
 from curvature.models import inputs, mlp, tokens, transformer
+from modules import module_of
 
 
 class Reshaped(nn.Module):
@@ -46,15 +47,6 @@ class Constant(nn.Module):
         return self.weight
 
 
-class WithConstant(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.constant = Constant()
-
-    def forward(self, x):
-        return x + self.constant()
-
-
 class Functional(nn.Module):
     """Uses the embedding's weight once more, or a layer's weight only, without calling the module."""
 
@@ -86,7 +78,11 @@ CALLS = {
         inputs(6, 3),
         "axis 0 of the output of module '0' (Total) must be the 6 examples",
     ),
-    "no inputs": (WithConstant(), inputs(6, 3), "the input of module 'constant' (Constant) must be the 6 examples"),
+    "no inputs": (
+        module_of(lambda self, x: x + self.constant(), constant=Constant()),
+        inputs(6, 3),
+        "the input of module 'constant' (Constant) must be the 6 examples",
+    ),
     "packed": (nn.LSTM(3, 4, batch_first=True), packed(), "the input of LSTM must be a tensor, got a PackedSequence"),
     "positions": (transformer(), tokens(5), "the indices of module 'positions' (Embedding) must be unambiguous"),
     "tied": (Functional(True), tokens(), "parameter embedding.weight must be used only by calls of its module"),
@@ -141,7 +137,6 @@ def test_batch_normalisation_of_the_batch(statistics):
 
 
 def test_batch_normalisation_of_features_without_gradient():
-    torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm1d(5, affine=False), nn.Linear(5, 3))
     squares, x = started(model), inputs(6, 5)
     model(x).sum(1).mean().backward()
@@ -159,22 +154,15 @@ def test_as_many_positions_as_examples_once_seen_with_another_number():
     other = transformer(rows="row")
     squares = started(other)
     other(x).square().flatten(1).sum(1).mean().backward()
-    for name, p in other.named_parameters():
-        torch.testing.assert_close(found[name], squares.mean_squares(p))
+    torch.testing.assert_close(found, read(other, squares))
 
 
 @pytest.mark.parametrize("how", ["view", "other values", "known"])
 def test_one_index_for_each_example(how):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding = nn.Embedding(6, 3)
+    def forward(self, x):
+        return self.embedding(x[:, 0] if how == "view" else x[:, 0] * 1).tanh()
 
-        def forward(self, x):
-            return self.embedding(x[:, 0] if how == "view" else x[:, 0] * 1).tanh()
-
-    torch.manual_seed(0)
-    model, x = Model(), torch.arange(12).view(6, 2) // 2
+    model, x = module_of(forward, embedding=nn.Embedding(6, 3)), torch.arange(12).view(6, 2) // 2
     if how == "other values":
         x = x.flip(0)
     if how == "known":

@@ -10,6 +10,7 @@ from bayesadam.curvature.fallback import Replay
 from bayesadam.curvature.units import units_of
 from curvature.conftest import assert_near, by_example, check, collected, squares_of_examples, started, targets
 from curvature.models import First, TorchAttention, inputs, tokens, transformer
+from modules import module_of
 
 
 def replayed(model):
@@ -60,7 +61,6 @@ class UsesScale(nn.Module):
     ("part", "dtype"), [("first", torch.float64), ("second", torch.float64), ("both", torch.float32)]
 )
 def test_several_inputs_and_outputs(part, dtype, frozen):
-    torch.manual_seed(0)
     model = replayed(UsesScale(part))
     for name in frozen:
         model.scaled.get_parameter(name).requires_grad_(False)
@@ -105,15 +105,6 @@ class Masked(nn.Module):
         return y + weights.sum((1, 2))[..., None]
 
 
-class Pair(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.bilinear = nn.Bilinear(3, 3, 2)
-
-    def forward(self, x):
-        return self.bilinear(x, x.flip(1))
-
-
 class Branching(nn.Module):
     """Cannot be mapped by vmap; its child is called when it is called again, which must not count."""
 
@@ -140,15 +131,6 @@ class Unrolled(nn.Module):
         return state[0]
 
 
-class Twice(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-
-    def forward(self, x):
-        return self.module(self.module(x))
-
-
 class Stated(nn.Module):
     """A recurrent layer that starts in a state from the inputs, and whose last state is used."""
 
@@ -170,9 +152,9 @@ MODULES = [
     (nn.PReLU(3), inputs(6, 3, 2)),
     (nn.ConvTranspose2d(2, 3, 3, stride=2), inputs(6, 2, 4, 3)),
     (nn.EmbeddingBag(9, 3), tokens()),
-    (Pair(), inputs(6, 3)),
+    (module_of(lambda self, x: self.layer(x, x.flip(1)), layer=nn.Bilinear(3, 3, 2)), inputs(6, 3)),
     (Branching(), inputs(6, 3)),
-    (Twice(Branching()), inputs(6, 3)),
+    (module_of(lambda self, x: self.layer(self.layer(x)), layer=Branching()), inputs(6, 3)),
     (nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True), inputs(6, 4, 6)),
     (nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), inputs(6, 4, 3)),
     (Unrolled(nn.LSTMCell(3, 4)), inputs(6, 3, 3)),
@@ -194,7 +176,6 @@ def test_modules(module, x):
 
 def test_in_several_chunks(monkeypatch):
     monkeypatch.setattr("bayesadam.curvature.fallback.LIMIT", 1)
-    torch.manual_seed(0)
     check(replayed(UsesScale("both")), inputs(6, 3))
 
 
@@ -225,7 +206,6 @@ DERIVED = {
 @pytest.mark.parametrize(("training", "dtype"), [(False, torch.float64), (True, torch.float32)])
 @pytest.mark.parametrize("kind", DERIVED)
 def test_weights_that_a_hook_computes(kind, training, dtype):
-    torch.manual_seed(0)
     layers = [DERIVED[kind](layer) for layer in (nn.Conv1d(2, 3, 3), nn.Linear(12, 4), nn.Linear(4, 2))]
     model = replayed(nn.Sequential(layers[0], nn.Flatten(), layers[1], nn.Tanh(), layers[2])).to(dtype)
     model[4].requires_grad_(False)
@@ -245,17 +225,11 @@ def test_weights_that_a_hook_computes(kind, training, dtype):
 
 
 def test_buffers_and_random_numbers_are_left_alone():
-    class Counting(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.tensor(2.0))
-            self.register_buffer("calls", torch.tensor(0))
+    def forward(self, x):
+        self.calls += 1
+        return x * self.weight
 
-        def forward(self, x):
-            self.calls += 1
-            return x * self.weight
-
-    model, x = Counting(), inputs(6, 3)
+    model, x = module_of(forward, weight=nn.Parameter(torch.tensor(2.0)), calls=torch.tensor(0)), inputs(6, 3)
     state = torch.get_rng_state()
     found, _ = collected(model, x, torch.zeros_like(x))
     assert model.calls == 1
@@ -265,15 +239,8 @@ def test_buffers_and_random_numbers_are_left_alone():
 
 
 def test_input_changed_in_place_afterwards_is_an_error():
-    class Squared(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.tensor(2.0))
-
-        def forward(self, x):
-            return x.exp() * self.weight
-
-    model = nn.Sequential(nn.Identity(), Squared())
+    scaled = module_of(lambda self, x: x.exp() * self.weight, weight=nn.Parameter(torch.tensor(2.0)))
+    model = nn.Sequential(nn.Identity(), scaled)
     squares = PerExampleSquares(model)
     squares.start()
     x = inputs(6, 3)
@@ -283,13 +250,9 @@ def test_input_changed_in_place_afterwards_is_an_error():
         y.sum().backward()
 
 
-class DropsOut(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight, self.dropout = nn.Parameter(torch.ones(6)), nn.Dropout(0.2)
-
-    def forward(self, x):
-        return self.dropout(x * self.weight)
+def drops_out():
+    parts = {"weight": nn.Parameter(torch.ones(6)), "dropout": nn.Dropout(0.2)}
+    return module_of(lambda self, x: self.dropout(x * self.weight), **parts)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +260,7 @@ class DropsOut(nn.Module):
     [
         (TorchAttention(6, dropout=0.1), "attention"),
         (First(nn.LSTM(6, 4, 2, dropout=0.1, batch_first=True)), "module"),
-        (nn.Sequential(DropsOut()), "0"),
+        (nn.Sequential(drops_out()), "0"),
     ],
 )
 def test_dropout_is_refused(model, name):
@@ -311,7 +274,6 @@ def test_dropout_is_refused(model, name):
 
 def test_a_transformer_layer_keeps_its_dropout_beside_attention():
     """As the page of VOGN says: without the dropout of attention, the squares are those of the masks drawn."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), nn.Flatten()).double().train()
     model[0].self_attn.dropout = 0.0
     x, t = inputs(5, 4, 6).double(), torch.ones(5, 24, dtype=torch.float64)
@@ -324,37 +286,18 @@ def test_a_transformer_layer_keeps_its_dropout_beside_attention():
 
 @pytest.mark.parametrize("kind", ["random", "mixing"])
 def test_another_output_for_an_example_alone_is_an_error(kind):
-    class Odd(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.tensor(2.0))
+    def forward(self, x):
+        y = x * self.weight
+        return nn.functional.dropout(y, 0.05) if kind == "random" else y - 0.01 * y.mean(0)
 
-        def forward(self, x):
-            y = x * self.weight
-            return nn.functional.dropout(y, 0.05) if kind == "random" else y - 0.01 * y.mean(0)
-
-    torch.manual_seed(0)
-    model, x = nn.Sequential(Odd()), inputs(6, 50)
+    odd = module_of(forward, weight=nn.Parameter(torch.tensor(2.0)))
+    model, x = nn.Sequential(odd), inputs(6, 50)
     squares = PerExampleSquares(model)
     squares.start()
     with pytest.raises(
-        RuntimeError, match=r"module '0' \(Odd\) must give the same output for an example that is alone"
+        RuntimeError, match=r"module '0' \(\w+\) must give the same output for an example that is alone"
     ):
         by_example("mean")(model(x), targets(nn.Identity(), x)).backward()
-
-
-class Bare(nn.Module):
-    """A parameter beside a layer, used where no axis, or another one than it seems, is that of the examples."""
-
-    def __init__(self, use):
-        super().__init__()
-        torch.manual_seed(0)
-        self.bare, self.last = nn.Parameter(torch.randn(3)), nn.Linear(3, 2)
-        self.register_buffer("rows", torch.randn(4, 3))
-        self.use = use
-
-    def forward(self, x):
-        return self.last(self.use(x, self.bare, self.rows))
 
 
 @pytest.mark.parametrize(
@@ -367,4 +310,6 @@ class Bare(nn.Module):
     ids=["positions first", "expanded to positions", "added to a buffer"],
 )
 def test_a_bare_parameter_with_as_many_examples_as_positions(use):
-    check(Bare(use), inputs(4, 4, 3))
+    """Beside a layer, and used where no axis, or another one than it seems, is that of the examples."""
+    parts = {"bare": nn.Parameter(torch.randn(3)), "last": nn.Linear(3, 2), "rows": torch.randn(4, 3)}
+    check(module_of(lambda self, x: self.last(use(x, self.bare, self.rows)), **parts), inputs(4, 4, 3))

@@ -38,12 +38,10 @@ def test_networks(model, x, dtype, reduction):
 @pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 2, 3), (1, 3)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_linear(shape, bias):
-    torch.manual_seed(0)
     check(nn.Sequential(closed(nn.Linear(3, 5, bias=bias)), nn.Tanh()), inputs(*shape, 3))
 
 
 def test_wide_linear_goes_through_several_chunks_and_one_by_one():
-    torch.manual_seed(0)
     check(closed(nn.Sequential(nn.Linear(700, 500), nn.Tanh())), inputs(5, 3, 700))
 
 
@@ -96,7 +94,6 @@ def test_convolutions(
 
 def test_convolutions_of_different_padding_share_buffers():
     """The border of a padded buffer must stay zero, whatever other layers write."""
-    torch.manual_seed(0)
     layers = [nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=(2, 0)), nn.Conv2d(2, 2, 3, padding=(0, 2))]
     check(closed(nn.Sequential(*layers, *layers[:0], nn.Tanh(), nn.Conv2d(2, 2, 1))), inputs(4, 2, 6, 6))
 
@@ -105,7 +102,6 @@ def test_convolutions_of_different_padding_share_buffers():
 @pytest.mark.parametrize("padding", [None, 2])
 @pytest.mark.parametrize("by_frequency", [False, True])
 def test_embedding(shape, padding, by_frequency):
-    torch.manual_seed(0)
     layer = closed(nn.Embedding(3, 2, padding_idx=padding, scale_grad_by_freq=by_frequency))
     x = torch.tensor([2, 0, 2, 1]) if shape == (4,) else torch.randint(0, 3, shape)
     if not by_frequency:
@@ -155,7 +151,6 @@ def scrambled(layer):
     ids=str,
 )
 def test_normalisation(layer, shape):
-    torch.manual_seed(0)
     check(nn.Sequential(nn.Identity(), closed(scrambled(layer)), nn.Tanh()), inputs(*shape))
 
 
@@ -177,7 +172,6 @@ def test_subclass_with_another_forward_has_no_closed_form():
             self.scale = nn.Parameter(torch.ones(2))
             self.register_forward_hook(lambda module, args, output: output)
 
-    torch.manual_seed(0)
     layers = [Doubled(3, 2), Renamed(2, 2), DoubledConvolution(4, 3, 1), Scaled()]
     methods = [units_of(layer, {}, PerExampleSquares._closed)[0][0].method for layer in layers]
     assert [isinstance(m, Replay) for m in methods] == [True, False, True, True]
@@ -207,7 +201,6 @@ def test_hooks_that_change_what_layers_return(make, change):
     ids=str,
 )
 def test_frozen(layer, shape, name):
-    torch.manual_seed(0)
     layer = scrambled(layer)
     layer.requires_grad_(True).get_parameter(name).requires_grad_(False)
     check(nn.Sequential(nn.Identity(), layer, nn.Tanh()), inputs(*shape))
@@ -216,7 +209,6 @@ def test_frozen(layer, shape, name):
 
 def test_gradient_of_the_inputs():
     """Layers that take over the weight's gradient pass the inputs' on."""
-    torch.manual_seed(0)
     for layer, shape in ((nn.Linear(3, 2), (4, 5, 3)), (nn.Conv2d(2, 4, 3, 2, 1, 1, 2), (4, 2, 5, 6))):
         x = inputs(*shape).requires_grad_()
         layer(x).pow(2).mean().backward()

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from curvature.conftest import assert_near, by_example, check, collected, read, squares_of_examples, started, targets
 from curvature.models import convnet, inputs, mlp, tokens, transformer
+from modules import module_of
 
 
 def without_closed_forms():
@@ -146,21 +147,13 @@ class Twice(nn.Module):
     ids=str,
 )
 def test_a_layer_called_twice(layer, shape, with_gradient):
-    torch.manual_seed(0)
     check(Twice(layer, with_gradient), inputs(*shape))
 
 
 def test_a_parameter_twice_in_one_module():
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = self.second = nn.Parameter(torch.randn(4))
-
-        def forward(self, x):
-            return (x * self.first).tanh() * self.second
-
-    torch.manual_seed(0)
-    check(nn.Sequential(Both()), inputs(6, 4))
+    weight = nn.Parameter(torch.randn(4))
+    both = module_of(lambda self, x: (x * self.first).tanh() * self.second, first=weight, second=weight)
+    check(nn.Sequential(both), inputs(6, 4))
     norm = nn.LayerNorm(4)
     norm.bias = norm.weight
     check(nn.Sequential(norm, nn.Tanh()), inputs(6, 4))
@@ -213,7 +206,6 @@ def test_autocast(make):
 
 @pytest.mark.parametrize("layer", [nn.Linear(3, 2), nn.ConvTranspose1d(3, 2, 2)], ids=str)
 def test_a_backward_pass_inside_an_autocast_region_squares_in_full_precision(layer):
-    torch.manual_seed(0)
     model, x = nn.Sequential(nn.Identity(), layer), inputs(6, 3, 3)
     t = targets(model, x)
     squares = started(model)
@@ -322,15 +314,7 @@ def test_checkpointing_still_saves_memory():
         kept.append(weakref.ref(h))
         return layer(h).tanh()
 
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x):
-            return checkpoint(part, x, use_reentrant=False)
-
-    model = Model()
+    model = module_of(lambda self, x: checkpoint(part, x, use_reentrant=False), layer=layer)
     squares = started(model)
     y = model(inputs(6, 3, 5))
     gc.collect()
@@ -414,15 +398,10 @@ def test_function_transforms_are_left_alone():
 
 
 def test_inputs_in_nested_containers():
-    class Nested(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(5, 3)
+    def forward(self, name, *, batch):
+        return {"y": (self.layer(batch["x"][0]),)}
 
-        def forward(self, name, *, batch):
-            return {"y": (self.layer(batch["x"][0]),)}
-
-    model, x = Nested(), inputs(6, 5)
+    model, x = module_of(forward, layer=nn.Linear(5, 3)), inputs(6, 5)
     squares = started(model)
     model("name", batch={"x": [x]})["y"][0].sum(1).mean().backward()
     assert squares.num_examples == 6

@@ -10,11 +10,8 @@ from bayesadam.sklearn.threads import MANY, threads_for, torch_threads_for
 
 
 @pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+def two_threads(set_threads):
+    set_threads(2)
 
 
 @pytest.mark.parametrize(("rows", "threads"), [(10, 1), (MANY, 1), (MANY + 1, 2)])

@@ -56,11 +56,11 @@ def report(results):
 
 
 @pytest.fixture
-def toy(tmp_path, monkeypatch):
+def toy(tmp_path, monkeypatch, set_threads):
     """A function that writes the units of an experiment, and returns its module."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    folder, threads = tmp_path / "toy", torch.get_num_threads()
+    folder = tmp_path / "toy"
     folder.mkdir()
     (folder / "__init__.py").write_text(TOY)
     (folder / "README.md").write_text(f"# A toy\n\nBefore.\n\n{BEGIN}\n\n{END}\n\nAfter.\n")
@@ -70,7 +70,6 @@ def toy(tmp_path, monkeypatch):
         return __import__("toy")
 
     yield write_units
-    torch.set_num_threads(threads)
     sys.modules.pop("toy", None)
 
 

@@ -55,7 +55,6 @@ def test_tests_and_experiments_exist(path):
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_theorem_1(size):
     """Over all minibatches, Vadam's curvature is ``w h + (1 - w) g^2`` in the mean, with VOGN's ``h`` of all data."""
-    torch.manual_seed(0)
     x, y = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 1, dtype=torch.float64)
 
     def curvature(rows, method, **options):

@@ -9,25 +9,14 @@ from torch import nn
 import bayesadam as ba
 from bayesadam.core import sources
 from bayesadam.functional import hessian
-
-
-class Picked(nn.Module):
-    """The first output of a recurrent layer."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x):
-        return self.layer(x)[0]
-
+from curvature.models import First
 
 NETS = {
     "tanh": (lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), (5, 4)),
     "batch norm": (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Softplus(), nn.Linear(3, 2)), (5, 4)),
     "layer norm": (lambda: nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.GELU(), nn.Linear(3, 2)), (5, 4)),
     "convolution": (lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()), (3, 2, 4, 4)),
-    "recurrent": (lambda: Picked(nn.LSTM(2, 2, batch_first=True)), (3, 4, 2)),
+    "recurrent": (lambda: First(nn.LSTM(2, 2, batch_first=True)), (3, 4, 2)),
 }
 
 

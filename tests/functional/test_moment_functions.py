@@ -214,8 +214,8 @@ def test_vmap_is_the_loop(name, dims):
     mapped = torch.func.vmap(EVERY[name], in_dims=dims)(mean, variance)
     rows = [EVERY[name](mean[i] if dims[0] == 0 else mean, variance[i] if dims[1] == 0 else variance) for i in range(3)]
     looped = [torch.stack(part) for part in zip(*rows, strict=True)]
-    for ours, theirs in zip([*mapped, *gradients(mapped)], [*looped, *gradients(looped)], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
+    ours, theirs = [*mapped, *gradients(mapped)], [*looped, *gradients(looped)]
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
 
 
 @settings(max_examples=40, deadline=None)

@@ -6,19 +6,26 @@
 import pytest
 import torch
 
-from integrations.comparison import means, spoil, weights
+from integrations.comparison import WAYS, means, spoil, weights
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 
-def in_order(trainer):
-    """The class of a trainer whose rows are not shuffled."""
+QUIET = {"report_to": [], "disable_tqdm": True, "logging_strategy": "no", "use_cpu": True}
+QUIET |= {"save_strategy": "no", "max_grad_norm": 0.0}
 
-    class InOrder(trainer):
+
+def in_order(kind, model, arguments, rows, optimizers, callbacks, **options):
+    """A trainer of this class with the callback, whose rows are not shuffled."""
+    from bayesadam.integrations.transformers import PosteriorCallback
+
+    class InOrder(kind):
         def _get_train_sampler(self, *args):
             return torch.utils.data.SequentialSampler(self.train_dataset)
 
-    return InOrder
+    callbacks = [PosteriorCallback(), *callbacks]
+    data = {"train_dataset": rows, "eval_dataset": rows}
+    return InOrder(model, arguments, optimizers=optimizers, callbacks=callbacks, **data, **options)
 
 
 class Look(transformers.TrainerCallback):
@@ -50,6 +57,15 @@ def check_saved(make, folder):
     found = saved_in(folder / "checkpoint-3", model)
     assert torch.equal(found, mean)
     assert not torch.equal(found, held)
+
+
+def check_as_the_plain_loop(make, folder, way, assert_as_plain, **options):
+    """Gives the model."""
+    several = {"gradient_accumulation_steps": 4, "max_grad_norm": 0.1, "schedule": True}
+    trainer, model, opt = make(folder, **({"bf16": True} if way == "AMP" else several))
+    trainer.train()
+    assert_as_plain(model, opt, **WAYS[way], **options)
+    return model
 
 
 def check_resume(make, folder, assert_as_plain):

@@ -19,11 +19,9 @@ from integrations.comparison import WAYS, Watch, assert_as_plain, means, spoil, 
 from integrations.tasks import EPOCHS, decay, loader, network, optimizer
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning:accelerate"),
-]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:accelerate"
+)
 
 
 @pytest.fixture(autouse=True)

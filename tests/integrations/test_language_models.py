@@ -11,7 +11,14 @@ import torch
 import bayesadam as ba
 from integrations import comparison, tasks
 from integrations.comparison import WAYS, Watch, weights
-from integrations.hugging_face import check_resume, check_saved, in_order, transformers
+from integrations.hugging_face import (
+    QUIET,
+    check_as_the_plain_loop,
+    check_resume,
+    check_saved,
+    in_order,
+    transformers,
+)
 from integrations.tasks import BATCH, EPOCHS, decay
 
 trl = pytest.importorskip("trl", reason="trl is not installed")
@@ -86,28 +93,13 @@ def plain(make=language_model, *, rows=None, lr=0.01, **options):
 
 
 def make(folder, *, model=None, schedule=False, callbacks=(), **options):
-    from bayesadam.integrations.transformers import PosteriorCallback
-
     model = language_model() if model is None else model
     opt = optimizer(model)
-    quiet = {"report_to": [], "disable_tqdm": True, "logging_strategy": "no", "use_cpu": True, "save_strategy": "no"}
-    arguments = trl.SFTConfig(
-        str(folder),
-        num_train_epochs=EPOCHS,
-        per_device_train_batch_size=BATCH,
-        per_device_eval_batch_size=BATCH,
-        **{**quiet, "bf16": False, "max_grad_norm": 0.0, **options},
-    )
+    sizes = {"num_train_epochs": EPOCHS, "per_device_train_batch_size": BATCH, "per_device_eval_batch_size": BATCH}
+    arguments = trl.SFTConfig(str(folder), **{**QUIET, **sizes, "bf16": False, **options})
     rows = datasets.Dataset.from_dict({"text": [" ".join(words) for words in sentences()]})
-    trainer = in_order(trl.SFTTrainer)(
-        model,
-        arguments,
-        train_dataset=rows,
-        eval_dataset=rows,
-        processing_class=tokenizer(),
-        optimizers=(opt, decay(opt, schedule)),
-        callbacks=[PosteriorCallback(), *callbacks],
-    )
+    optimizers = opt, decay(opt, schedule)
+    trainer = in_order(trl.SFTTrainer, model, arguments, rows, optimizers, callbacks, processing_class=tokenizer())
     return trainer, model, opt
 
 
@@ -146,10 +138,8 @@ def test_resume(tmp_path):
 @pytest.mark.parametrize("way", WAYS)
 def test_as_the_plain_loop(way, tmp_path):
     """trl computes the loss in chunks, which bfloat16 rounds otherwise than the model's own loss."""
-    options = {"gradient_accumulation_steps": 4, "max_grad_norm": 0.1, "schedule": True}
-    trainer, model, opt = make(tmp_path, **({"bf16": True} if way == "AMP" else options))
-    trainer.train()
-    assert_as_plain(model, opt, tolerance=2e-2 if way == "AMP" else 1e-5, **WAYS[way])
+    tolerance = 2e-2 if way == "AMP" else 1e-5
+    model = check_as_the_plain_loop(make, tmp_path, way, assert_as_plain, tolerance=tolerance)
     assert (weights(model) - weights(plain()[0])).abs().max() > 1e-5
 
 

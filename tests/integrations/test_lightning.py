@@ -39,7 +39,7 @@ class Module(L.LightningModule):
         return [opt], [{"scheduler": decay(opt, self.schedule), "interval": "step"}]
 
 
-def fit(module, folder, *, epochs=EPOCHS, resume=None, callbacks=(), **options):
+def fit(module, folder, *, epochs=EPOCHS, resume=None, callbacks=(), loaders=True, **options):
     from bayesadam.integrations.lightning import PosteriorCallback
 
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
@@ -49,7 +49,7 @@ def fit(module, folder, *, epochs=EPOCHS, resume=None, callbacks=(), **options):
         callbacks=[PosteriorCallback(), *callbacks],
         **{"enable_checkpointing": False, **quiet, **options},
     )
-    trainer.fit(module, loader(), loader(), ckpt_path=resume)
+    trainer.fit(module, *([loader(), loader()] if loaders else []), ckpt_path=resume)
     return trainer
 
 
@@ -74,16 +74,10 @@ class Pixels(Module):
 
 @pytest.mark.parametrize("counted", ["rows", "pixels"])
 def test_the_unit_of_num_data(counted, tmp_path):
-    from bayesadam.integrations.lightning import PosteriorCallback
-
     factor = 1 if counted == "rows" else 4
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    trainer = L.Trainer(
-        max_epochs=2, default_root_dir=tmp_path, callbacks=[PosteriorCallback()], enable_checkpointing=False, **quiet
-    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer.fit(Pixels(num_data=factor * ROWS, batch_size=factor * BATCH))
+        fit(Pixels(num_data=factor * ROWS, batch_size=factor * BATCH), tmp_path, loaders=False)
     told = [str(warning.message) for warning in caught if "num_data must count" in str(warning.message)]
     assert len(told) == (counted == "rows")
     assert all(f"got {ROWS} for about {ROWS} rows with 4 labels each" in text for text in told)

@@ -9,10 +9,7 @@ from integrations.comparison import Watch, assert_as_plain, means, spoil, weight
 from integrations.tasks import BATCH, EPOCHS, OPTIONS, dataset, network
 
 skorch = pytest.importorskip("skorch", reason="skorch is not installed")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
 class Module(nn.Module):

@@ -6,16 +6,21 @@ from torch import nn
 from torch.nn import functional as F
 
 from integrations.comparison import WAYS, Watch, assert_as_plain, means, weights
-from integrations.hugging_face import check_resume, check_saved, in_order, saved_in, transformers
+from integrations.hugging_face import (
+    QUIET,
+    check_as_the_plain_loop,
+    check_resume,
+    check_saved,
+    in_order,
+    saved_in,
+    transformers,
+)
 from integrations.tasks import BATCH, EPOCHS, dataset, decay, network, optimizer
 
 pytest.importorskip("accelerate", reason="accelerate is not installed, which Hugging Face's Trainer needs")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning:torch.utils.data"),
-    pytest.mark.filterwarnings("ignore:'pin_memory'"),
-]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:torch.utils.data", "ignore:'pin_memory'"
+)
 
 
 class Model(nn.Module):
@@ -45,26 +50,12 @@ class Rows(torch.utils.data.Dataset):
 
 
 def make(folder, *, epochs=EPOCHS, schedule=False, callbacks=(), mc_samples=1, opt=None, **options):
-    from bayesadam.integrations.transformers import PosteriorCallback
-
     model = Model()
     opt = optimizer(model, mc_samples=mc_samples) if opt is None else opt(model)
-    quiet = {"report_to": [], "disable_tqdm": True, "logging_strategy": "no", "use_cpu": True}
-    arguments = transformers.TrainingArguments(
-        folder,
-        num_train_epochs=epochs,
-        per_device_train_batch_size=BATCH,
-        **{"save_strategy": "no", "max_grad_norm": 0.0, **quiet, **options},
-    )
-    trainer = in_order(transformers.Trainer)(
-        model,
-        arguments,
-        train_dataset=Rows(),
-        eval_dataset=Rows(),
-        optimizers=(opt, decay(opt, schedule)),
-        callbacks=[PosteriorCallback(), *callbacks],
-    )
-    return trainer, model, opt
+    sizes = {"num_train_epochs": epochs, "per_device_train_batch_size": BATCH}
+    arguments = transformers.TrainingArguments(folder, **{**QUIET, **sizes, **options})
+    optimizers = opt, decay(opt, schedule)
+    return in_order(transformers.Trainer, model, arguments, Rows(), optimizers, callbacks), model, opt
 
 
 def test_evaluation(tmp_path):
@@ -88,10 +79,7 @@ def test_resume(tmp_path):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_as_the_plain_loop(way, tmp_path):
-    options = {"gradient_accumulation_steps": 4, "max_grad_norm": 0.1, "schedule": True}
-    trainer, model, opt = make(tmp_path, **({"bf16": True} if way == "AMP" else options))
-    trainer.train()
-    assert_as_plain(model, opt, **WAYS[way])
+    check_as_the_plain_loop(make, tmp_path, way, assert_as_plain)
 
 
 def test_the_best_model_is_loaded_as_the_mean(tmp_path):

@@ -4,9 +4,7 @@ import torch
 from torch import distributions
 
 from bayesadam.likelihoods import Likelihood
-from posterior.kinds import draw
-
-F64 = {"dtype": torch.float64}
+from posterior.kinds import F64, draw
 
 
 def close(a, b, **tolerances):

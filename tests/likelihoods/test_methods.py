@@ -1,7 +1,5 @@
 """Every method takes every likelihood: a user's own that defines a density alone, and those that the library ships."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -163,22 +161,6 @@ class TestPrediction:
             low, high = pred.quantile([0.05, 0.95])
             assert (low < high).all()
             assert pred.sample(3).shape == (3, 40, 1)
-
-    def test_monte_carlo_is_a_mixture_over_samples(self):
-        x, y = problem("poisson")
-        model, q = mlp(), around(mlp(), 0.09)
-        pred = ba.predict(model, q, x, likelihood=ba.likelihoods.Poisson(), mc_samples=5, seed=3)
-        rates = []
-        for number in range(5):
-            with q.applied(model, sample=number, seed=3), torch.no_grad():
-                rates.append(model(x).exp())
-        rates = torch.stack(rates)
-        close(pred.mean, rates.mean(0))
-        close(pred.epistemic, rates.var(0))
-        close(pred.aleatoric, rates.mean(0))
-        densities = torch.distributions.Poisson(rates).log_prob(y).sum(-1)
-        close(pred.log_prob(y), densities.logsumexp(0) - math.log(5))
-        close(pred.joint_log_likelihood(y), densities.sum(1).logsumexp(0) - math.log(5))
 
     @pytest.mark.parametrize("method", ["linearized", "moments"])
     def test_gaussian_outputs_of_a_linear_model(self, method):

@@ -20,11 +20,9 @@ def close(a, b, **tolerances):
 
 
 @pytest.fixture(autouse=True)
-def _float64():
+def _float64(set_default_dtype):
     """Likelihoods keep their parameters in the default dtype."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+    set_default_dtype(torch.float64)
 
 
 COUNTS = torch.tensor([0.0, 1, 2, 3, 5, 9, 20], **F64)

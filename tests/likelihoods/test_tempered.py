@@ -75,7 +75,6 @@ class TestClasses:
 
 def test_predictions_by_every_method_and_link():
     """Of Gaussian logits with the probit link, the variance is tempered too."""
-    torch.manual_seed(0)
     model, x = torch.nn.Linear(3, 4).double(), draw(5, 3)
     mean = {name: p.detach() for name, p in model.named_parameters()}
     variance = {"weight": torch.full((4, 3), 0.3, **F64), "bias": torch.zeros(4, **F64)}

@@ -4,21 +4,13 @@ import torch
 from torch import nn
 
 from bayesadam.moments import Graph, Moments
+from modules import module_of
 from moments.references import close, draw, spread
 
 
 def make(function, **parts):
-    """A module with this forward."""
-
-    class Made(nn.Module):
-        def __init__(self):
-            super().__init__()
-            for name, part in parts.items():
-                setattr(self, name, part)
-
-        forward = function
-
-    return Made().double()
+    """A module with this forward, in float64."""
+    return module_of(function, **parts).double()
 
 
 def linear(*sizes, seed=0):

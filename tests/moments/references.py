@@ -5,9 +5,8 @@ import math
 import numpy as np
 import torch
 
-from posterior.kinds import draw
+from posterior.kinds import F64, draw
 
-F64 = {"dtype": torch.float64}
 BOUND = 3.5
 
 

@@ -24,13 +24,8 @@ class OfNoExpectation(ba.likelihoods.Likelihood):
         return output.logsumexp(-1)
 
 
-class Twice(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = linear(3, 3)
-
-    def forward(self, x):
-        return self.layer(self.layer(x))
+def twice():
+    return make(lambda self, x: self.layer(self.layer(x)), layer=linear(3, 3))
 
 
 def branch(self, x):
@@ -241,7 +236,7 @@ CASES = {
     "last layer: large": (lambda: last_layer(lambda: nn.Linear(1000, 11)), "10,000 weights, got 'full' for 11,011"),
     "layers after it": (lambda: last_layer(last_layer="0")(draw(2, 4)), "must give the network's outputs, got '0'"),
     "changed in place": (lambda: last_layer(changed_in_place)(draw(2, 4)), "must give the network's outputs, got '0'"),
-    "two calls": (lambda: last_layer(Twice)(draw(2, 3)), "must be called once in the model's forward, got 2 calls of"),
+    "two calls": (lambda: last_layer(twice)(draw(2, 3)), "must be called once in the model's forward, got 2 calls of"),
     # layers in a pass
     "indices": (maxima_with_indices, "return_indices must be False to propagate moments"),
     "bounded norm": (embedding, "max_norm must be None to propagate moments through an embedding, got 1.0"),

@@ -83,12 +83,6 @@ def test_one_layer(name):
 
 
 class TestStructures:
-    def test_a_residual_of_an_uncertain_input(self):
-        model = make(lambda self, x: x + F.relu(self.fc(x)), fc=linear(3, 3))
-        weights, x, u = random_weights(model), draw(5, 3), spread(5, 3)
-        branch = relu(layer(Moments(x, u), weights, "fc"))
-        same(run(model, Moments(x, u), weights=weights), (x + branch.mean, u + branch.variance))
-
     def test_a_variance_of_the_bias_alone_can_be_viewed(self):
         """It has one row in memory, and so no view in which rows are joined."""
         model = make(lambda self, x: self.fc(x).view(-1), fc=linear(3, 4))
@@ -193,7 +187,6 @@ class TestStructures:
         assert run(model.eval(), x, weights={}).variance is None
 
     def test_convolutions_and_pools(self):
-        torch.manual_seed(0)
         model = nn.Sequential(
             nn.Conv2d(2, 4, 3, stride=2, padding=1, groups=2),
             nn.ReLU(),
@@ -390,7 +383,6 @@ class TestSubclasses:
             return 2.0 * super().forward(x) + 1.0
 
     def test_what_it_computes_counts(self):
-        torch.manual_seed(0)
         model = nn.Sequential(self.Shifted(3, 2)).double()
         weights, x = random_weights(model), draw(5, 3)
         h = layer(Moments(x), weights, "0")
@@ -440,7 +432,6 @@ class TestExtremes:
     @pytest.mark.parametrize(("size", "variance"), [(1.0, 0.0), (1e4, 1e-30), (1.0, 1.0), (1e4, 1e6)])
     @pytest.mark.parametrize("layer", [nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Softplus])
     def test_three_layers_in_float32(self, layer, variance, size):
-        torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 8), layer(), nn.Linear(8, 8), layer(), nn.Linear(8, 2))
         x = size * draw(6, 4, dtype=torch.float32)
         x[0] = 0.0

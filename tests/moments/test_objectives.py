@@ -211,8 +211,7 @@ class TestLoss:
         slopes = torch.autograd.grad(eager, list(net.parameters()))
         loss = torch.compile(net.loss, fullgraph=True, backend="eager")(x, y, **arguments)
         close(loss, eager, rtol=1e-5, atol=1e-5)
-        for found, expected in zip(torch.autograd.grad(loss, list(net.parameters())), slopes, strict=True):
-            close(found, expected, rtol=1e-4, atol=1e-5)
+        close(torch.autograd.grad(loss, list(net.parameters())), slopes, rtol=1e-4, atol=1e-5)
 
     def test_learned_noise_has_a_gradient(self):
         net, likelihood = self.network(), ba.Gaussian(2.0, learned=True)

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesadam as ba
 from bayesadam.moments import log_predictive
 from bayesadam.predictive import GaussianLogitsPredictive, GaussianPredictive
+from modules import module_of
 from moments.networks import data, layers, mlp
 from moments.references import F64, close, draw, one_hidden_layer, spread
 
@@ -112,15 +113,6 @@ def test_classes(likelihood, outputs):
     assert (point - sampled).abs().max() > 0.05  # there is an uncertainty to see
 
 
-class Two(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.scale = nn.Linear(4, 3), nn.Linear(2, 3), 1.0
-
-    def forward(self, x, y):
-        return self.a(x) + torch.relu(self.b(y))
-
-
 class TestInputs:
     def test_chunks_make_no_difference(self):
         for likelihood, outputs in ((NOISE, 2), (ba.Categorical(), 3)):
@@ -131,8 +123,9 @@ class TestInputs:
                 close(getattr(parts, name), getattr(whole, name))
 
     def test_ways_to_give_inputs(self):
-        torch.manual_seed(0)
-        model, x, y = Two().double(), draw(9, 4), draw(9, 2, seed=1)
+        layers = {"a": nn.Linear(4, 3), "b": nn.Linear(2, 3)}
+        model = module_of(lambda self, x, y: self.a(x) + torch.relu(self.b(y)), **layers).double()
+        x, y = draw(9, 4), draw(9, 2, seed=1)
         q = diagonal(model)
         whole = propagate(model, q, (x, y))
         ways = ({"y": y, "x": x}, [{"x": x[:4], "y": y[:4]}, {"x": x[4:], "y": y[4:]}])
@@ -195,7 +188,6 @@ class TestInputs:
 
 
 def test_the_model_is_what_it_was():
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 2)).double()
     model[3].eval()
     x, q = data()[0], diagonal(model)

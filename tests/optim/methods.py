@@ -47,6 +47,7 @@ class Method:
         self.options = VARIANTS.get(key, {})
         self.learned = self.name == "bayesadam"
         self.takes_second_derivatives = self.options.get("hessian") in ("exact", "hutchinson")
+        self.mode = "block" if self.takes_second_derivatives else "train"  # with drop-in training wherever there is one
 
     def __call__(self, model, params=None, **hyperparameters):
         """An optimiser of the model's named parameters, or of other parameters or groups of it."""
@@ -84,6 +85,27 @@ representatives = methods(REPRESENTATIVES)
 def make_net(dtype=torch.float32):
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)).to(dtype)
+
+
+def layer_groups(net, **second):
+    """A group for each layer of the small network; the second one has these options."""
+    first, last = ({"params": list(net[part].named_parameters(str(part)))} for part in (0, 2))
+    return [first, last | second]
+
+
+def made(method, dtype=torch.float32, **hyperparameters):
+    """The small network and an optimiser of all its parameters."""
+    net = make_net(dtype)
+    return net, method(net, **hyperparameters)
+
+
+def scrambled(method, dtype=torch.float32, **hyperparameters):
+    """A network and optimiser in which nothing is as it was saved."""
+    net, opt = made(method, dtype, **hyperparameters)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.normal_()
+    return net, opt
 
 
 def batch(step=0, dtype=torch.float32):

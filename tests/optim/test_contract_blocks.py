@@ -15,6 +15,7 @@ from optim.methods import (
     every_method,
     in_blocks,
     loss_of,
+    made,
     make_net,
     make_step,
     methods,
@@ -32,8 +33,7 @@ from optim.methods import (
 def test_an_exception_inside_a_block_leaves_no_trace(method, error, samples):
     results = []
     for interrupted in (False, True):
-        net = make_net()
-        opt = method(net, mc_samples=samples)
+        net, opt = made(method, mc_samples=samples)
         train(net, opt, 2)
         for sample in range(samples):
             if interrupted:
@@ -75,8 +75,7 @@ def test_a_closure_without_backward_is_refused(method):
 
 @representatives
 def test_a_failing_closure_discards_its_samples(method):
-    net = make_net()
-    opt = method(net, mc_samples=3)
+    net, opt = made(method, mc_samples=3)
     mean, calls = weights(net), []
 
     def compute():
@@ -143,8 +142,7 @@ MISUSE = {
 @pytest.mark.parametrize("case", MISUSE)
 def test_misuse_is_an_error_and_changes_no_weight(method, case):
     call, message = MISUSE[case]
-    net = make_net()
-    opt = method(net, mc_samples=2)
+    net, opt = made(method, mc_samples=2)
     opt.attach(net)
     mean = weights(net)
     with pytest.raises(RuntimeError, match=message):
@@ -155,8 +153,7 @@ def test_misuse_is_an_error_and_changes_no_weight(method, case):
 
 
 def test_blocks_and_drop_in_training_do_not_mix():
-    net = make_net()
-    opt = Method("vadam")(net)
+    net, opt = made(Method("vadam"))
     opt.train()
     message = r"sampled_params\(\) must not be used after train\(\)"
     with pytest.raises(RuntimeError, match=message), opt.sampled_params():
@@ -173,8 +170,7 @@ def test_blocks_and_drop_in_training_do_not_mix():
 
 @representatives
 def test_zero_grad_discards_samples_outside_of_a_block_and_not_inside(method):
-    net = make_net()
-    opt = method(net, mc_samples=2)
+    net, opt = made(method, mc_samples=2)
     with opt.sampled_params():
         backward(opt, loss_of(net))
         first = weights(net)
@@ -190,8 +186,7 @@ def test_zero_grad_discards_samples_outside_of_a_block_and_not_inside(method):
 
 @representatives
 def test_earlier_gradients_are_hidden_and_the_mean_over_samples_is_left(method):
-    net = make_net()
-    opt = method(net, mc_samples=2)
+    net, opt = made(method, mc_samples=2)
     for p in net.parameters():
         p.grad = torch.full_like(p, 1e6)
     seen = []
@@ -279,8 +274,7 @@ def test_a_block_is_a_decorator_and_counts_when_it_is_entered():
 
 def with_gradients(method, samples, before):
     """A run after a step, with gradients of some losses at the mean."""
-    net = make_net(torch.float64)
-    opt = method(net, mc_samples=samples)
+    net, opt = made(method, torch.float64, mc_samples=samples)
     train(net, opt, 1)
     net.zero_grad()
     for step in range(before):
@@ -372,8 +366,7 @@ def test_backward_of_ordinary_methods_is_that_of_the_loss(cls):
 
 @methods(["vadam", "ivon", "bayesadam"])
 def test_a_gradient_from_outside_of_the_blocks_is_refused(method):
-    net = make_net()
-    opt = method(net, mc_samples=2)
+    net, opt = made(method, mc_samples=2)
     opt.zero_grad()
     for _ in range(2):
         with opt.sampled_params():

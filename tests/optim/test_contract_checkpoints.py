@@ -6,11 +6,11 @@ import warnings
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import state_dict as dcp_state
 
 import bayesadam as ba
+from optim import workers
 from optim.methods import (
     EVERY,
     REPRESENTATIVES,
@@ -19,11 +19,13 @@ from optim.methods import (
     by_name,
     every_method,
     loss_of,
+    made,
     make_net,
     mean_of,
     methods,
     representatives,
     same,
+    scrambled,
     snapshot,
     train,
     ways,
@@ -32,20 +34,6 @@ from optim.methods import (
 
 some_methods = methods(["vadam", "ivon", "vogn", "von exact"])
 drop_in_methods = methods(["vadam", "ivon", "vogn"])
-
-
-def made(method, dtype=torch.float32, **hyperparameters):
-    net = make_net(dtype)
-    return net, method(net, **hyperparameters)
-
-
-def scrambled(method, dtype=torch.float32, **hyperparameters):
-    """A network and optimiser in which nothing is as it was saved."""
-    net, opt = made(method, dtype, **hyperparameters)
-    with torch.no_grad():
-        for p in net.parameters():
-            p.normal_()
-    return net, opt
 
 
 def saved_of(net, opt):
@@ -175,17 +163,16 @@ def test_attaching_a_model_changes_no_number(method, mode):
 def test_attached_models_give_and_take_the_mean(method):
     net, opt = made(method)
     opt.attach(net)
-    mode = "block" if method.takes_second_derivatives else "train"
-    train(net, opt, 2, mode=mode)
+    train(net, opt, 2, mode=method.mode)
     mean = dict(opt.posterior().mean)
-    with opt.sampled_params() if mode == "block" else warnings.catch_warnings():
+    with opt.sampled_params() if method.mode == "block" else warnings.catch_warnings():
         assert not torch.equal(net[0].weight, mean["0.weight"])
         assert same(dict(net.state_dict()), mean)
         assert same({k: v.detach() for k, v in net.state_dict(keep_vars=True).items()}, mean)
         assert same(dict(nn.ModuleDict({"inner": net}).state_dict()), {f"inner.{k}": v for k, v in mean.items()})
         for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
             assert same(dict(other.state_dict()), by_name(net))  # which is of no optimiser
-    if mode == "train":
+    if method.mode == "train":
         replacement = {name: value + 1 for name, value in mean.items()}
         net.load_state_dict(replacement)
         assert not torch.equal(net[0].weight, replacement["0.weight"])  # the sample around the new mean
@@ -196,27 +183,28 @@ def test_attached_models_give_and_take_the_mean(method):
 @some_methods
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
 def test_copies_of_model_and_optimizer_are_attached(method, copied):
-    mode = "block" if method.takes_second_derivatives else "train"
     net, opt = made(method)
     opt.attach(net)
-    train(net, opt, 2, mode=mode)
+    train(net, opt, 2, mode=method.mode)
     mean = dict(opt.posterior().mean)
     other, another = copied({"net": net, "opt": opt}), copied({"opt": opt, "net": net})
     for both in (other, another):
         assert same(dict(both["net"].state_dict()), mean)
-        train(both["net"], both["opt"], 1, first=5, mode=mode)
+        train(both["net"], both["opt"], 1, first=5, mode=method.mode)
         assert same(dict(both["net"].state_dict()), dict(both["opt"].posterior().mean))
     assert same(dict(net.state_dict()), mean)
 
 
-def test_a_model_that_has_its_optimizer_can_be_copied():
-    net, opt = made(Method("vadam"))
-    opt.attach(net)
-    train(net, opt, 2)
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+@pytest.mark.parametrize(("key", "attached"), [("vadam", True), ("vogn", False)])
+def test_a_model_that_has_its_optimizer_is_copied_with_it(key, attached, copied):
+    net, opt = made(Method(key))
+    if attached:
+        opt.attach(net)
+    train(net, opt, 1, mode="train")
     net.opt = opt
-    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
-        assert same(dict(other.state_dict()), by_name(net))
-        train(other, other.opt, 1)
+    other = copied(net)
+    assert_same_end((net, net.opt), (other, other.opt), step=1, mode="train")
 
 
 @pytest.mark.parametrize("wrap", [torch.compile, lambda net: nn.ModuleDict({"module": net})])
@@ -310,11 +298,10 @@ FOREIGN = {
 def test_a_foreign_state_dict_is_refused_and_changes_nothing(method, change, by_hook):
     """Also if it is a pre-hook that makes it so."""
     net, opt = made(method)
-    mode = "block" if method.takes_second_derivatives else "train"
-    train(net, opt, 2, mode=mode)
+    train(net, opt, 2, mode=method.mode)
     opt.attach(net)
     saved = saved_of(net, opt)["opt"]
-    train(net, opt, 1, first=2, mode=mode)
+    train(net, opt, 1, first=2, mode=method.mode)
     before = snapshot(opt), weights(net)
     foreign = copy.deepcopy(saved)
     if by_hook:
@@ -425,19 +412,12 @@ def test_a_fresh_step_with_rate_zero_only_creates_state(method):
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.filterwarnings("ignore")  # torch's own, for a single process
 def test_a_distributed_checkpoint_resumes_to_the_bit(method, flat, tmp_path):
-    mode = "block" if method.takes_second_derivatives else "train"
     net, opt = made(method)
     opt.attach(net)
-    train(net, opt, 2, mode=mode)
+    train(net, opt, 2, mode=method.mode)
     options = dcp_state.StateDictOptions(flatten_optimizer_state_dict=flat)
-    model, optimizer = dcp_state.get_state_dict(net, opt, options=options)
-    dcp.save({"model": model, "opt": optimizer}, checkpoint_id=tmp_path)
+    workers.save(net, opt, tmp_path, options)
     other, resumed = scrambled(method)
     resumed.attach(other)
-    model, optimizer = dcp_state.get_state_dict(other, resumed, options=options)
-    target = {"model": model, "opt": optimizer}
-    dcp.load(target, checkpoint_id=tmp_path)
-    dcp_state.set_state_dict(
-        other, resumed, model_state_dict=target["model"], optim_state_dict=target["opt"], options=options
-    )
-    assert_same_end((net, opt), (other, resumed), step=2, mode=mode)
+    workers.load(other, resumed, tmp_path, options)
+    assert_same_end((net, opt), (other, resumed), step=2, mode=method.mode)

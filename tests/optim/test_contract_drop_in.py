@@ -13,6 +13,7 @@ from optim.methods import (
     closure_of,
     every_method,
     loss_of,
+    made,
     make_net,
     methods,
     representatives,
@@ -27,8 +28,7 @@ drop_in_methods = methods(["vadam", "bayesadam", "ivon", "vogn"])
 
 @drop_in_methods
 def test_train_and_eval_are_idempotent(method):
-    net = make_net()
-    opt = method(net)
+    net, opt = made(method)
     mean = weights(net)
     opt.eval()
     assert torch.equal(weights(net), mean)
@@ -58,8 +58,7 @@ def test_gradients_accumulate_until_they_are_cleared(method):
     """Also where a validation pass at the mean comes between two micro-batches."""
     results = []
     for mode, validates in (("block", False), ("train", False), ("train", True)):
-        net = make_net()
-        opt = method(net)
+        net, opt = made(method)
         for step in range(2):
             opt.zero_grad()
             if mode == "block":
@@ -84,8 +83,7 @@ def test_gradients_accumulate_until_they_are_cleared(method):
 
 @drop_in_methods
 def test_changing_weights_that_hold_a_sample_is_an_error(method):
-    net = make_net()
-    opt = method(net)
+    net, opt = made(method)
     opt.train()
     with torch.no_grad():
         net[0].bias.add_(1.0)
@@ -98,8 +96,7 @@ def test_changing_weights_that_hold_a_sample_is_an_error(method):
 
 @representatives
 def test_changing_the_mean_between_steps_is_followed(method):
-    net = make_net()
-    opt = method(net, lr=0.0)
+    net, opt = made(method, lr=0.0)
     train(net, opt, 1)
     for p in net.parameters():
         p.data.clamp_(-0.1, 0.1)  # bumps no version counter
@@ -114,8 +111,7 @@ def test_changing_the_mean_between_steps_is_followed(method):
 
 @drop_in_methods
 def test_weights_loaded_during_drop_in_training_are_the_mean_after_eval(method):
-    net = make_net()
-    opt = method(net)
+    net, opt = made(method)
     train(net, opt, 1)
     best = copy.deepcopy(net.state_dict())
     train(net, opt, 2, first=1, mode="train")
@@ -132,13 +128,11 @@ def test_weights_loaded_during_drop_in_training_are_the_mean_after_eval(method):
 @every_method
 def test_a_prediction_between_two_steps_changes_nothing(method):
     """It puts other weights into the network, and then those that it held."""
-    mode = "block" if method.takes_second_derivatives else "train"
     results = []
     for predicts in (False, True):
-        net = make_net()
-        opt = method(net)
+        net, opt = made(method)
         for step in range(3):
-            train(net, opt, 1, first=step, mode=mode)
+            train(net, opt, 1, first=step, mode=method.mode)
             if predicts:
                 ba.predict(net, opt.posterior(), batch()[0], likelihood=ba.Gaussian(1.0), mc_samples=2)
         opt.eval()
@@ -151,8 +145,7 @@ def test_a_prediction_between_two_steps_changes_nothing(method):
 
 @methods(["vadam", "ivon", "vogn", "ivon eager", "von"])
 def test_what_is_frozen_between_two_phases_keeps_its_values(method):
-    net = make_net()
-    opt = method(net)
+    net, opt = made(method)
     train(net, opt, 2, mode="train")
     opt.eval()
     net[0].requires_grad_(False)
@@ -170,8 +163,7 @@ def test_what_is_frozen_between_two_phases_keeps_its_values(method):
 
 @methods(["vadam", "ivon", "vogn", "von"])
 def test_a_group_may_lose_and_regain_its_noise_between_two_phases(method):
-    net = make_net()
-    opt = method(net, lr=0.0)
+    net, opt = made(method, lr=0.0)
     mean = weights(net)
     train(net, opt, 2, mode="train")
     opt.eval()
@@ -188,8 +180,7 @@ def test_a_group_may_lose_and_regain_its_noise_between_two_phases(method):
 
 @methods(["vadam", "ivon"])
 def test_widths_that_change_between_two_phases_are_those_of_the_next_sample(method):
-    net = make_net(torch.float64)
-    opt = method(net)
+    net, opt = made(method, torch.float64)
     train(net, opt, 3)
     mean, noise, widths = weights(net), [], []
     for num_data in (50, 5_000):

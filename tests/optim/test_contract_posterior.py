@@ -12,6 +12,8 @@ from optim.methods import (
     Method,
     batch,
     by_name,
+    layer_groups,
+    made,
     make_net,
     make_step,
     methods,
@@ -26,8 +28,7 @@ from optim.methods import (
 
 @ways(REPRESENTATIVES)
 def test_it_is_named_and_copied_and_its_mean_is_where_training_draws_its_noise(method, mode):
-    net = make_net()
-    opt = method(net)
+    net, opt = made(method)
     train(net, opt, 2, mode=mode)
     q = opt.posterior()
     assert list(q.mean) == [name for name, _ in net.named_parameters()]
@@ -87,18 +88,15 @@ with_prior = methods(["vadam", "vprop", "ivon"])
 
 @with_prior
 def test_it_continues_as_the_prior(method):
-    net = make_net()
-    opt = method(net)
+    net, opt = made(method)
     train(net, opt, 3)
     q = opt.posterior()
-    other = make_net()
-    its = method(other, prior=q, num_data=500)
+    other, its = made(method, prior=q, num_data=500)
     assert torch.equal(weights(other), weights(net))
     expected = torch.cat([torch.clamp(variance, max=1 / 500).flatten() for variance in q.variance.values()])
     torch.testing.assert_close(variance_of(its), expected.double(), rtol=1e-5, atol=0)
     train(other, its, 2)
-    third = make_net()
-    resumed = method(third, prior=q)
+    third, resumed = made(method, prior=q)
     third.load_state_dict(other.state_dict())
     resumed.load_state_dict(its.state_dict())
     for one, two in ((other, its), (third, resumed)):
@@ -128,11 +126,7 @@ def test_parameters_without_noise_and_frozen_ones_start_at_its_mean(method):
     net = make_net()
     net[0].bias.requires_grad_(False)
     q = constant_prior(net, 0.25, 0.01)
-    groups = [
-        {"params": list(net[0].named_parameters(prefix="0"))},
-        {"params": list(net[2].named_parameters(prefix="2")), "perturb": False},
-    ]
-    opt = method(net, groups, prior=q)
+    opt = method(net, layer_groups(net, perturb=False), prior=q)
     assert (weights(net) == 0.25).all()
     train(net, opt, 2)
     assert (net[0].bias == 0.25).all()
@@ -190,8 +184,7 @@ def test_a_prior_that_does_not_fit_changes_nothing(options, message):
 
 @representatives
 def test_a_report_changes_nothing(method):
-    net = make_net()
-    opt = method(net)
+    net, opt = made(method)
     train(net, opt, 2)
     results = []
     for reports in (True, False):

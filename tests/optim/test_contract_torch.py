@@ -17,6 +17,7 @@ from optim.methods import (
     REPRESENTATIVES,
     Method,
     loss_of,
+    made,
     make_net,
     make_step,
     mean_of,
@@ -53,8 +54,7 @@ SCHEDULERS = {
 @methods(["vadam", "von exact"])
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_schedulers_of_torch(method, name):
-    net = make_net()
-    opt = method(net)
+    net, opt = made(method)
     scheduler = SCHEDULERS[name](opt)
     seen = set()
     for step in range(5):
@@ -79,8 +79,7 @@ def test_a_learning_rate_in_a_tensor_is_filled_in_place(method):
 
 @methods([key for key in EVERY if key not in ("ngvi", "bbb")])  # whose learning rate is also that of the precision
 def test_a_learning_rate_of_zero_updates_the_statistics_only(method):
-    net = make_net()
-    opt = method(net, lr=0.0)
+    net, opt = made(method, lr=0.0)
     mean, variance = weights(net), variance_of(opt)
     train(net, opt, 2)
     assert torch.equal(weights(net), mean)
@@ -149,8 +148,7 @@ def test_half_cosine_is_that_of_torch():
 
 
 def test_an_averaged_model_has_the_means():
-    net = make_net()
-    opt = Method("vadam")(net)
+    net, opt = made(Method("vadam"))
     average, seen = torch.optim.swa_utils.AveragedModel(net), []
     for step in range(3):
         train(net, opt, 1, first=step)
@@ -165,8 +163,7 @@ COPIERS = {"deepcopy": copy.deepcopy, "pickle": lambda pair: pickle.loads(pickle
 @ways([*REPRESENTATIVES, "ivon eager"])
 @pytest.mark.parametrize("copier", COPIERS)
 def test_copies_go_on_identically(method, mode, copier):
-    net = make_net()
-    opt = method(net)
+    net, opt = made(method)
     train(net, opt, 2, mode=mode)
     other, its = COPIERS[copier]((net, opt))
     assert torch.equal(mean_of(its), mean_of(opt))
@@ -179,8 +176,7 @@ def test_copies_go_on_identically(method, mode, copier):
 
 @representatives
 def test_a_copy_made_inside_a_block_knows_the_mean(method):
-    net = make_net()
-    opt = method(net)
+    net, opt = made(method)
     train(net, opt, 2)
     mean = weights(net)
     with opt.sampled_params():
@@ -194,25 +190,13 @@ def test_a_copy_made_inside_a_block_knows_the_mean(method):
     train(other, its, 1, first=2)
 
 
-def test_a_module_that_has_its_optimiser_is_copied_in_drop_in_training():
-    net = make_net()
-    net.optimizer = Method("vogn")(net)
-    train(net, net.optimizer, 1, mode="train")
-    copied = copy.deepcopy(net)
-    for model in (net, copied):
-        train(model, model.optimizer, 1, first=1, mode="train")
-        model.optimizer.eval()
-    assert torch.equal(weights(net), weights(copied))
-
-
 # torch.compile around a whole step: the graph breaks where it must, and numbers are the same
 
 
 def run_compiled(key, mode, samples, backend):
     torch._dynamo.reset()
     counters.clear()
-    net = make_net()
-    opt = Method(key)(net, mc_samples=samples)
+    net, opt = made(Method(key), mc_samples=samples)
 
     def train_step(x, y):
         make_step(opt, lambda: torch.nn.functional.mse_loss(net(x), y), mode)

@@ -134,12 +134,6 @@ def test_a_sample_is_the_mean_plus_the_inverse_factor_times_the_noise():
 # The matrix
 
 
-def test_the_posterior_starts_at_the_initial_precision():
-    net = make_net()
-    opt = ba.DenseVON(net.named_parameters(), num_data=50, initial_precision=60.0)
-    torch.testing.assert_close(opt.posterior().covariance, torch.eye(50).double() / 60.0)
-
-
 def test_a_precision_that_float32_could_not_hold():
     """Eigenvalues from the prior's 1e-7 to 1e3: rounded to float32 the matrix would be indefinite."""
     rows = torch.randn(10, 40, generator=torch.Generator().manual_seed(0)) * 10

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import bayesadam as ba
-from optim.methods import Method, loss_of, make_net, make_step, mean_of, same, snapshot, train, weights
+from optim.methods import Method, loss_of, made, make_net, make_step, mean_of, same, snapshot, train, weights
 
 LIBRARY = str(Path(ba.__file__).parent)
 
@@ -92,8 +92,7 @@ def test_an_interrupt_leaves_all_as_it_was_or_as_it_becomes(key, action):
 
 @pytest.mark.parametrize("when", ["before the first block", "between two blocks", "after the last block"])
 def test_an_interrupt_between_blocks_gives_up_the_step(when):
-    net = make_net()
-    opt = Method("ivon")(net, mc_samples=2)
+    net, opt = made(Method("ivon"), mc_samples=2)
     blocks = {"before the first block": 0, "between two blocks": 1, "after the last block": 2}[when]
     mean = weights(net)
     with pytest.raises(KeyboardInterrupt):
@@ -121,8 +120,7 @@ def test_a_loop_that_was_interrupted_can_be_run_again(key, samples):
             opt.step()
 
     def fresh():
-        net = make_net()
-        opt = Method(key)(net, mc_samples=samples)
+        net, opt = made(Method(key), mc_samples=samples)
         cell(net, opt)
         return net, opt
 

@@ -12,10 +12,12 @@ from optim.methods import (
     EVERY,
     Method,
     loss_of,
+    made,
     make_net,
     mean_of,
     methods,
     same,
+    scrambled,
     snapshot,
     train,
     variance_of,
@@ -58,8 +60,7 @@ def test_every_optimiser_trains_as_with_means(method, mode):
 @pytest.mark.parametrize("mode", ["block", "train"])
 def test_the_state_is_four_bytes_smaller(name, expected, mode):
     for low_memory in (True, False):
-        net = make_net()
-        opt = Method(name)(net, low_memory=low_memory)
+        net, opt = made(Method(name), low_memory=low_memory)
         train(net, opt, 2, mode=mode)
         assert bytes_of(opt) == (expected if low_memory else expected + 4) * 50
 
@@ -101,11 +102,7 @@ def test_checkpoints_of_samples_are_for_optimisers_with_means_and_without(method
         saved.append(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
         train(net, opt, 2, first=2, mode="train")
     for file, low in ((saved[0], True), (saved[0], False), (saved[1], True)):
-        net = make_net(torch.float64)
-        with torch.no_grad():
-            for parameter in net.parameters():
-                parameter.normal_()
-        opt = method(net, low_memory=low)
+        net, opt = scrambled(method, torch.float64, low_memory=low)
         opt.attach(net)
         for part in ("opt", "model") if optimizer_first else ("model", "opt"):
             (net if part == "model" else opt).load_state_dict(file[part])
@@ -145,8 +142,7 @@ def test_loading_one_module_with_weights_of_two_dtypes():
 
 
 def test_a_state_that_does_not_fit_leaves_the_sample_and_the_mean():
-    net = make_net()
-    opt = Method("vadam")(net, low_memory=True)
+    net, opt = made(Method("vadam"), low_memory=True)
     opt.attach(net)
     train(net, opt, 2, mode="train")
     sample, mean = weights(net), mean_of(opt)

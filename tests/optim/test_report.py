@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from optim.methods import EVERY, Method, make_net, methods, train
+from optim.methods import EVERY, Method, made, make_net, methods, train
 
 START = {"num_data": 200, "prior_precision": 2.0, "initial_precision": 80.0}
 
@@ -11,8 +11,7 @@ START = {"num_data": 200, "prior_precision": 2.0, "initial_precision": 80.0}
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 @methods(["vadam", "vprop"])
 def test_the_three_parts_of_the_precision_add_up(method, temperature):
-    net = make_net(torch.float64)
-    opt = method(net, **START, betas=(0.9, 0.97), temperature=temperature)
+    net, opt = made(method, torch.float64, **START, betas=(0.9, 0.97), temperature=temperature)
     train(net, opt, 20)
     q, weight = opt.posterior(), (1 - temperature * 0.03) ** 20
     for row, (name, p) in zip(q.report().rows, net.named_parameters(), strict=True):
@@ -27,8 +26,7 @@ def test_the_three_parts_of_the_precision_add_up(method, temperature):
 @methods([key for key in EVERY if key not in ("ngvi", "bbb", "bayesadam")])
 def test_before_the_first_step_all_is_the_start(method):
     """NGVI and Bayes by Backprop do not know the share of the start."""
-    net = make_net()
-    opt = method(net, initial_precision=80.0)
+    net, opt = made(method, initial_precision=80.0)
     report = opt.report()
     first = opt.param_groups[0]
     prior = first["prior_precision"] if method.cls.has_prior and first["temperature"] else 0.0
@@ -56,8 +54,7 @@ def test_groups_have_priors_of_their_own_or_no_noise():
 
 
 def test_a_prior_of_every_weight_counts_as_it_should():
-    net = make_net(torch.float64)
-    first = Method("vadam")(net, **START, betas=(0.9, 0.9))
+    net, first = made(Method("vadam"), torch.float64, **START, betas=(0.9, 0.9))
     train(net, first, 20)
     prior = first.posterior()
     opt = Method("vadam")(net, num_data=200, prior=prior, initial_precision=500.0, betas=(0.9, 0.9))

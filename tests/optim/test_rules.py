@@ -21,11 +21,11 @@ ON_NOISE = [*SECOND_ORDER, "ivon", "bbb"]
 """Their curvature is read off the noise, if they are not given the Hessian."""
 
 
-def trained(name, steps, problem, mode="block", schedule=None, **hyperparameters):
+def trained(name, steps, problem, mode="block", schedule=None, make=None, **hyperparameters):
     """The mean, and the precision, after some steps; VOGN's minibatches are one example."""
     net = nn.Linear(D, 1, bias=False).double()
     net.weight.data.copy_(tensor([START]))
-    opt = Method(name)(net, **hyperparameters)
+    opt = (make or Method(name))(net, **hyperparameters)
 
     def loss(t):
         if name == "vogn":  # of which this is the gradient, at any weights
@@ -94,12 +94,9 @@ def test_equals_reference_loop_given_the_same_noise(name, case):
     assert_matches(name, 10 if case == "b2 = 0" else 30, **CASES[case])
 
 
+LIKE_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0}
 DEFAULTS = {
-    "vadam": {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0},
-    "vprop": {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0},
-    "bbb": {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0},
-    "natural_vadam": {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0},
-    "natural_von": {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0},
+    **dict.fromkeys(("vadam", "vprop", "bbb", "natural_vadam", "natural_von"), LIKE_ADAM),
     "vadagrad": {"lr": 1e-2, "betas": (0.9, 0.999), "temperature": 0.0},
     "von": {"lr": 1e-2, "betas": (0.0, 0.999), "prior_precision": 1.0},
     "van": {"lr": 1e-2, "betas": (0.0, 0.999), "prior_precision": 1.0, "temperature": 0.0},
@@ -112,24 +109,17 @@ DEFAULTS = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_default_arguments_are_the_published_algorithm(name):
     """Only the sizes are given; the initial precision is ``max(num_data, prior_precision)``."""
-    net = nn.Linear(D, 1, bias=False).double()
-    net.weight.data.copy_(tensor([START]))
+
+    def with_defaults(net, **required):
+        curvature = {"curvature": ba.PerExampleSquares(net)} if name == "vogn" else {}
+        return OPTIMIZERS[name](net.named_parameters(), num_data=100.0, **curvature, **required)
+
     required = {"initial_precision": 100.0} if name == "vadagrad" else {}
-    required |= {"curvature": ba.PerExampleSquares(net)} if name == "vogn" else {}
-    opt, problem = OPTIMIZERS[name](net.named_parameters(), num_data=100.0, **required), Problem()
-    for t in range(30):
-        with opt.sampled_params():
-            if name == "vogn":
-                net(tensor([problem.gradient(net.weight[0].tolist(), t)])).mean().backward()
-            else:
-                problem.loss(net.weight[0], t).backward()
-        opt.step()
-        opt.zero_grad()
-    setting = Setting(problem.gradient, eps_of(), num_data=100.0, initial_precision=100.0, **DEFAULTS[name])
-    mean, precision = REFERENCES[name](START, 30, setting)
-    q = opt.posterior()
-    assert q.mean["weight"][0].tolist() == pytest.approx(mean, rel=1e-10, abs=1e-10)
-    assert q.variance["weight"][0].reciprocal().tolist() == pytest.approx(precision, rel=1e-10)
+    mean, precision = trained(name, 30, Problem(), make=with_defaults, **required)
+    setting = Setting(Problem().gradient, eps_of(), num_data=100.0, initial_precision=100.0, **DEFAULTS[name])
+    expected = REFERENCES[name](START, 30, setting)
+    assert mean == pytest.approx(expected[0], rel=1e-10, abs=1e-10)
+    assert precision == pytest.approx(expected[1], rel=1e-10)
 
 
 @pytest.mark.parametrize("name", WITH_PRIOR)

@@ -156,8 +156,7 @@ def test_layers_of_the_model_may_be_added_later():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_hooks_are_there_only_while_the_weights_hold_a_sample(mode):
-    net = make_net()
-    opt = Method("vogn")(net)
+    net, opt = made()
     seen = []
 
     def hooks():

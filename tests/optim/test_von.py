@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import bayesadam as ba
-from optim.methods import Method, loss_of, make_net, same, snapshot, variance_of, weights
+from optim.methods import Method, loss_of, made, make_net, same, snapshot, variance_of, weights
 from optim.problems import Regression, relative, tensor
 
 CLASSES = {"von": ba.VON, "van": ba.VAN, "ngvi": ba.NGVI, "natural_von": ba.NaturalVON}
@@ -287,8 +287,7 @@ def test_misuse_is_refused_and_leaves_no_trace(case, misuse):
 def test_zero_grad_in_a_block_forgets_what_was_handed_over():
     results = []
     for twice in (False, True):
-        net = make_net(torch.float64)
-        opt = Method("von exact")(net)
+        net, opt = made(Method("von exact"), torch.float64)
         with opt.sampled_params():
             if twice:
                 opt.backward(loss_of(net, 9))

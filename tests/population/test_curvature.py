@@ -13,7 +13,7 @@ from bayesadam.population.batches import Batch
 from bayesadam.population.losses import Losses
 from population.conftest import ROUNDING, TOLERANCE, all_alone, compare, exactly, train
 from population.problems import F32, F64, RAGGED, draw, mlp, models_of, noise_of, regression
-from population.test_members import LIKELIHOODS, NETWORKS, inputs_of
+from population.test_members import LIKELIHOODS, NETWORKS, OWN, inputs_of
 
 EXACT = {"hessian": "exact", "correction": "elementwise"}
 METHODS = {
@@ -25,13 +25,8 @@ METHODS = {
     "ngvi": {"method": "ngvi", "lr": 0.05, **EXACT},
     "natural von": {"method": "natural_von", "lr": 0.01, **EXACT},
 }
-OWN = {
-    "lr": [0.01, 0.02, 0.03, 0.04],
-    "betas": [(0.9, 0.99), (0.8, 0.95), (0.5, 0.9), (0.0, 0.97)],
-    "prior_precision": [1.0, 2.0, 0.5, 10.0],
-    "num_data": [13, 70, 2.5, 20],
-    "temperature": [1.0, 0.5, 0.1, 0.3],
-}
+NUMBERS = {name: OWN[name] for name in ("lr", "betas", "prior_precision", "num_data")}
+NUMBERS["temperature"] = [1.0, 0.5, 0.1, 0.3]
 MAKES = {
     "a layer": lambda: nn.Linear(3, 2).to(F64),
     "a perceptron": mlp,
@@ -48,7 +43,7 @@ class TestMembersAreSingleFits:
         [(name, list(MAKES)[i % 3], SAMPLES[(i + i // 3) % 3]) for i, name in enumerate(METHODS)],
     )
     def test_everything_differs(self, method, make, samples):
-        options = {**METHODS[method], **OWN, "mc_samples": samples[0], "antithetic": samples[1]}
+        options = {**METHODS[method], **NUMBERS, "mc_samples": samples[0], "antithetic": samples[1]}
         compare(models_of(MAKES[make]), regression(), [noise_of(p) for p in (1.0, 4.0, 2.0, 9.0)], **options)
 
     @pytest.mark.parametrize("method", ["vogn", "von"])

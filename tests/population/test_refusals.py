@@ -9,29 +9,22 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam.optim import vadam
+from modules import module_of
 from population.conftest import exactly, train
 from population.problems import F64, RAGGED, mlp, models_of, noise_of, regression, some_frozen
 from population.test_objectives import Lasso
 
 
-class Pairs(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = mlp()
-
-    def forward(self, x):
-        return self.net(x), x
+def pair_of_outputs():
+    return module_of(lambda self, x: (self.net(x), x), net=mlp())
 
 
-class Counting(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = mlp()
-        self.register_buffer("calls", torch.zeros(()))
-
+def counting():
     def forward(self, x):
         self.calls += 1
         return self.net(x)
+
+    return module_of(forward, net=mlp(), calls=torch.zeros(()))
 
 
 class Means(Lasso):
@@ -99,7 +92,7 @@ VALUES = [
     ({"models": models_of(lambda: nn.Sequential(nn.Linear(3, 2), nn.RNNCell(2, 2)).to(F64))},
      "models must not have recurrent layers, which vmap cannot map over (use train_ensemble), got '1'"),
     ({"models": models_of(lambda: nn.Embedding(3, 2, max_norm=1.0).to(F64))}, "max_norm of the embedding '' "),
-    ({"models": models_of(Counting)}, "models must not change their buffers in a forward pass"),
+    ({"models": models_of(counting)}, "models must not change their buffers in a forward pass"),
     # likelihoods and objectives
     ({"likelihood": [noise_of(1.0)] * 2}, "likelihood must be one or one for each of 4 members, got 2"),
     ({"likelihood": [noise_of(1.0)] * 3 + [noise_of(1.0, 2.0)]}, "likelihood must be of one kind for all members"),
@@ -142,7 +135,7 @@ TYPES = [
     ({"method": "bbb", "weight_decay": 0.1}, "weight_decay"),
     ({"method": "vogn", "curvature": None}, "curvature must not be given to a population of 'vogn', got None"),
     ({"method": "vadagrad", "prior_precision": 1.0}, "unexpected keyword argument 'prior_precision'"),
-    ({"models": models_of(Pairs)}, "models must return a tensor, got tuple"),
+    ({"models": models_of(pair_of_outputs)}, "models must return a tensor, got tuple"),
 ]
 
 

@@ -202,11 +202,8 @@ class TestEmpiricalBernoulli:
         mapped = torch.func.vmap(lambda *a: empirical.bernoulli(a))(*stacked)
         looped = torch.stack([empirical.bernoulli([a[i] for a in stacked]) for i in range(count)])
         torch.testing.assert_close(mapped, looped, rtol=1e-5, atol=1e-5)
-        pairs = zip(
-            torch.autograd.grad(mapped @ weights, stacked), torch.autograd.grad(looped @ weights, stacked), strict=True
-        )
-        for found, expected in pairs:
-            torch.testing.assert_close(found, expected)
+        found, expected = (torch.autograd.grad(values @ weights, stacked) for values in (mapped, looped))
+        torch.testing.assert_close(found, expected)
 
     @pytest.mark.parametrize("values", [[], [torch.zeros(0, 3)]])
     def test_without_weights(self, values):

@@ -168,6 +168,7 @@ def test_numbers_of_samples_are_checked(kind):
         ({"count": 0}, "^count must be at least 1, got 0$"),
         ({"count": 1, "seed": -1}, r"^seed must be an integer in \[0, 2\*\*64\), got -1$"),
         ({"count": 1, "first": -1}, "^sample must be an integer .*, got -1$"),
+        ({"count": 1, "seed": 2**64}, r"^seed must be an integer in \[0, 2\*\*64\), got 18446744073709551616$"),
     ):
         with pytest.raises(ValueError, match=message):
             q.sample(**arguments)

@@ -21,15 +21,6 @@ def make(shapes=SHAPES, seed=0, **hyperparameters):
     return diagonal(means(shapes, seed, torch.float32), seed, **hyperparameters)
 
 
-class TestConstruction:
-    def test_keeps_the_tensors(self):
-        mean, variance = {"w": torch.zeros(3)}, {"w": torch.tensor([1.0, 0.0, 2.0])}
-        q = ba.DiagonalGaussian(mean, variance)
-        assert q.mean["w"] is mean["w"]
-        assert q.variance["w"] is variance["w"]
-        assert q.hyperparameters == {}
-
-
 class TestSampling:
     def test_moments_and_independence(self):
         """Two million standardised draws: an error of one percent of the variance would be found."""
@@ -69,16 +60,9 @@ class TestSampling:
                 eps = noise.normal(5, 0, 7 + i, index, mean.shape, stream=noise.POSTERIOR)
                 torch.testing.assert_close(samples[name][i], mean + q.variance[name].sqrt() * eps)
 
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ({"count": 1, "seed": 2**64}, r"^seed must be an integer in \[0, 2\*\*64\), got 18446744073709551616$"),
-            ({"count": 2, "first": 2**28 - 1}, r"^sample must be an integer in \[0, 2\*\*28\), got 268435456$"),
-        ],
-    )
-    def test_errors(self, arguments, message):
-        with pytest.raises(ValueError, match=message):
-            make().sample(**arguments)
+    def test_numbers_end_where_those_of_the_noise_do(self):
+        with pytest.raises(ValueError, match=r"^sample must be an integer in \[0, 2\*\*28\), got 268435456$"):
+            make().sample(2, first=2**28 - 1)
 
 
 @pytest.mark.parametrize("two", [2, np.float32(2.0), torch.tensor(2.0)])
@@ -111,11 +95,6 @@ class TestPruning:
         assert_same(pruned.prune(fraction).tensors(), pruned.tensors())
         assert_same(q.tensors(), before)
 
-    def test_the_threshold_is_global(self):
-        ones = {"a": torch.ones(3), "b": torch.ones(4)}
-        pruned = ba.DiagonalGaussian({"a": torch.full((3,), 0.1), "b": -torch.ones(4)}, ones).prune(3 / 7)
-        assert {name: mean.tolist() for name, mean in pruned.mean.items()} == {"a": [0.0] * 3, "b": [-1.0] * 4}
-
     @pytest.mark.parametrize("fraction", [0.3, 1.0])
     def test_of_equal_weights_exactly_the_fraction_goes(self, fraction):
         shapes = {"a": (4,), "b": (2, 3)}
@@ -132,7 +111,6 @@ class TestPruning:
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
@@ -264,12 +242,6 @@ class TestFile:
         with pytest.raises(TypeError):
             make(seed=1, found=value).save(path)
         assert_same(ba.load_posterior(path).tensors(), make().tensors())
-
-    def test_saving_again_replaces(self, path):
-        make().save(path)
-        make(seed=1).save(path)
-        assert_same(ba.load_posterior(path).tensors(), make(seed=1).tensors())
-        assert os.listdir(path.parent) == [path.name]
 
 
 def header(**changes):

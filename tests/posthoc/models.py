@@ -4,9 +4,7 @@ import torch
 from torch import nn
 
 import bayesadam as ba
-from posterior.kinds import draw
-
-F64 = {"dtype": torch.float64}
+from posterior.kinds import F64, draw
 
 
 def mlp(inputs=3, outputs=4, hidden=5):

@@ -14,6 +14,7 @@ from bayesadam.likelihoods import fallbacks
 from bayesadam.posthoc import LaplaceApproximation, laplace
 from bayesadam.posthoc import kronecker as kronecker_module
 from bayesadam.posthoc import network as network_module
+from modules import module_of
 from posthoc.models import (
     CASES,
     F64,
@@ -108,9 +109,7 @@ def matrices(curvature):
 
 
 def same(found, expected, **tolerance):
-    assert found.keys() == expected.keys()
-    for name in expected:
-        torch.testing.assert_close(found[name], expected[name], **(tolerance or EXACT))
+    torch.testing.assert_close(found, expected, **(tolerance or EXACT))
 
 
 class TestFactors:
@@ -154,7 +153,6 @@ class TestFactors:
 
     @pytest.mark.parametrize("options", [{"stride": 2, "padding": 1, "dilation": 2}, {"padding": "same"}])
     def test_of_convolutions_of_every_kind(self, options):
-        torch.manual_seed(0)
         layers = nn.Conv2d(2, 3, 3, **options), nn.Tanh(), nn.Flatten()
         x = draw(N, 2, 5, 6)
         width = nn.Sequential(*layers)(x.float()).shape[1]
@@ -167,7 +165,6 @@ class TestFactors:
     @pytest.mark.parametrize("axes", [1, 3])
     def test_of_convolutions_of_other_dimensions_are_those_of_two(self, axes):
         """Axes of length 1 are of no importance."""
-        torch.manual_seed(0)
         flat = nn.Sequential(nn.Conv2d(2, 3, (1, 3) if axes == 1 else (2, 3)), nn.Flatten(), nn.LazyLinear(3)).double()
         x = draw(N, 2, 1, 6) if axes == 1 else draw(N, 2, 4, 5)
         flat(x)
@@ -204,26 +201,18 @@ class TestFactors:
     def test_what_has_no_factors_has_the_diagonal(self):
         """Layers with groups, called twice, with shared or frozen weights, unused or not of a layer at all."""
 
-        class Odd(nn.Module):
-            def __init__(self):
-                super().__init__()
-                torch.manual_seed(0)
-                self.grouped, self.twice = nn.Conv1d(4, 4, 1, groups=2), nn.Linear(4, 4)
-                self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-                self.b.weight = self.a.weight
-                self.frozen, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
-                self.frozen.weight.requires_grad_(False)
-                self.last.bias.requires_grad_(False)
-                self.unused = nn.Linear(2, 2)
-                self.double()
+        def forward(self, x):
+            x = self.grouped(x.unsqueeze(-1)).squeeze(-1).tanh()
+            x = self.twice(self.twice(x).tanh()).tanh()
+            x = self.b(self.a(x).tanh()).tanh()
+            return self.last(self.frozen(x).tanh())
 
-            def forward(self, x):
-                x = self.grouped(x.unsqueeze(-1)).squeeze(-1).tanh()
-                x = self.twice(self.twice(x).tanh()).tanh()
-                x = self.b(self.a(x).tanh()).tanh()
-                return self.last(self.frozen(x).tanh())
-
-        model, x, y = Odd(), draw(N, 4), classes(N)
+        layers = {name: nn.Linear(4, 4) for name in ("twice", "a", "b", "frozen")}
+        layers |= {"grouped": nn.Conv1d(4, 4, 1, groups=2), "last": nn.Linear(4, 3), "unused": nn.Linear(2, 2)}
+        layers["b"].weight = layers["a"].weight
+        layers["frozen"].weight.requires_grad_(False)
+        layers["last"].bias.requires_grad_(False)
+        model, x, y = module_of(forward, **layers).double(), draw(N, 4), classes(N)
         fitted = LaplaceApproximation(model, (x, y), likelihood=ba.Categorical(), structure="kron")
         layers = [(layer.weight, layer.bias) for layer in fitted.curvature.layers]
         assert layers == [(None, "a.bias"), (None, "b.bias"), (None, "frozen.bias"), ("last.weight", None)]
@@ -246,7 +235,6 @@ class TestFactors:
     @pytest.mark.parametrize("options", [{"structure": "kron"}, {"structure": "last_layer_kron", "last_layer": "0"}])
     def test_of_sequences_without_their_padding(self, curvature, options):
         """As if the targets that count were rows, also where a ReLU is dead."""
-        torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 1), nn.ReLU(), nn.Linear(1, 3)).double()
         x, y = draw(7, 4, 3), classes(7, 4)
         y[:, 2:] = y[1] = -100
@@ -260,33 +248,21 @@ class TestFactors:
         "options", [{"structure": "kron"}, {"structure": "last_layer_kron", "last_layer": "first"}]
     )
     def test_of_ignored_positions_on_which_others_depend(self, options):
-        class Causal(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.first, self.last = nn.Linear(3, 2).double(), nn.Linear(2, 3).double()
-
-            def forward(self, x):
-                return self.last(self.first(x).cumsum(1))
-
+        layers = {"first": nn.Linear(3, 2), "last": nn.Linear(2, 3)}
+        causal = module_of(lambda self, x: self.last(self.first(x).cumsum(1)), **layers).double()
         x, y = draw(7, 4, 3), classes(7, 4)
         y[:, [0, 3]] = -100
-        fitted = LaplaceApproximation(Causal(), (x, y), likelihood=ba.Categorical(), **options)
+        fitted = LaplaceApproximation(causal, (x, y), likelihood=ba.Categorical(), **options)
         rows = x[:, :3].reshape(-1, 3)
         torch.testing.assert_close(fitted.curvature.layers[0].inputs, rows.T @ rows / len(rows), **EXACT)
 
     def test_of_a_layer_that_is_called_once_only_at_times(self):
-        class Sometimes(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.a, self.b = nn.Linear(3, 3).double(), nn.Linear(3, 3).double()
-
-            def forward(self, x):
-                return self.b(self.a(self.a(x) if len(x) == 4 else x))
-
+        layers = {"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)}
+        sometimes = module_of(lambda self, x: self.b(self.a(self.a(x) if len(x) == 4 else x)), **layers).double()
         message = r"^module 'a' \(Linear\) must be called equally often in all forward passes, got some with one call$"
         with pytest.raises(RuntimeError, match=message):
             LaplaceApproximation(
-                Sometimes(), (draw(N, 3), classes(N)), likelihood=ba.Categorical(), structure="kron", batch_size=4
+                sometimes, (draw(N, 3), classes(N)), likelihood=ba.Categorical(), structure="kron", batch_size=4
             )
 
 
@@ -301,7 +277,6 @@ class TestManyClasses:
             return whole(self, output, target)
 
         monkeypatch.setattr(ba.Categorical, "fisher_factor", of_one_row)
-        torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 300))
         x, y = draw(20, 4).float(), classes(20, count=300)
         fitted = LaplaceApproximation(model, (x, y), likelihood=ba.Categorical(), structure="last_layer_kron")

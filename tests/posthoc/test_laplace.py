@@ -17,7 +17,8 @@ from bayesadam.posterior.partial import PartialGaussian
 from bayesadam.posthoc import LaplaceApproximation, laplace
 from bayesadam.posthoc import network as network_module
 from bayesadam.predictive.jacobian import Pulled
-from posterior.kinds import flat
+from modules import module_of
+from posterior.kinds import EXACT, flat
 from posthoc.models import (
     CASES,
     F64,
@@ -34,7 +35,6 @@ from posthoc.models import (
 )
 from predictive.networks import assert_unchanged, snapshot
 
-EXACT = {"rtol": 1e-10, "atol": 1e-10}
 BOTH = pytest.mark.parametrize("curvature", ["ggn", "empirical_fisher"])
 STRUCTURES = pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer"])
 EVERY = pytest.mark.parametrize("name", list(CASES))
@@ -125,19 +125,15 @@ class TestCurvature:
     def test_full_with_a_shared_tensor_that_is_as_long_as_a_batch(self, batch_size, mapped):
         anchors = draw(3, 2, seed=1)
 
-        class Kernel(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.model = mlp()
+        def forward(self, x, anchors=anchors):
+            z = self.model((-torch.cdist(x, anchors).square()).exp())
+            return z if mapped or z.sum().item() > -1e9 else -z
 
-            def forward(self, x, anchors=anchors):
-                z = self.model((-torch.cdist(x, anchors).square()).exp())
-                return z if mapped or z.sum().item() > -1e9 else -z
-
+        kernel = module_of(forward, model=mlp())
         x, (_, _, y, likelihood) = draw(N, 2), case("categorical")
         data = ((x, anchors), y)
-        fitted = LaplaceApproximation(Kernel(), data, likelihood=likelihood, structure="full", batch_size=batch_size)
-        torch.testing.assert_close(fitted.curvature, slow_matrix(Kernel(), x, y, likelihood, "ggn"), **EXACT)
+        fitted = LaplaceApproximation(kernel, data, likelihood=likelihood, structure="full", batch_size=batch_size)
+        torch.testing.assert_close(fitted.curvature, slow_matrix(kernel, x, y, likelihood, "ggn"), **EXACT)
 
     def test_full_goes_on_row_by_row_when_memory_runs_out(self, monkeypatch, references):
         def no_memory(*args):
@@ -173,17 +169,12 @@ class TestCurvature:
 
     @STRUCTURES
     def test_inputs_of_several_tensors_and_outputs_in_a_box(self, structure):
-        class Boxed(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.model = mlp()
-
-            def forward(self, x, shift=None, scale=1.0):
-                x, shift = (x["x"], x["shift"]) if isinstance(x, dict) else (x, shift)
-                return {"logits": self.model(x + shift) * scale}
+        def forward(self, x, shift=None, scale=1.0):
+            x, shift = (x["x"], x["shift"]) if isinstance(x, dict) else (x, shift)
+            return {"logits": self.model(x + shift) * scale}
 
         _, x, y, likelihood = case("categorical")
-        shift, box = draw(N, 3, seed=9), Boxed()
+        shift, box = draw(N, 3, seed=9), module_of(forward, model=mlp())
         options = {"likelihood": likelihood, "structure": structure}
         plain = LaplaceApproximation(mlp(), (x + shift, y), **options)
         loader = DataLoader(TensorDataset(x, shift, y), batch_size=4)
@@ -219,20 +210,17 @@ class TestCurvature:
     def test_a_layer_with_two_names(self, structure):
         """As with one name, and the model keeps its own parameters."""
 
-        class Twice(nn.Module):
-            def __init__(self, layer, head):
-                super().__init__()
-                self.layer, self.head = layer, head
-
-            def forward(self, x):
-                return self.head(self.layer(self.layer(x).tanh()).tanh())
+        def forward(self, x):
+            return self.head(self.layer(self.layer(x).tanh()).tanh())
 
         likelihood, found, x, y = ba.Gaussian(4.0), [], draw(N, 3, seed=4), draw(N, 2, seed=5)
         for several_names in (True, False):
             torch.manual_seed(0)
             layer, head = nn.Linear(3, 3, **F64), nn.Linear(3, 2, **F64)
             own = [*layer.parameters(), *head.parameters()]
-            model = nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), head) if several_names else Twice(layer, head)
+            model = nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), head)
+            if not several_names:
+                model = module_of(forward, layer=layer, head=head)
             if structure == "badam":
                 adam = torch.optim.Adam(model.parameters())
                 likelihood.nll(model(x), y).backward()
@@ -245,7 +233,6 @@ class TestCurvature:
         torch.testing.assert_close(*found, **EXACT)
 
     def test_shared_weights(self):
-        torch.manual_seed(0)
         tied = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Tanh(), nn.Linear(3, 3, bias=False)).double()
         tied[2].weight = tied[0].weight
         x, y = draw(N, 3), classes(N)
@@ -391,19 +378,10 @@ class TestEvidence:
 
 @pytest.mark.parametrize("loader", [False, True])
 def test_the_last_layer_is_the_last_one_that_is_called(loader):
-    class Backwards(nn.Module):
-        """Layers are registered in another order than they are used in, and one is called by name."""
-
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.head, self.body, self.unused = nn.Linear(5, 4), nn.Linear(3, 5), nn.Linear(2, 2)
-            self.double()
-
-        def forward(self, x):
-            return self.head(input=self.body(x).tanh())
-
-    model, (_, x, y, likelihood) = Backwards(), case("categorical")
+    """Layers are registered in another order than they are used in, and one is called by name."""
+    layers = {"head": nn.Linear(5, 4), "body": nn.Linear(3, 5), "unused": nn.Linear(2, 2)}
+    model = module_of(lambda self, x: self.head(input=self.body(x).tanh()), **layers).double()
+    _, x, y, likelihood = case("categorical")
     data = [(x[:4], y[:4]), (x[4:], y[4:])] if loader else (x, y)
     fitted = LaplaceApproximation(model, data, likelihood=likelihood, structure="last_layer")
     assert fitted.random == ("head.weight", "head.bias")
@@ -478,16 +456,12 @@ def test_full_curvature_of_low_rank():
 
 @pytest.mark.parametrize("mapped", [True, False])
 def test_outputs_that_have_no_axes_for_a_single_row(mapped):
-    class Scalars(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = nn.Linear(2, 1).double()
+    def forward(self, x):
+        return self.model(x).squeeze() * (1.0 if mapped or x.sum().item() > -1e9 else 0.0)
 
-        def forward(self, x):
-            return self.model(x).squeeze() * (1.0 if mapped or x.sum().item() > -1e9 else 0.0)
-
+    model = module_of(forward, model=nn.Linear(2, 1).double())
     x, y = draw(9, 2), draw(9, seed=1)
-    fitted = LaplaceApproximation(Scalars(), (x, y), likelihood=ba.Gaussian(1.0), structure="full")
+    fitted = LaplaceApproximation(model, (x, y), likelihood=ba.Gaussian(1.0), structure="full")
     rows = torch.cat([x, torch.ones(9, 1, **F64)], 1)
     torch.testing.assert_close(fitted.curvature, rows.T @ rows, **EXACT)
 
@@ -567,20 +541,13 @@ def test_refusals_of_what_is_known_later():
 @pytest.mark.parametrize("structure", ["last_layer", "last_layer_kron"])
 def test_a_default_that_does_not_give_the_outputs(structure):
     """Heads that are passed over, a norm layer after the last linear one, and weights beside it."""
-
-    class Beside(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = nn.Linear(3, 2), nn.Linear(3, 2)
-
-        def forward(self, x):
-            return torch.cat([self.first(x), self.second(x)], 1)
-
+    heads = {"first": nn.Linear(3, 2), "second": nn.Linear(3, 2)}
+    beside = module_of(lambda self, x: torch.cat([self.first(x), self.second(x)], 1), **heads)
     body, weight_norm = [nn.Linear(3, 5), nn.Tanh()], torch.nn.utils.parametrizations.weight_norm
     for model, name, other in (
         (nn.Sequential(*body, weight_norm(nn.Linear(5, 4))), "0", "2.bias"),
         (nn.Sequential(*body, nn.Linear(5, 4), nn.LayerNorm(4)), "2", "3.weight"),
-        (Beside(), "second", "first.weight"),
+        (beside, "second", "first.weight"),
     ):
         message = (
             "^last_layer must be given for a model whose last nn.Linear does not give its outputs, got None: "

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 import bayesadam as ba
 from bayesadam.posterior.training_inputs import inputs_of
 from bayesadam.predictive import batch_norm
+from modules import module_of
 from posterior.kinds import around, draw
 
 GAUSSIAN = ba.Gaussian(noise_precision=1.0)
@@ -116,17 +117,6 @@ def test_without_samples_they_are_those_of_the_mean(method):
     assert not torch.allclose(prediction.mean, running.mean, atol=0.01)
 
 
-class Named(nn.Module):
-    """Called with a keyword and something that has no rows."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = network()
-
-    def forward(self, x, scale):
-        return self.inner(x * scale)
-
-
 def rows(inputs):
     return [len(part) for part in batch_norm._batches(inputs, torch.device("cpu"))]
 
@@ -140,7 +130,9 @@ def test_about_a_thousand_rows_are_used_spread_evenly():
 
 
 def test_inputs_may_have_any_form():
-    net, scale = Named(), torch.tensor(2.0, dtype=torch.float64)
+    """With a keyword, and with something that has no rows."""
+    net = module_of(lambda self, x, scale: self.inner(x * scale), inner=network())
+    scale = torch.tensor(2.0, dtype=torch.float64)
     x, like, q = draw(7, 3), draw(600, 3, seed=1), around(net, 0.25)
     options = {"likelihood": GAUSSIAN, "mc_samples": 3}
     named = ba.predict(net, q, {"x": x, "scale": scale}, batch_norm={"x": like, "scale": scale}, **options)
@@ -206,21 +198,16 @@ class TestInputsKnownFromTraining:
         assert torch.equal(inputs_of(net), seen[600:1112])
 
     def test_several_inputs_keep_their_form(self):
-        class Two(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.first, self.norm = nn.Linear(3, 2), nn.BatchNorm1d(2)
-
-            def forward(self, a, b=None):
-                a, b = (a["a"], a["b"]) if isinstance(a, dict) else (a, b)
-                return self.norm(self.first(a) + b)
+        def forward(self, a, b=None):
+            a, b = (a["a"], a["b"]) if isinstance(a, dict) else (a, b)
+            return self.norm(self.first(a) + b)
 
         for call in (
             lambda net, a, b: net(a, b),
             lambda net, a, b: net(a=a, b=b),
             lambda net, a, b: net({"a": a, "b": b}),
         ):
-            net = Two()
+            net = module_of(forward, first=nn.Linear(3, 2), norm=nn.BatchNorm1d(2))
             opt = ba.IVON(net.named_parameters(), num_data=100)
             opt.attach(net)
             opt.train()

@@ -189,22 +189,11 @@ class TestMixture:
                 assert (found.mutual_information > 0).all()
 
 
-class SharedUnit(nn.Module):
-    """Two outputs that share one hidden unit, and so are correlated."""
-
-    def __init__(self):
-        super().__init__()
-        self.hidden, self.last = nn.Linear(3, 1), nn.Linear(1, 2)
-
-    def forward(self, x):
-        return self.last(torch.tanh(self.hidden(x)))
-
-
 @pytest.mark.filterwarnings("ignore:the noise of the likelihood must fit")
 def test_a_mixture_of_equal_components_is_one_of_them():
     """Its density uses the covariance of the outputs of a row, and noise whose variance is out of range."""
-    torch.manual_seed(0)
-    x, model = torch.randn(30, 3), SharedUnit()
+    x = torch.randn(30, 3)
+    model = nn.Sequential(nn.Linear(3, 1), nn.Tanh(), nn.Linear(1, 2))  # outputs share a unit, and so are correlated
     options = {"likelihood": ba.Gaussian(1e4), "method": "linearized"}
     q = ba.laplace(
         model, (x, torch.randn(30, 2)), likelihood=ba.Gaussian(100.0), structure="full", prior_precision=0.01

@@ -108,7 +108,6 @@ def test_random_and_certain_components(mc_samples, each):
 @pytest.mark.parametrize("each", [2, 5])
 def test_epistemic_variance_is_unbiased(each):
     """The mean over many sets of samples is the variance within the components and that between their means."""
-    torch.manual_seed(0)
     means, deviations = torch.tensor([0.0, 1.0, 3.0]), torch.tensor([1.0, 0.0, 2.0])
     samples = (means + deviations * torch.randn(100_000, each, 3, dtype=torch.float64)).flatten(1).T
     found = variance_of_strata(samples, 3)
@@ -119,7 +118,6 @@ def test_epistemic_variance_is_unbiased(each):
 
 
 def test_pruned_ensembles_and_own_statistics():
-    torch.manual_seed(0)
     model = Seen(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).eval()
     predict(model, ba.ensemble([model, model]), batch_norm=X)
     assert model.seen == [20] * 4  # two for the statistics

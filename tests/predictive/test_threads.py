@@ -10,6 +10,7 @@ import bayesadam as ba
 from bayesadam import population
 from bayesadam.predictive.how import METHODS
 from bayesadam.sklearn import BayesianMLPRegressor
+from modules import module_of
 from posterior.kinds import around
 
 pytestmark = pytest.mark.usefixtures("frequent_switches")
@@ -115,16 +116,11 @@ def test_wrappers_of_one_network():
     model = network()
     q = around(model)
 
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = model
+    def twice():
+        return module_of(lambda self, x: 2 * self.inner(x), inner=model)
 
-        def forward(self, x):
-            return 2 * self.inner(x)
-
-    outside = around(Twice())
-    check(model, predicted(model, q), lambda: predicted(Twice(), outside)())
+    outside = around(twice())
+    check(model, predicted(model, q), lambda: predicted(twice(), outside)())
 
 
 def test_other_models_are_not_waited_for():

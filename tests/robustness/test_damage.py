@@ -12,11 +12,11 @@ from pyarrow import csv
 
 import bayesadam as ba
 from bayesadam.files import DamagedFile
-from bayesadam.posterior import BernoulliPosterior, LowRankGaussian, PartialGaussian
 from bayesadam.sklearn import RunError, Settings, fit_table
 from bayesadam.sklearn.runs.predict_table import predict_table
 from bayesadam.sklearn.runs.run_folder import load_run, rewrite_report
 from bayesadam.sklearn.tables.read_table import read_table
+from posterior.kinds import KINDS, means
 
 VALUES = (None, True, -1, 0, 5, 2**70, 1e308, float("nan"), "", "x", [], [0], {}, {"a": 1}, ["mean/w"], "Mixture")
 
@@ -91,20 +91,9 @@ WAYS = (*BYTES, header, fields)
 
 
 def test_posteriors(tmp_path):
-    generator = torch.Generator().manual_seed(0)
-    mean = {"w": torch.randn((2, 3), generator=generator), "b": torch.randn(3, generator=generator)}
-    variance = {name: value.square() + 0.1 for name, value in mean.items()}
-    diagonal = ba.DiagonalGaussian(mean, variance, hyperparameters={"method": "vadam", "lr": 0.1})
-    whole = [
-        diagonal,
-        ba.DenseGaussian(mean, torch.eye(9) + 0.1),
-        LowRankGaussian(mean, variance, {name: value[None].repeat_interleave(2, 0) for name, value in mean.items()}),
-        BernoulliPosterior({name: value.sigmoid() for name, value in mean.items()}, mean),
-        PartialGaussian(diagonal, {"fixed": torch.ones(2)}),
-        ba.Mixture([diagonal, ba.DiagonalGaussian(variance, variance)]),
-    ]
     path, rng, refused = tmp_path / "q.safetensors", random.Random(7), 0
-    for posterior in whole:
+    for make in KINDS.values():
+        posterior = make(means({"w": (2, 3), "b": (3,)}, dtype=torch.float32), method="vadam", lr=0.1)
         posterior.save(path)
         content = path.read_bytes()
         for way in WAYS * 12:
@@ -117,7 +106,7 @@ def test_posteriors(tmp_path):
             assert type(found) is type(posterior), way
             for name, value in posterior.tensors().items():
                 assert torch.equal(found.tensors()[name], value), way
-    assert refused > 0.9 * len(whole) * len(WAYS) * 12
+    assert refused > 0.9 * len(KINDS) * len(WAYS) * 12
 
 
 @pytest.fixture(scope="module")
