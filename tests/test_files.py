@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from safetensors import safe_open
 
 from bayesadam import files
 from bayesadam.files import DamagedFile, read_json, read_tensors, whole_file, write_json, write_tensors
@@ -223,6 +224,8 @@ class TestTensors:
         found = read_tensors(tmp_path / "q", "the file")
         assert (found.kind, found.hyperparameters, found.digest) == ("kind", {"a": [1.0, 2.0]}, digest)
         assert list(found.tensors) == list(TENSORS)
+        write_tensors(tmp_path / "numbers", "kind", {}, {"widths": {9: 0.5, 10: 0.25}})  # "10" is before "9"
+        assert read_tensors(tmp_path / "numbers", "the file").hyperparameters == {"widths": {"9": 0.5, "10": 0.25}}
         other = safetensors.torch.load_file(tmp_path / "q")
         for name, value in TENSORS.items():
             for read in (found.tensors[name], other[name]):
@@ -246,6 +249,21 @@ class TestTensors:
             assert chr(content[place]) == " "  # which fills up the header: what the file says is the same
             assert (found.kind, found.hyperparameters) == (expected.kind, expected.hyperparameters)
             assert torch.equal(found.tensors["w"], expected.tensors["w"])
+
+    def test_a_file_that_is_replaced_while_it_is_read(self, tmp_path, monkeypatch):
+        for name, value in (("q", 1.0), ("new", 2.0)):
+            write_tensors(tmp_path / name, "kind", {"w": torch.full((3,), value)}, {})
+
+        def opened(path, **options):
+            if (tmp_path / "new").exists():
+                content = (tmp_path / "q").read_bytes()
+                (tmp_path / "new").replace(path)
+                (tmp_path / "half").write_bytes(content[:-1])
+                return safe_open(tmp_path / "half", **options)
+            return safe_open(path, **options)
+
+        monkeypatch.setattr(files, "safe_open", opened)
+        assert read_tensors(tmp_path / "q", "the file").tensors["w"].tolist() == [2.0] * 3
 
     def test_the_digest_covers_names_shapes_and_dtypes(self, tmp_path):
         values = torch.tensor([1, 0, 2, 0], dtype=torch.int32)

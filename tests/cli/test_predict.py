@@ -12,7 +12,7 @@ from pyarrow import csv, parquet
 
 from bayesadam import cli
 from bayesadam.likelihoods import StudentT
-from bayesadam.predictive import MixturePredictive
+from bayesadam.predictive import GaussianPredictive, MixturePredictive
 from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
 from bayesadam.sklearn.runs import predict_table as module
 from bayesadam.sklearn.runs.predict_table import predict_table
@@ -46,6 +46,17 @@ class TestRegression:
         expected = load_estimator(made / "price").predict_interval(rows(made / "price"), 0.8, method=method)
         found = np.stack([table["lower"].to_numpy(), table["upper"].to_numpy()], axis=1)
         np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+    def test_narrow_intervals_around_large_numbers(self, fitted, made, tmp_path, monkeypatch):
+        seconds = 1.7e9 + torch.linspace(0.0, 1_000.0, 120, dtype=torch.float64)
+        narrow = GaussianPredictive(seconds, torch.zeros(120).double(), torch.full((120,), 9.0).double())
+        monkeypatch.setattr(BayesianMLPRegressor, "predictive", lambda self, X: narrow)
+        fitted("predict", made / "price", made / "numbers.csv", "-o", tmp_path / "out.csv")
+        table = read_table(tmp_path / "out.csv").table
+        lower, upper = narrow.quantile([0.025, 0.975])
+        for column, expected in zip(table.columns, (seconds, torch.full((120,), 3.0), lower, upper), strict=True):
+            np.testing.assert_allclose(column.to_numpy(), expected, rtol=0.0, atol=0.001)
+        assert len(str(table["mean"][1].as_py())) <= 15  # not more digits than the interval's width gives sense to
 
     @pytest.mark.parametrize(("degrees", "name"), [(1.5, "out.csv"), (0.8, "out.parquet")])
     def test_a_moment_that_does_not_exist_is_not_written(self, fitted, made, tmp_path, monkeypatch, degrees, name):

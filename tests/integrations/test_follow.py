@@ -245,3 +245,14 @@ def test_refusals():
         optimizer(model).follow(model[0])
     assert "train" not in vars(model)
     assert "train" not in vars(model[0])
+
+
+def test_tied_weights_are_saved_once():
+    model = nn.ModuleDict({"embedding": nn.Embedding(4, 3), "head": nn.Linear(3, 4, bias=False)})
+    model["head"].weight = model["embedding"].weight
+    opt = optimizer(model)
+    opt.follow(model)
+    model.train()
+    first, second = model.state_dict().values()
+    assert first.data_ptr() == second.data_ptr()
+    assert torch.equal(first.flatten(), means(opt))

@@ -1,6 +1,7 @@
 """Lightning's Trainer with the callback: as the plain loop, and evaluated, saved and ended at the mean."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -81,6 +82,16 @@ def test_the_unit_of_num_data(counted, tmp_path):
     told = [str(warning.message) for warning in caught if "num_data must count" in str(warning.message)]
     assert len(told) == (counted == "rows")
     assert all(f"got {ROWS} for about {ROWS} rows with 4 labels each" in text for text in told)
+
+
+def test_rows_of_all_processes_count():
+    from bayesadam.integrations.lightning import PosteriorCallback
+
+    opt = optimizer(network(), num_data=ROWS, batch_size=BATCH)
+    half = SimpleNamespace(global_step=0, num_training_batches=ROWS // BATCH // 2, world_size=2, optimizers=[opt])
+    batch = torch.zeros(BATCH, 3), torch.zeros(BATCH, 4, dtype=torch.long)
+    with pytest.warns(UserWarning, match=f"got {ROWS} for about {ROWS} rows with 4 labels each"):
+        PosteriorCallback().on_train_batch_start(half, None, batch, 0)
 
 
 def test_saved(tmp_path):
@@ -175,6 +186,9 @@ def test_refusals(tmp_path):
         fit(Adam(), tmp_path)
     with pytest.raises(ValueError, match="accumulate_grad_batches must be 1 with mc_samples=2, got 4"):
         fit(Module(mc_samples=2), tmp_path, accumulate_grad_batches=4)
+    later = L.pytorch.callbacks.GradientAccumulationScheduler({1: 3})
+    with pytest.raises(ValueError, match="accumulate_grad_batches must be 1 with mc_samples=2, got 3"):
+        fit(Module(mc_samples=2), tmp_path, callbacks=[later])
     manual = Module(mc_samples=2)
     manual.automatic_optimization = False
     with pytest.raises(ValueError, match="automatic_optimization must be True with mc_samples=2, got False"):

@@ -90,6 +90,17 @@ def test_the_best_model_is_loaded_as_the_mean(tmp_path):
     assert torch.equal(weights(model), means(opt))
 
 
+def test_another_optimiser_trains_next(tmp_path):
+    trainer, model, opt = make(tmp_path)
+    trainer.train()
+    mean = weights(model).clone()
+    make(tmp_path, opt=lambda _: torch.optim.Adam(model.parameters()))
+    model.train()
+    assert torch.equal(weights(model), mean)
+    assert torch.equal(weights(model), means(opt))
+    assert "train" not in vars(model)
+
+
 def test_refusals(tmp_path):
     trainer, *_ = make(tmp_path, opt=lambda model: torch.optim.Adam(model.parameters()))
     with pytest.raises(ValueError, match="must have a perturbed optimiser of bayesadam .* got none"):

@@ -13,6 +13,7 @@ from bayesadam.likelihoods import StudentT
 from bayesadam.predictive import ClassificationPredictive, GaussianPredictive, MixturePredictive
 from bayesadam.report import write_report
 from bayesadam.sklearn import Settings, TableEncoder
+from bayesadam.sklearn.runs import report_data as module
 from bayesadam.sklearn.runs.evaluation import predict_held_out
 from bayesadam.sklearn.runs.explain import effects
 from bayesadam.sklearn.runs.report_data import report_data
@@ -108,6 +109,20 @@ def test_it_becomes_a_page(classes, tmp_path):
     assert len(data["held_out"]["row"]) == 60
     assert len(data["unseen"]["row"]) == ROWS
     assert "somebody" not in page  # folders are nobody's business
+
+
+def test_rows_that_are_drawn_are_said_to_be(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "MAX_POINTS", 50)
+    data = made(classes=("cheap", "dear"))
+    write_report(tmp_path / "report.html", json.loads(json.dumps(data)))
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for text in (
+        "On 50 held-out rows, drawn at random from 60, it is right",
+        "On 50 rows that its networks had not seen, drawn at random from 300, it is",
+        "numbers are counts of 50 held-out rows, drawn at random from 60:",
+        "Judged by 50 rows that the networks had not seen, drawn at random from 300:",
+    ):
+        assert text in page
 
 
 def test_columns_are_described_for_people():

@@ -112,6 +112,11 @@ class TestCategories:
         many = learn({"zip": [f"{i * 37:05d}" for i in range(200)] * 2, "a": np.arange(400.0) ** 2})
         assert isinstance(many.columns_[0], Text)
 
+    def test_categories_of_a_data_frame_are_no_quantities(self):
+        shops = 7 * np.arange(600) % 1_057  # 151 shops
+        found = TableEncoder().fit(pd.DataFrame({"shop": pd.Categorical(shops), "sales": shops + 0.5}))
+        assert [column.kind for column in found.columns_] == ["category", "number"]
+
     def test_numbers_that_the_user_calls_a_category(self):
         values = [1, 2, 3, 4] * 9
         assert isinstance(learn({"a": values}).columns_[0], Number)
