@@ -110,7 +110,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         """
         self._check()
         if sample_weight is not None and self._method.posterior == "anchored":
-            raise ValueError(f"sample_weight must be None with method='anchored', got {sample_weight!r}")
+            raise ValueError("sample_weight must be None with method='anchored', got weights")
         X, y = self._validated(X, y, sample_weight=sample_weight)
         X, y, weight, groups, rows = weighed(X, y, sample_weight, groups)
         if groups is None:
