@@ -202,23 +202,23 @@ def read_tensors(path: str | os.PathLike[str], what: str) -> Stored:
         OSError: There is no such file, or it cannot be read.
         DamagedFile: The file is truncated, damaged, of another format, or written by another version of the library.
     """
-    found = _identity(path)
-    with Path(path).open("rb") as opened:  # safetensors' own error does not name the file
-        header = int.from_bytes(opened.read(8), "little")
-    try:
-        with reading(f"{what} must be what this version of bayesadam wrote", path):
-            if header > MOST_HEADER:
-                raise ValueError(f"its header must have at most {MOST_HEADER:,} bytes, got {header:,}")
-            return _read(path)
-    except DamagedFile:
-        if _identity(path) == found:
-            raise
-    return read_tensors(path, what)  # another file took its place while parts of it were read
+    while True:
+        identity = _identity(path)
+        with Path(path).open("rb") as opened:  # safetensors' own error does not name the file
+            header = int.from_bytes(opened.read(8), "little")
+        try:
+            with reading(f"{what} must be what this version of bayesadam wrote", path):
+                if header > MOST_HEADER:
+                    raise ValueError(f"its header must have at most {MOST_HEADER:,} bytes, got {header:,}")
+                return _read(path)
+        except DamagedFile:
+            if _identity(path) == identity:
+                raise  # otherwise another file took its place while parts of it were read
 
 
 def _identity(path: str | os.PathLike[str]) -> tuple[int, int, int]:
-    found = os.stat(path)
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _read(path: str | os.PathLike[str]) -> Stored:

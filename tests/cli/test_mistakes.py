@@ -88,7 +88,7 @@ class TestOptions:
             (["--group", "block", "--time", "day"], "a group must not be given with time, got ('block', 'day')"),
             (["--drop", "price"], "the target 'price' must not also be given as drop"),
             (["--drop", "day", "--keep", "day"], "a column must not be both dropped and used, got 'day'"),
-            (["--weights", "area", "--noise", "0.3"], "weights must not be given with a known noise or the method"),
+            (["--weights", "area", "--noise", "0.3"], "weights must not be given with the method 'anchored', which"),
             (["--weights", "city"], "weights must be numbers of at least 0 in every row, got '"),
             (["--config", "none.json"], "the config 'none.json' must be a file that can be read: No such file"),
         ],

@@ -94,11 +94,15 @@ def test_another_optimiser_trains_next(tmp_path):
     trainer, model, opt = make(tmp_path)
     trainer.train()
     mean = weights(model).clone()
-    make(tmp_path, opt=lambda _: torch.optim.Adam(model.parameters()))
     model.train()
+    torch.optim.Adam(model.parameters(), lr=0.0).step()
     assert torch.equal(weights(model), mean)
     assert torch.equal(weights(model), means(opt))
-    assert "train" not in vars(model)
+    opt.follow(model)
+    model.train()
+    assert not torch.equal(weights(model), mean)
+    opt.unfollow(model)
+    assert torch.equal(weights(model.train()), mean)
 
 
 def test_refusals(tmp_path):

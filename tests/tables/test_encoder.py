@@ -116,6 +116,8 @@ class TestCategories:
         shops = 7 * np.arange(600) % 1_057  # 151 shops
         found = TableEncoder().fit(pd.DataFrame({"shop": pd.Categorical(shops), "sales": shops + 0.5}))
         assert [column.kind for column in found.columns_] == ["category", "number"]
+        rare = TableEncoder(keep=()).fit(pd.DataFrame({"shop": pd.Categorical(range(300)), "sales": shops[:300] + 0.5}))
+        assert rare.left_out_["shop"].startswith("it numbers the rows")
 
     def test_numbers_that_the_user_calls_a_category(self):
         values = [1, 2, 3, 4] * 9

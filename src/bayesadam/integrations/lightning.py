@@ -26,6 +26,8 @@ def _callback_class() -> Any:
 
 
 Callback: Any = _callback_class()
+SCHEDULER = "GradientAccumulationScheduler"
+"""Name of Lightning's callback that accumulates other numbers of batches in later epochs."""
 
 
 class PosteriorCallback(Callback):  # type: ignore[misc]
@@ -112,9 +114,8 @@ def _check_closures(trainer: Any, pl_module: Any, optimizer: PerturbedOptimizer)
     need.
     """
     what = f"with mc_samples={optimizer.param_groups[0]['mc_samples']}"
-    # A GradientAccumulationScheduler has numbers for later epochs.
-    schedules = [vars(callback).get("scheduling", {}) for callback in trainer.callbacks]
-    for batches in (trainer.accumulate_grad_batches, *(number for each in schedules for number in each.values())):
+    later = [callback.scheduling for callback in trainer.callbacks if type(callback).__name__ == SCHEDULER]
+    for batches in (trainer.accumulate_grad_batches, *(number for numbers in later for number in numbers.values())):
         if batches != 1:
             raise ValueError(f"accumulate_grad_batches must be 1 {what}, got {batches!r}")
     if getattr(trainer.precision_plugin, "scaler", None) is not None:

@@ -58,7 +58,7 @@ def follow(follower: Any, model: nn.Module) -> None:
 
 
 def unfollow(follower: Any, model: nn.Module) -> None:
-    """Tell the follower of the model's modes no longer."""
+    """Stop telling the follower of the model's modes."""
     inner = innermost(model)
     known = vars(inner).get("train")
     if isinstance(known, FollowedTrain):

@@ -147,7 +147,7 @@ def predicted(columns: Mapping[str, Any], task: str) -> Predicted | None:
     return PredictedClasses(arrays.pop("label").astype(np.intp), **arrays, drawn_from=drawn_from)
 
 
-def counted(rows: Predicted, what: str, but: str = "") -> str:
-    """Return the number of the rows in words, with that of the rows from which they were drawn."""
+def counted(rows: Predicted, what: str, clause: str = "") -> str:
+    """Return the number of the rows with what they are, and the number of those from which they were drawn."""
     drawn = "" if rows.drawn_from is None else f", drawn at random from {rows.drawn_from:,}"
-    return f"{len(rows):,} {what}{'s' * (len(rows) != 1)}{but}{drawn}"
+    return f"{len(rows):,} {what}{'s' * (len(rows) != 1)}{clause}{drawn}"

@@ -165,14 +165,13 @@ def _require_finite(part: dict[str, NDArray[Any]], file: TableFile, first: int) 
 
 
 def _array(values: Any) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = values.detach().cpu().double().numpy()
-    return found
+    return np.asarray(values.detach().cpu().double())
 
 
 def _rounded(values: NDArray[np.float64], width: Any = np.inf) -> NDArray[np.float64]:
-    """Round to seven digits, or to a ten-thousandth of an interval's width where this takes more digits."""
+    """Round to seven significant digits, or more where a ten-thousandth of an interval's width needs them."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        digits = np.floor(np.log10(np.abs(values))) - np.floor(np.log10(width)) + 5.0
+        digits = np.floor(np.log10(np.abs(values))) - np.floor(np.log10(np.where(width > 0, width, np.inf))) + 5.0
     digits = np.clip(np.nan_to_num(digits, nan=7.0), 7.0, 17.0).astype(int)
     pairs = zip(values.ravel().tolist(), digits.ravel().tolist(), strict=True)
     return np.array([float(f"{value:.{count}g}") for value, count in pairs]).reshape(values.shape)

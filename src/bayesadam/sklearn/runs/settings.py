@@ -91,10 +91,10 @@ class Settings:
             values = getattr(self, one), getattr(self, other)
             if None not in values:
                 raise RunError(f"a {one.replace('_', ' ')} must not be given with {other}, got {values!r}")
-        anchored = self.method == "anchored" or isinstance(_number(self.noise or ""), float)
-        if self.weights is not None and anchored:
-            rule = "weights must not be given with a known noise or the method 'anchored'"
-            raise RunError(f"{rule}, got {(self.weights, self.noise or self.method)!r}")
+        method = self.method or ("anchored" if isinstance(_number(self.noise or ""), float) else None)
+        if self.weights is not None and method == "anchored":
+            rule = "weights must not be given with the method 'anchored', which is that of a known noise by default"
+            raise RunError(f"{rule}, got {self.weights!r}")
         for name in ("weights", "group", "time", "drop", "keep", "category", "date"):
             if self.target in (value if isinstance(value := getattr(self, name), tuple) else (value,)):
                 raise RunError(f"the target {self.target!r} must not also be given as {name}")

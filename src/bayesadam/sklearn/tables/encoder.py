@@ -83,7 +83,8 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         drop: Columns that are not inputs.
         keep: Columns that are inputs even if they look like row numbers, identifiers or names. ``None`` keeps all
             columns of numbers.
-        category: Columns whose numbers are codes of categories, as those of a column of pandas' categories always are.
+        category: Columns whose numbers are codes of categories. Numbers in a column of categories of a data frame are
+            codes anyway.
         date: Columns that hold dates, such as 20210304.
         missing: Texts and numbers that mean a missing value in any column.
         decimal: Decimal mark of numbers that are text. With ``None`` it is found from the columns.
@@ -299,16 +300,17 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         read = read_numbers(levels, decimal)
         numbers = ~np.isnan(read.values)
         few, codes = have_few_levels(counts), are_codes(levels)
-        only_numbers = numbers.any() and not read.odd.any() and not codes
-        if only_numbers and pa.types.is_dictionary(column.type):  # codes, as whoever made the table says
+        mostly, frequent = 2 * numbers.sum() > len(levels), max(counts.values()) >= MIN_ROWS
+        if mostly and frequent and pa.types.is_dictionary(column.type):  # codes, as whoever made the table says
             return Category.fit(column, name)
+        only_numbers = numbers.any() and not read.odd.any() and not codes
         if only_numbers and read.unit is not None and not (few and decimal == "." and are_plain(levels)):
             return self._choose_number(name, column, decimal, read.unit)
         if few and not (only_numbers and read.unit is None and len(counts) > FEW):
             return Category.fit(column, name)
         if only_numbers:
             return f"it is numbers in several units ({quoted(sorted(set(read.units[numbers])))})"
-        if 2 * numbers.sum() > len(levels) and read.unit is not None and not codes:
+        if mostly and read.unit is not None and not codes:
             return self._choose_number(name, column, decimal, read.unit)
         if len(counts) == sum(counts.values()) and name not in (self.keep or ()):
             return f"it is text that is different in every row, like a name or an identifier{_KEEP}"
