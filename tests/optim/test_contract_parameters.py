@@ -152,6 +152,16 @@ def test_the_scale_of_float16_gradients_does_not_overflow():
     assert (opt.posterior().variance["weight"] > 0).all()
 
 
+@ways(REPRESENTATIVES)
+def test_every_group_has_a_rate_of_its_own(method, mode):
+    net = make_net()
+    opt = method(net, layer_groups(net, lr=0.0))
+    before = [p.detach().clone() for p in net.parameters()]
+    train(net, opt, 2, mode=mode)
+    opt.eval()
+    assert [torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True)] == [False, False, True, True]
+
+
 @representatives
 def test_tied_weights_stay_tied(method):
     net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False))
