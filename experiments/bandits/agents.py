@@ -40,8 +40,9 @@ OPTIMIZERS: Mapping[str, Any] = {
 """Optimisers whose own posterior is sampled, by method."""
 
 
-def play(config: Mapping[str, Any], seed: int, progress: Callable[[int], None]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Play all rounds of a problem with one agent, and return its rewards and those of the optimal policy.
+def play(config: Mapping[str, Any], seed: int, progress: Callable[[int], None]) -> tuple[NDArray[Any], ...]:
+    """Play all rounds of a problem with one agent, and return its rewards, those of the optimal policy, both ``(T,)``,
+    and the number of times that it was told the reward of each action, ``(A,)``.
 
     Args:
         config: ``problem``, ``rounds``, ``belief``, ``options`` of the agent, ``policy`` (Thompson sampling if there is
@@ -74,7 +75,7 @@ def play(config: Mapping[str, Any], seed: int, progress: Callable[[int], None]) 
                 agent.train(contexts[: new.stop], actions[: new.stop], rewards[: new.stop], t // TRAIN_EVERY)
         if t % 20 == 0:
             progress(t)
-    return earned, game.optimal.numpy()
+    return earned, game.optimal.numpy(), pulls
 
 
 def choose(agent: Linear | Network, policy: str, context: Tensor, number: int, num_actions: int, seed: int) -> int:

@@ -92,8 +92,8 @@ def test_regressions_are_those_of_the_textbook(noise_precision):
 
 def test_ratios_are_rewards_over_the_optimal():
     config = {"problem": "wheel-0.5", "rounds": 4000, **bandits.ALGORITHMS["uniform"]}
-    earned, optimal = play(config, 0, lambda done: None)
-    found = bandits.scores(earned[None], optimal[None])
+    earned, optimal, pulls = play(config, 0, lambda done: None)
+    found = bandits.scores(earned[None], optimal[None], pulls[None])
     # At delta 0.5 three quarters of the area are outside.
     expected = (0.75 * (50 + 1.2 + 3) / 5 + 0.25 * (1.2 + 4) / 5) / (0.75 * 50 + 0.25 * 1.2)
     assert found["ratio"] == pytest.approx([expected], rel=0.12)
@@ -105,11 +105,12 @@ def test_trainings_see_all_rewards_so_far(monkeypatch, told, rows):
     seen = []
     monkeypatch.setattr(Network, "train", lambda self, x, actions, rewards, number: seen.append((x, actions, rewards)))
     config = {"problem": "wheel-0.5", "rounds": 40, **bandits.ALGORITHMS["greedy"], "told": told}
-    earned, _ = play(config, 1, lambda done: None)
+    earned, _, pulls = play(config, 1, lambda done: None)
     x, actions, rewards = seen[-1]
     game = problem("wheel-0.5", 40, 1)
     assert [len(part[0]) for part in seen] == [rows // 2, rows]
     assert torch.equal(x[:: rows // 40], game.contexts)
+    assert pulls.tolist() == actions.bincount(minlength=5).tolist()
     if told == "all":
         assert torch.equal(rewards.view(40, 5), game.rewards)
     else:
