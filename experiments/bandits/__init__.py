@@ -227,7 +227,7 @@ def _ratio(result: Mapping[str, Any] | None) -> Number | None:
 
 
 def _explored(results: Results) -> pd.DataFrame:
-    """Return the numbers of runs of Statlog that choose its fifth action after the warm-up or not, and their rewards."""
+    """Return how many runs of Statlog choose its fifth action after the warm-up, and what these and others earn."""
     rows = []
     for name, label in LABELS.items():
         result = results.get(f"table-statlog-{name}", {})
