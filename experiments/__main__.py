@@ -69,11 +69,12 @@ def _run(given: argparse.Namespace) -> int:
 
 def _report(name: str) -> int:
     from experiments.framework import folder_of, write
+    from experiments.tables import MISSING
 
     experiment: Any = import_module(_module(name))
     for title, table in write(experiment).tables.items():
         if len(table):
-            print(f"{title}\n{table.to_string(index=False, na_rep='-')}\n")
+            print(f"{title}\n{table.fillna(MISSING).to_string(index=False)}\n")
     print(folder_of(experiment) / "README.md", file=sys.stderr)
     return 0
 

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from experiments.bandits.agents import WARM_UP, play
+from experiments.bandits.agents import play
 from experiments.bandits.problems import LENGTHS
 from experiments.framework import Context, Report, Unit
 from experiments.plots import panels
@@ -213,7 +213,7 @@ def report(results: Results) -> Report:
             ["algorithm", *map(str, DELTAS)],
             [[LABELS[name], *map(_ratio, runs)] for name, runs in wheel.items() if any(runs)],
         ),
-        "Statlog: the second half of runs that choose the fifth action after the warm-up, and of others": _explored(
+        "Statlog: the second half of runs that choose the fifth action in over 1% of rounds, and of others": _explored(
             results
         ),
     }
@@ -227,12 +227,12 @@ def _ratio(result: Mapping[str, Any] | None) -> Number | None:
 
 
 def _explored(results: Results) -> pd.DataFrame:
-    """Return how many runs of Statlog choose its fifth action after the warm-up, and what these and others earn."""
+    """Return how many runs of Statlog learn to choose its fifth action, and what these and the others earn."""
     rows = []
     for name, label in LABELS.items():
         result = results.get(f"table-statlog-{name}", {})
         if "pulls" in result:
-            chosen = np.array(result["pulls"])[:, FIFTH] > WARM_UP
+            chosen = np.array(result["pulls"])[:, FIFTH] > 0.01 * result["rounds"][-1]
             earned = np.array(result["second_half"])
             for which, of in (("with it", chosen), ("without it", ~chosen)):
                 rows.append([label, which, str(of.sum()), Number.of(earned[of], decimals=3)])

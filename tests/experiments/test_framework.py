@@ -51,7 +51,8 @@ def run(unit, context):
 
 def report(results):
     rows = [(key, float(result["walk"][-1])) for key, result in results.items()]
-    return Report({"Walks": pd.DataFrame(rows, columns=["unit", "end"])}, {"walks": Figure()})
+    table = pd.DataFrame([*rows, ("unknown", None)], columns=["unit", "end"], dtype=object)
+    return Report({"Walks": table}, {"walks": Figure()})
 """
 
 
@@ -142,7 +143,7 @@ def test_the_page_is_written_between_its_comments(toy):
     go(only=["a"])
     write(module)
     page = Path("toy/README.md").read_text()
-    table = "**Walks**\n\n| unit | end |\n| --- | ---: |\n| a | 154 |"
+    table = "**Walks**\n\n| unit | end |\n| --- | ---: |\n| a | 154 |\n| unknown | - |"
     missing = "**Not finished**: results of 1 of 2 units."
     assert page == f"# A toy\n\nBefore.\n\n{BEGIN}\n\n{missing}\n\n{table}\n\n{END}\n\nAfter.\n"
     write(module)
@@ -172,6 +173,7 @@ def test_the_command_line(toy, monkeypatch, capsys):
     assert main(["list"]) == 0
     assert "1 of   2 units finished,  0.00 h of processor time. A toy (Nobody 1999)" in capsys.readouterr().out
     assert main(["report", "toy"]) == 0
-    assert "154" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[1:4]] == [["unit", "end"], ["good", "154.0"], ["unknown", "-"]]
     with pytest.raises(SystemExit):
         main(["report", "unknown"])

@@ -256,3 +256,15 @@ def test_tied_weights_are_saved_once():
     first, second = model.state_dict().values()
     assert first.data_ptr() == second.data_ptr()
     assert torch.equal(first.flatten(), means(opt))
+
+
+def test_a_second_optimiser_begins_at_the_mean_of_one_that_was_stopped():
+    model, stopped = followed()
+    model.train()
+    second = optimizer(model)
+    second.follow(model)
+    assert torch.equal(weights(model), means(stopped))
+    assert torch.equal(means(second), means(stopped))
+    model.train()
+    second.eval()  # leaves no noise of the first
+    assert torch.equal(weights(model), means(stopped))

@@ -61,9 +61,14 @@ def attached(module: nn.Module) -> list[Any]:
     return [hook.optimizer() for hook in hooks if isinstance(hook, _GiveMean) and hook.optimizer() is not None]
 
 
+def parameters_of(optimizer: Any) -> set[Tensor]:
+    """The parameters that an optimiser trains."""
+    return {parameter for group in optimizer.param_groups for parameter in group["params"]}
+
+
 def add_hooks(optimizer: Any, model: nn.Module) -> None:
     """Make state dicts of the model, its parts and its wrappers save and load the mean while weights hold a sample."""
-    own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    own = parameters_of(optimizer)
     for module in model.modules():
         if optimizer not in attached(module) and not own.isdisjoint(module.parameters()):
             module.register_state_dict_post_hook(_GiveMean(optimizer))  # type: ignore[no-untyped-call]

@@ -20,6 +20,7 @@ from bayesadam.optim import attach
 from bayesadam.optim.groups import SHARED
 from bayesadam.optim.priors import Gaussians
 from bayesadam.posterior import modes
+from bayesadam.posterior.wrappers import innermost
 from bayesadam.sharding import local
 
 
@@ -103,7 +104,9 @@ class Checkpointed(Optimizer):
         This is for training loops that call ``model.train()``, ``model.eval()`` and ``optimizer.step()`` and nothing
         else of the optimiser. It calls :meth:`attach`; from then on ``model.train()`` also calls :meth:`train` of this
         optimiser and ``model.eval()`` calls :meth:`eval`, so that evaluation and prediction use the mean. Call
-        ``eval()`` of either at the end of the training, and :meth:`unfollow` before another optimiser trains the model.
+        ``eval()`` of either at the end of the training, and :meth:`unfollow` before an optimiser of another library
+        trains the model. Another optimiser of this library that follows the model with some of the same parameters,
+        as after a training that was stopped, puts its mean into the weights and no longer follows it.
         The weights first change when the model is next set to training mode.
 
         Args:
@@ -116,6 +119,9 @@ class Checkpointed(Optimizer):
         """
         self._engine.check_drop_in()
         self.attach(model)
+        for other in attach.attached(innermost(model)):
+            if other is not self and not attach.parameters_of(self).isdisjoint(attach.parameters_of(other)):
+                other.unfollow(model)
         modes.follow(self, model)
 
     def unfollow(self, model: nn.Module) -> None:
