@@ -65,6 +65,14 @@ def packed():
     return nn.utils.rnn.pack_padded_sequence(inputs(6, 5, 3), torch.tensor([5, 4, 3, 3, 2, 1]), batch_first=True)
 
 
+def tied(self, x):
+    return nn.functional.linear(self.embedding(x), self.embedding.weight, self.bias)
+
+
+def given(self, x):
+    return self.last(self.layer(x), self.layer.weight)
+
+
 FIRST = "the first axis of the input of module 'layer' ({}) must be the 6 examples of the minibatch that the model was "
 FIRST += "called with, got shape {}"
 CALLS = {
@@ -86,6 +94,20 @@ CALLS = {
     "packed": (nn.LSTM(3, 4, batch_first=True), packed(), "the input of LSTM must be a tensor, got a PackedSequence"),
     "positions": (transformer(), tokens(5), "the indices of module 'positions' (Embedding) must be unambiguous"),
     "tied": (Functional(True), tokens(), "parameter embedding.weight must be used only by calls of its module"),
+    "tied, beside a bias": (
+        module_of(tied, embedding=nn.Embedding(9, 4), bias=nn.Parameter(torch.zeros(9))),
+        tokens(),
+        "parameter embedding.weight must be used only by calls of its module",
+    ),
+    "as an argument": (
+        module_of(
+            given,
+            layer=nn.Linear(3, 2),
+            last=module_of(lambda self, h, weight: h @ weight + self.bias, bias=nn.Parameter(torch.ones(3))),
+        ),
+        inputs(6, 3),
+        "parameter layer.weight must be used only by calls of its module",
+    ),
     "weight only": (Functional(False), tokens(), "parameter linear.weight must be used only by calls of its module"),
 }
 

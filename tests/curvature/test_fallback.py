@@ -147,6 +147,16 @@ class Stated(nn.Module):
         return torch.cat([output.mean(1), last.movedim(1, 0).flatten(1)], 1)
 
 
+def twice(self, x):
+    return self.layer(x)[0] + self.layer(x.flip(1))[0]
+
+
+def frozen(module, *names):
+    for name in names:
+        getattr(module, name).requires_grad_(False)
+    return module
+
+
 DEEP = {"num_layers": 2, "bidirectional": True, "bias": False}
 MODULES = [
     (nn.PReLU(3), inputs(6, 3, 2)),
@@ -161,6 +171,11 @@ MODULES = [
     *((First(cls(3, 4, batch_first=True, **DEEP)), inputs(6, 5, 3)) for cls in (nn.RNN, nn.GRU, nn.LSTM)),
     *((Stated(cls(3, 4, batch_first=True)), inputs(6, 5, 3)) for cls in (nn.RNN, nn.GRU, nn.LSTM)),
     (Stated(nn.RNN(3, 4, 2, nonlinearity="relu", batch_first=True)), inputs(6, 5, 3)),
+    (module_of(twice, layer=nn.LSTM(3, 4, batch_first=True)), inputs(6, 5, 3)),
+    *(
+        (First(frozen(nn.LSTM(3, 4, batch_first=True), *names)), inputs(6, 5, 3))
+        for names in (["weight_ih_l0"], ["weight_hh_l0"], ["bias_ih_l0", "bias_hh_l0"])
+    ),
     (Stated(nn.LSTM(3, 4, 2, batch_first=True, proj_size=2, bidirectional=True)), inputs(6, 5, 3)),
     # also when a sequence is as long as the minibatch
     *((SequenceFirst(cls(3, 4)), inputs(5, 5, 3)) for cls in (nn.RNN, nn.GRU, nn.LSTM)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -208,6 +208,8 @@ class Collector:
             )
         sources = nodes_of(tensors_in((args, kwargs)))
         call = Call(unit, during, names, weakref.ref(self))
+        if self._inside and unit.module._modules:
+            during.insides.append((unit, nodes_of(tensors_in(output)), sources))
         self._pass = None  # an exception has ended the pass
         output = unit.method.capture(call, args, kwargs, output)
         self._pass = during
@@ -335,27 +337,37 @@ class Collector:
     def _check_uses(self, during: Pass, outputs: list[Tensor]) -> None:
         """Check that the model does not use parameters outside the calls of their modules, where no hook sees it.
 
-        This is checked once for every set of calls, by following the graph from the outputs past the calls.
+        This is checked once for every set of calls, by following the graph from the outputs past the calls, and from
+        those of each call of a module with children to its inputs.
         """
-        jumps, during.jumps = during.jumps, {}
+        (jumps, insides), during.jumps, during.insides = (during.jumps, during.insides), {}, []
         signature = (frozenset((unit.name, count) for unit, count in during.calls.items()), self.root.training)
         if signature in self._checked:
             return
-        parameters = {slot.parameter: slot for slot in self.slots}
-        queue = nodes_of(iter(outputs))
-        seen = set(queue)
+        self._check_path(self.root, nodes_of(iter(outputs)), [], jumps, ())
+        for unit, ends, starts in insides:
+            self._check_path(unit.module, ends, starts, jumps, unit.slots.values())
+        self._checked.add(signature)
+
+    def _check_path(
+        self, module: nn.Module, ends: list[Any], starts: list[Any], jumps: Mapping[Any, list[Any]], own: Iterable[Slot]
+    ) -> None:
+        """Check that no parameters but a module's own are used between the inputs and outputs of its call."""
+        owned = set(own)
+        parameters = {slot.parameter: slot for slot in self.slots if slot not in owned}
+        seen = {*ends, *starts}
+        queue = [node for node in ends if node not in starts]
         while queue:
             node = queue.pop()
             leaf = getattr(node, "variable", None)
             if leaf is not None and leaf in parameters:
                 raise RuntimeError(
                     f"parameter {parameters[leaf].name} must be used only by calls of its module while per-example "
-                    f"gradients are squared, got a use of the bare tensor in the forward of {type(self.root).__name__}"
+                    f"gradients are squared, got a use of the bare tensor in the forward of {type(module).__name__}"
                 )
             following = jumps[node] if node in jumps else [f for f, _ in node.next_functions if f is not None]
             queue.extend(f for f in following if f not in seen)
             seen.update(following)
-        self._checked.add(signature)
 
 
 def _leave_backward(reference: Callable[[], Collector | None], task: int) -> None:

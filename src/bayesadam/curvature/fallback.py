@@ -180,8 +180,7 @@ class Replay:
         bare = _Bare(module, hooks=context.derived)
         parameters = {f"module.{name}": convert(module.get_parameter(name).detach()) for name in names}
         fixed = {k: b.clone() for k, b in bare.named_buffers()}
-        if context.low:
-            fixed.update((k, p.detach()) for k, p in bare.named_parameters() if k not in parameters)
+        fixed.update((k, p.detach()) for k, p in bare.named_parameters() if k not in parameters)
         fixed = {k: convert(t) for k, t in fixed.items()}
 
         used = [number for number, grad in enumerate(call.grads) if grad is not None]

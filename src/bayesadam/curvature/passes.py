@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from bayesadam.curvature.layers import Sink
 from bayesadam.curvature.totals import Scratch, Total
@@ -87,6 +88,7 @@ class Pass:
         calls: Number of calls of each unit.
         backwards: Number of backward passes through it that will follow.
         jumps: Map from the graph node of a call's outputs to those of its inputs.
+        insides: Calls of modules that have children: the module, and the nodes of its outputs and inputs.
         counted: Whether a backward pass has reached it, and its examples are counted.
         pending: Calls whose gradients must be added before they are squared, by parameter.
     """
@@ -97,6 +99,7 @@ class Pass:
     calls: dict[Unit, int] = field(default_factory=dict)
     backwards: int = 1
     jumps: dict[Any, list[Any]] = field(default_factory=dict)
+    insides: list[tuple[Unit, list[Any], list[Any]]] = field(default_factory=list)
     counted: bool = False
     pending: dict[Slot, list[tuple[str, Call]]] = field(default_factory=dict)
 
@@ -174,8 +177,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def nodes_of(tensors: Iterator[Tensor]) -> list[Any]:
-    """The graph nodes that made the tensors."""
-    return [t.grad_fn for t in tensors if t.grad_fn is not None]
+    """The graph nodes that made the tensors, or that accumulate the gradient of a leaf."""
+    return [get_gradient_edge(t).node for t in tensors if t.requires_grad]
 
 
 def no_batch(unit: Unit, size: int | None, shape: Sequence[int]) -> RuntimeError:
