@@ -442,8 +442,18 @@ class TestErrors:
             (([0, 0], [0, -1], [0], {0: 1}), "step"),
             (([0], [0], [0, 2**32], {0: 1}), "sample"),
             (([0], [0], [0], {2**32: 1}), "index"),
+            (([0], [0], [0, -1], {0: 1}), "sample"),
+            (([0], [0], [0], {0: 1, -1: 1}), "index"),
         ],
     )
     def test_coordinates_of_many_draws_out_of_range(self, arguments, name):
         with pytest.raises(ValueError, match=rf"^{name} must be an integer in .*, got (-1|4294967296)$"):
             noise.normal_many(*arguments)
+
+    @pytest.mark.parametrize("index", [-1, 2**32])
+    def test_an_index_of_several_tensors_or_runs_out_of_range(self, index):
+        coordinates, message = {"seed": 0, "step": 0, "sample": 0}, "index must be an integer in"
+        with pytest.raises(ValueError, match=message):
+            noise.fill_many({0: torch.zeros(2), index: torch.zeros(2)}, **coordinates)
+        with pytest.raises(ValueError, match=message):
+            noise.fill_runs(torch.zeros(4), [(0, 0, 2, 2), (index, 0, 2, 2)], **coordinates)

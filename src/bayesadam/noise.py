@@ -104,7 +104,8 @@ def fill_many(outs: Mapping[int, Tensor], seed: int, step: int, sample: int, *, 
     """
     if not outs:
         return
-    seed, step, sample, _, stream = checked(seed, step, sample, max(outs), stream)
+    for index in (min(outs), max(outs)):
+        seed, step, sample, _, stream = checked(seed, step, sample, index, stream)
     whole = [(out, [(index, 0, out.numel(), out.numel())]) for index, out in outs.items()]
     _fill(whole, seed, step, sample | stream << 28)
 
@@ -132,7 +133,7 @@ def normal_many(
         ``(P, S, sum of sizes)`` in float32, the parameters one after another; bit-identical to :func:`normal`.
     """
     for extreme in (min, max):
-        checked(extreme(seeds), extreme(steps), max(samples), max(sizes), stream)
+        checked(extreme(seeds), extreme(steps), extreme(samples), extreme(sizes), stream)
     shape = len(seeds), len(samples), sum(sizes.values())
     result = torch.empty(shape, dtype=torch.float32, device=device)
     native_fill, numbers = _native(result), [sample | stream << 28 for sample in samples]
@@ -156,7 +157,8 @@ def fill_runs(out: Tensor, runs: Sequence[Run], *, seed: int, step: int, sample:
         sample: Number of the sample, as for :func:`normal`.
         stream: Stream, as for :func:`normal`.
     """
-    checked(seed, step, sample, max(run[0] for run in runs), stream)
+    for extreme in (min, max):
+        checked(seed, step, sample, extreme(run[0] for run in runs), stream)
     _fill([(out, runs)], seed, step, sample | stream << 28)
     return out
 

@@ -50,10 +50,10 @@ def elbo(
         likelihood: Likelihood of the targets given the output.
         prior: A prior precision, one of :mod:`bayesadam.priors`, or a posterior (for a mixture a diagonal one).
         num_data: Size of the data set that the inputs are a part of; by default the number of data points given.
-        mc_samples: Number of posterior samples.
+        mc_samples: Number of posterior samples; for a mixture rounded up to equally many of each component.
         seed: Seed of the samples. Sample ``i`` depends on ``(seed, i)`` only.
         output: Function that takes the output tensor out of what the model returns, as for :func:`bayesadam.predict`.
-        batch_size: Rows per forward pass; by default a whole batch.
+        batch_size: Rows per forward pass, as for :func:`bayesadam.predict`.
 
     Returns:
         The bound, a 0-d tensor in float64.
@@ -69,8 +69,10 @@ def elbo(
     how = How(likelihood, mc_samples=mc_samples, seed=seed, output=output, batch_size=batch_size).checked()
     if num_data is not None:
         check_positive("num_data", num_data)
-    divergence = _divergence(posterior, prior, how.mc_samples, seed)
-    outputs = outputs_at_samples(model, posterior, inputs, range(how.mc_samples), how)
+    strata = posterior.strata if isinstance(posterior, Mixture) else 1
+    count = -(-how.mc_samples // strata) * strata
+    divergence = _divergence(posterior, prior, count, seed)
+    outputs = outputs_at_samples(model, posterior, inputs, range(count), how)
     log_prob = likelihood.log_prob(outputs, target.to(outputs.device)).double().flatten(1)
     total = log_prob.mean() * (log_prob.shape[1] if num_data is None else num_data)
     return total.cpu() - divergence.cpu()

@@ -30,8 +30,7 @@ def log_predictive(likelihood: Likelihood, output: Moments, target: Tensor) -> T
 
     Gaussian noise of variance ``s2``: ``log N(y | mean, variance + s2)`` (Bayer et al. 2015, section 3.4), with the
     outputs' full covariance if it is known (section 3.1); if the network predicts the noise, its expectation is used.
-    Two
-    classes: by a mixture of probits, see :func:`bayesadam.functional.moments.expected_sigmoid`. More classes: see
+    Two classes: by a mixture of probits, see :func:`bayesadam.functional.moments.expected_sigmoid`. More classes: see
     :func:`bayesadam.functional.moments.log_expected_softmax`. Other likelihoods: their ``log_expected_density``, by
     default quadrature over each output.
 
