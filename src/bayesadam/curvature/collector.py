@@ -340,7 +340,8 @@ class Collector:
         This is checked once for every set of calls, by following the graph from the outputs past the calls, and from
         those of each call of a module with children to its inputs.
         """
-        (jumps, insides), during.jumps, during.insides = (during.jumps, during.insides), {}, []
+        jumps, during.jumps = during.jumps, {}
+        insides, during.insides = during.insides, []
         signature = (frozenset((unit.name, count) for unit, count in during.calls.items()), self.root.training)
         if signature in self._checked:
             return
