@@ -99,6 +99,19 @@ def test_a_short_last_batch_is_left_out():
     assert_close(uneven[0], expected)
 
 
+def test_a_layer_that_is_called_twice_has_the_statistics_of_both_calls():
+    layer = nn.BatchNorm1d(2)
+    model = module_of(lambda self, x: self.layer(x) + self.layer(10.0 - 3.0 * x), layer=layer)
+    x = torch.randn(12, 2, generator=torch.Generator().manual_seed(0))
+    batch_norm.estimate(model, [layer], map(batch_norm.Rows, (x[:8], x[8:])))
+    parts = [part for rows in (x[:8], x[8:]) for part in (rows, 10.0 - 3.0 * rows)]
+    weights = [len(part) / 24 for part in parts]
+    for found, of in ((layer.running_mean, lambda part: part.mean(0)), (layer.running_var, lambda part: part.var(0))):
+        assert torch.allclose(found, sum(weight * of(part) for weight, part in zip(weights, parts, strict=True)))
+    assert layer.momentum == 0.1
+    assert not layer._forward_pre_hooks
+
+
 @pytest.mark.parametrize("method", ["mean", "linearized", "moments"])
 def test_without_samples_they_are_those_of_the_mean(method):
     net, x, like = network(), draw(7, 3), draw(200, 3, seed=1)

@@ -98,20 +98,26 @@ def warn_of_running_statistics(model: nn.Module, posterior: NetworkDistribution)
 
 @torch.no_grad()
 def estimate(model: nn.Module, layers: Iterable[_BatchNorm], batches: Iterable[Rows]) -> None:
-    """Set running statistics to their averages over the batches' rows, with all other layers in evaluation mode."""
+    """Set running statistics to their averages over the rows of all calls, other layers being in evaluation mode."""
     momenta = [(layer, layer.momentum) for layer in layers]
+    rows = dict.fromkeys((layer for layer, _ in momenta), 0)
+
+    def count(layer: _BatchNorm, inputs: tuple[torch.Tensor, ...]) -> None:
+        rows[layer] += len(inputs[0])
+        layer.momentum = len(inputs[0]) / max(1, rows[layer])  # the average so far is weighted by its rows
+
+    hooks = []
     with in_eval_mode(model):
         try:
             for layer, _ in momenta:
+                hooks.append(layer.register_forward_pre_hook(count))
                 layer.reset_running_stats()
                 layer.training = True
-            rows = 0
             for batch in batches:
-                rows += batch.count
-                for layer, _ in momenta:
-                    layer.momentum = batch.count / rows  # the average so far is weighted by its rows
                 call(model, batch.batch, lambda _: torch.empty(0))
         finally:
+            for hook in hooks:
+                hook.remove()
             for layer, momentum in momenta:
                 layer.momentum = momentum
 
