@@ -69,8 +69,7 @@ def elbo(
     how = How(likelihood, mc_samples=mc_samples, seed=seed, output=output, batch_size=batch_size).checked()
     if num_data is not None:
         check_positive("num_data", num_data)
-    strata = posterior.strata if isinstance(posterior, Mixture) else 1
-    count = -(-how.mc_samples // strata) * strata
+    count = how.count_for(posterior)
     divergence = _divergence(posterior, prior, count, seed)
     outputs = outputs_at_samples(model, posterior, inputs, range(count), how)
     log_prob = likelihood.log_prob(outputs, target.to(outputs.device)).double().flatten(1)

@@ -11,6 +11,7 @@ from torch import Tensor
 from bayesadam import noise
 from bayesadam.checks import check_count
 from bayesadam.likelihoods import Likelihood, check_likelihood
+from bayesadam.posterior import NetworkDistribution
 
 METHODS = ("auto", "monte_carlo", "linearized", "moments", "mean")
 AUTO = "auto"
@@ -66,3 +67,7 @@ class How:
         if self.method in GAUSSIAN:
             noise.normal(self.seed, 0, mc_samples - 1, 0, (0,))  # refuses a seed out of range before the model runs
         return replace(self, mc_samples=mc_samples, batch_size=batch_size)
+
+    def count_for(self, posterior: NetworkDistribution) -> int:
+        """Number of samples, rounded up to equally many of every stratum of the posterior."""
+        return -(-self.mc_samples // posterior.strata) * posterior.strata

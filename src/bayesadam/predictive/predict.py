@@ -211,7 +211,7 @@ def network_outputs(
     strata, numbers = 1, None
     if how.method == "monte_carlo":
         strata = posterior.strata
-        numbers = posterior.repeats(-(-how.mc_samples // strata) * strata)
+        numbers = posterior.repeats(how.count_for(posterior))
         if max(numbers) < strata:  # then the first sample of each stratum is all of it
             numbers = numbers[:strata]
     layer = random_layer(model, posterior) if numbers is not None and len(numbers) > strata else None
