@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any, ClassVar
 
@@ -15,6 +16,29 @@ from bayesadam.likelihoods.parameters import check_values, summed
 
 DRAWS = 1024
 """Number of draws from which mean and variance of the target are estimated if only ``sample`` is defined."""
+
+DENSITY = ("log_density", "element_log_density", "distribution", "mean_and_log_variance", "log_probs")
+"""Methods any of which says what the density is."""
+
+FROM_FISHER_FACTOR = ("fisher_sum",)
+FROM_DENSITY = (
+    "log_density",
+    "element_log_density",
+    "distribution",
+    "nll",
+    "moments",
+    "sample",
+    "cdf",
+    "score",
+    "fisher_factor",
+    *FROM_FISHER_FACTOR,
+    "under_gaussian",
+    "expected_log_density",
+    "log_expected_density",
+    "rescaled",
+    "tempered",
+)
+"""Capabilities that are of one density or one Fisher factor, and so are not inherited by a class with another."""
 
 
 class MissingCapabilityError(ValueError):
@@ -56,6 +80,10 @@ class Likelihood(nn.Module):
 
     A missing capability raises :class:`MissingCapabilityError`, a ``ValueError``.
 
+    A subclass of a likelihood may define another density, for instance with weights of the classes. The closed forms of
+    its parent are then those of another likelihood and are not inherited: what the subclass does not define is the
+    fallback.
+
     Attributes:
         outputs_per_target: Number of network outputs for each of the targets of a data point.
         discrete: Whether targets, and so their quantiles, are integers.
@@ -66,6 +94,17 @@ class Likelihood(nn.Module):
     outputs_per_target: ClassVar[int] = 1
     discrete: ClassVar[bool] = False
     calibrated: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = set(vars(cls))
+        if any(name in own for name in DENSITY):
+            other: tuple[str, ...] = FROM_DENSITY
+        else:
+            other = FROM_FISHER_FACTOR if "fisher_factor" in own else ()
+        for name in other:
+            if name not in own:
+                setattr(cls, name, _fallback(cls, name))
 
     def __init__(self) -> None:
         super().__init__()
@@ -319,6 +358,15 @@ class Likelihood(nn.Module):
     def missing(self, capability: str) -> MissingCapabilityError:
         """Make the error for a missing capability."""
         return MissingCapabilityError(f"likelihood must define {capability}, got {type(self).__name__}")
+
+
+def _fallback(cls: type, name: str) -> Any:
+    """The definition of a capability that holds for any density: that of an abstract class, or of a mixin."""
+    for parent in cls.__mro__[1:]:
+        general = parent is Likelihood or not issubclass(parent, Likelihood) or inspect.isabstract(parent)
+        if general and name in vars(parent):
+            return vars(parent)[name]
+    raise AttributeError(name)
 
 
 def check_likelihood(value: Any, *, where: str = "", learned: bool = True) -> None:

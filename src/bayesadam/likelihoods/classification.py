@@ -151,8 +151,6 @@ class Categorical(ClassificationLikelihood):
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean negative log-likelihood over the data points that are not ignored: the training loss, 0-d."""
-        if type(self).log_density is not Categorical.log_density:
-            return super().nll(output, target)
         self.check(output, target.where(target != IGNORED, 0))
         check_every_axis(output.shape[:-1], output, target)
         labels = target.long().reshape(-1)

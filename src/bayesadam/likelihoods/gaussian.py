@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from bayesadam.functional import moments as maps
 from bayesadam.likelihoods.base import Likelihood, check_shape
 from bayesadam.likelihoods.parameters import diagonal_factor, set_log, summed, with_log
 
+OF_MEAN_AND_VARIANCE = ("log_density", "fisher_factor", "log_expected_density")
+"""Capabilities of :class:`RegressionLikelihood` that are not inherited by a class that only changes the density."""
+
 
 class RegressionLikelihood(Likelihood, abc.ABC):
     """Base class of Gaussian likelihoods around the network's output, independent over the last axis.
@@ -21,6 +25,14 @@ class RegressionLikelihood(Likelihood, abc.ABC):
     Targets have the shape of the mean: ``(N,)``, or ``(N, ..., D)``, whose ``D`` outputs are one data point.
     Predictions are mixtures of Gaussians. For targets of another distribution derive from :class:`Likelihood`.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        own = set(vars(cls))
+        super().__init_subclass__(**kwargs)
+        if "mean_and_log_variance" not in own and ("log_density" in own or "element_log_density" in own):
+            for name in OF_MEAN_AND_VARIANCE:
+                if name not in own:
+                    setattr(cls, name, getattr(Likelihood, name))
 
     @abc.abstractmethod
     def mean_and_log_variance(self, output: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,175 @@
+"""Likelihoods derived from shipped ones: nothing of the parent's density is left in a class with another one."""
+
+import pytest
+import torch
+
+import bayesadam as ba
+from bayesadam.population.batches import Batch
+from bayesadam.population.losses import Losses
+from likelihoods.models import close
+from posterior.kinds import F64, draw
+
+WEIGHTS = torch.tensor([1.0, 5.0, 0.2], **F64)
+
+
+class Weighted(ba.Categorical):
+    """Weights of the classes, by the density of a data point."""
+
+    def log_density(self, output, target):
+        return WEIGHTS[target] * super().log_density(output, target)
+
+
+class Clipped(ba.Gaussian):
+    """Not certain of any target, by the terms of the density."""
+
+    def element_log_density(self, output, target):
+        return torch.logaddexp(super().element_log_density(output, target), torch.full_like(output, -4.0))
+
+
+class Saturated(ba.Gaussian):
+    """Another mean and another noise, by which a Gaussian is defined."""
+
+    def mean_and_log_variance(self, output):
+        return output.tanh(), -(output.square())
+
+
+class Mixed(ba.likelihoods.Poisson):
+    """Another distribution."""
+
+    def distribution(self, output):
+        return torch.distributions.Geometric(logits=-output, validate_args=False)
+
+
+class Sure(ba.Categorical):
+    """The density of the parent, with a smaller Fisher factor."""
+
+    def fisher_factor(self, output, target):
+        return 0.5 * super().fisher_factor(output, target)
+
+
+class Later(Weighted):
+    """A subclass of a subclass that changes the density once more."""
+
+    def log_density(self, output, target):
+        return 2.0 * super().log_density(output, target)
+
+
+def classes(*shape):
+    return draw(*shape, 3), torch.arange(torch.Size(shape).numel()).reshape(shape) % 3
+
+
+def numbers(*shape):
+    return draw(*shape, 2), draw(*shape, 2, seed=1)
+
+
+def counts(*shape):
+    return draw(*shape, 2), draw(*shape, 2, seed=1).abs().round()
+
+
+CASES = [(Weighted, classes), (Later, classes), (Clipped, numbers), (Saturated, numbers), (Mixed, counts)]
+
+
+@pytest.mark.parametrize(("make", "data"), CASES)
+def test_training_and_curvature_are_of_the_own_density(make, data):
+    likelihood = make().double()
+    output, target = data(4)
+    leaf = output.clone().requires_grad_()
+    density = likelihood.log_prob(leaf, target)
+    close(likelihood.nll(output, target), -density.mean().detach())
+    (slope,) = torch.autograd.grad(density.sum(), leaf)
+    close(likelihood.score(output, target), slope)
+    if make is Saturated:
+        return  # the Fisher information, see below
+    for row in range(4):
+        at = lambda value, row=row: likelihood.log_prob(value[None], target[row : row + 1]).sum()  # noqa: E731
+        hessian = -torch.autograd.functional.hessian(at, output[row])
+        values, vectors = torch.linalg.eigh(hessian)
+        factor = likelihood.fisher_factor(output[row : row + 1], target[row : row + 1])[0, 0]
+        close(factor @ factor.mT, vectors @ values.clamp_min(0).diag() @ vectors.mT)
+
+
+def test_information_of_another_mean_and_noise():
+    output, target = numbers(4)
+    factor = Saturated().double().fisher_factor(output, target)[:, 0]
+    by_mean = (1 - output.tanh().square()).square() * output.square().exp()
+    close(factor @ factor.mT, torch.diag_embed(by_mean + 2 * output.square()))
+
+
+@pytest.mark.parametrize("make", [Weighted, Sure])
+def test_the_sum_of_curvatures_is_that_of_the_own_factors(make):
+    output, target = classes(40)
+    factor = make().fisher_factor(output, target)[:, 0]
+    close(make().fisher_sum(output, target), (factor @ factor.mT).sum(0))
+
+
+def test_predictions_are_of_the_own_distribution():
+    output, _ = counts(4)
+    likelihood, given = Mixed(), Mixed().distribution(output)
+    for found, expected in zip(likelihood.moments(output), (given.mean, given.variance), strict=True):
+        close(found, expected)
+    with pytest.raises(ba.likelihoods.MissingCapabilityError, match="must define cdf"):
+        likelihood.cdf(output, output)
+
+
+@pytest.mark.parametrize("make", [Clipped, Saturated])
+@pytest.mark.parametrize("name", ["rescaled", "under_gaussian"])
+def test_a_closed_form_of_the_parent_is_missing(make, name):
+    assert not make().defines(name)
+    with pytest.raises(ba.likelihoods.MissingCapabilityError, match=f"must define {name}, got {make.__name__}"):
+        getattr(make(), name)(*[torch.ones(2)] * (1 + (name == "under_gaussian")))
+
+
+def test_expectations_are_of_the_own_density():
+    mean, target = numbers(3)
+    likelihood, variance = Clipped().double(), 0.3 * torch.ones_like(mean)
+    nodes = torch.linspace(-8, 8, 4001, **F64)
+    weights = torch.distributions.Normal(0.0, 1.0).log_prob(nodes).exp() * (nodes[1] - nodes[0])
+    terms = likelihood.element_log_density(mean + variance.sqrt() * nodes[:, None, None], target)
+    close(
+        likelihood.expected_log_density(mean, variance, target),
+        torch.einsum("s,snd->n", weights, terms),
+        rtol=1e-3,
+        atol=1e-3,
+    )
+    close(
+        likelihood.log_expected_density(mean, variance, target),
+        torch.einsum("s,snd->nd", weights, terms.exp()).log().sum(-1),
+        rtol=1e-6,
+        atol=1e-6,
+    )
+
+
+def test_weights_of_classes_reach_laplace():
+    torch.manual_seed(0)
+    x, y = draw(60, 2), torch.arange(60) % 3
+    model = torch.nn.Linear(2, 3).double()
+    q = ba.laplace(model, (x, y), likelihood=Weighted(), structure="full", prior_precision=1.0)
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    def loss(values):
+        output = x @ values[:6].view(3, 2).mT + values[6:]
+        return -Weighted().log_prob(output, y).sum()
+
+    hessian = torch.autograd.functional.hessian(loss, weights)
+    close(q.covariance, torch.linalg.inv(hessian + torch.eye(9, **F64)), rtol=1e-9, atol=1e-9)
+
+
+def test_weights_of_classes_reach_populations():
+    models = [torch.nn.Linear(2, 3).double() for _ in range(2)]
+    losses = Losses(models, [Weighted(), Weighted()])
+    theta, x, y = draw(2, 1, losses.layout.numel), draw(2, 6, 2, seed=1), torch.arange(12).reshape(2, 6) % 3
+    grads = losses.gradients(theta, Batch(x, y, None), None).grads
+    for member, model in enumerate(models):
+        torch.nn.utils.vector_to_parameters(theta[member, 0], model.parameters())
+        loss = Weighted().nll(model(x[member]), y[member])
+        expected = torch.autograd.grad(loss, list(model.parameters()))
+        close(grads[member, 0], torch.cat([gradient.flatten() for gradient in expected]))
+
+
+def test_a_subclass_with_the_parents_density_keeps_its_closed_forms():
+    class Named(ba.Gaussian):
+        def rescaled(self, factor):
+            return super().rescaled(factor)
+
+    for name in ("score", "fisher_factor", "expected_log_density", "element_log_density"):
+        assert getattr(Named, name) is getattr(ba.Gaussian, name)
