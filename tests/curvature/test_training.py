@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from curvature.conftest import assert_near, by_example, check, collected, read, squares_of_examples, started, targets
-from curvature.models import convnet, inputs, mlp, tokens, transformer
+from curvature.models import Transformer, convnet, inputs, mlp, tokens, transformer
 from modules import module_of
 
 
@@ -79,6 +79,57 @@ def test_forgetting_between_forward_and_backward():
     loss.backward()
     assert squares.num_examples == 6
     assert_near(read(model, squares), squares_of_examples(model, x, t), 1e-12)
+
+
+@pytest.mark.parametrize("own_pass", [True, False])
+@pytest.mark.parametrize("make", [mlp, convnet, without_closed_forms])
+def test_a_gradient_for_another_purpose_is_not_squared(make, own_pass):
+    """An adversarial example, of the same forward pass or of one of its own."""
+    model, x, t, squares = setup(make)
+    attacked = x.clone().requires_grad_()
+    loss = by_example("mean")(model(attacked), t)
+    (slope,) = torch.autograd.grad(loss, attacked, retain_graph=not own_pass)
+    assert slope.abs().min() > 0
+    (by_example("mean")(model(x), t) if own_pass else loss).backward()
+    assert squares.num_examples == 6
+    assert_near(read(model, squares), squares_of_examples(model, x, t), 1e-12)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("by", ["grad", "inputs"])
+def test_gradients_that_are_requested_by_name_are_squared(by, tied):
+    torch.manual_seed(0)
+    model = Transformer(tied=tied).double()
+    x, squares = tokens(), started(model)
+    t = targets(model, x)
+    weights = list(model.parameters())
+    loss = by_example("mean")(model(x), t)
+    if by == "grad":
+        for weight, grad in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+            weight.grad = grad
+    else:
+        loss.backward(inputs=weights)
+    assert squares.num_examples == len(x)
+    assert_near(read(model, squares), squares_of_examples(model, x, t), 1e-12)
+
+
+def test_only_layers_whose_gradients_are_computed_are_squared():
+    model, x, t, squares = setup()
+    by_example("mean")(model(x), t).backward(inputs=list(model[-1].parameters()))
+    found = read(model, squares)
+    assert found["0.weight"] is None
+    expected = squares_of_examples(model, x, t)
+    last = ("4.weight", "4.bias")
+    assert_near({name: found[name] for name in last}, {name: expected[name] for name in last}, 1e-12)
+
+
+@pytest.mark.parametrize("make", [mlp, without_closed_forms])
+def test_a_penalty_on_gradients_is_refused(make):
+    model, x, t, _squares = setup(make)
+    attacked = x.clone().requires_grad_()
+    loss = by_example("mean")(model(attacked), t)
+    with pytest.raises(RuntimeError, match="create_graph must be False while per-example gradients are squared"):
+        torch.autograd.grad(loss, attacked, create_graph=True)
 
 
 def test_passes_without_backward_do_not_count():

@@ -18,7 +18,17 @@ from torch.utils.hooks import RemovableHandle
 from bayesadam.curvature.hooks import Counts, Hook
 from bayesadam.curvature.layers import Form, Sink
 from bayesadam.curvature.norms import uses_batch_statistics
-from bayesadam.curvature.passes import Call, Method, Pass, Slot, Unit, in_functorch, nodes_of, tensors_in
+from bayesadam.curvature.passes import (
+    Call,
+    Method,
+    Pass,
+    Slot,
+    Unit,
+    computes_gradients,
+    in_functorch,
+    nodes_of,
+    tensors_in,
+)
 from bayesadam.curvature.totals import CHUNK, Scratch, Total, chunks
 from bayesadam.curvature.units import units_of
 from bayesadam.functional.curvature import wide
@@ -130,7 +140,7 @@ class Collector:
             gradients would cost as much as the pass.
         """
         assert self._pass is not None
-        self._pass.backwards = backwards
+        self._pass.backwards, self._pass.announced = backwards, True
         edges = []
         queue = nodes_of(iter([output]))
         seen = set(queue)
@@ -216,6 +226,10 @@ class Collector:
         if self._inside:
             during.jumps.update((node, sources) for node in nodes_of(tensors_in(output)))
         return output
+
+    def follows(self, during: Pass, slots: Iterable[Slot]) -> bool:
+        """Whether the backward pass that is running through a forward pass is one for the gradients of parameters."""
+        return during.announced or computes_gradients(slot.parameter for slot in slots)
 
     def arrive(self, during: Pass) -> None:
         """Record that a backward pass has reached a forward pass."""

@@ -54,5 +54,6 @@ class Counts:
 
     def __call__(self, grad: Tensor) -> None:
         """Called by torch."""
-        if (collector := self.reference()) is not None:
+        collector = self.reference()
+        if collector is not None and collector.follows(self.during, collector.slots):
             collector.arrive(self.during)

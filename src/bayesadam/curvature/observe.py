@@ -7,11 +7,13 @@ changed in place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function
 
 from bayesadam.functional.autocast import without_autocast
 
@@ -44,6 +46,22 @@ def taken_over(call: Call, output: Tensor, inputs: Tensor, weight: Tensor, bias:
     return found
 
 
+def _once(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """A backward function that refuses to be differentiated, as no hook would see the gradient of its result."""
+
+    @functools.wraps(backward)
+    def checked(*args: Any) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "create_graph must be False while per-example gradients are squared, got True: a penalty on gradients "
+                "has a part in the gradient that is not that of an example's loss (use an optimizer without "
+                "PerExampleSquares, or its eval() for derivatives outside of the training)"
+            )
+        return backward(*args)
+
+    return checked
+
+
 class _Observe(Function):
     @staticmethod
     def forward(ctx: Any, call: Call, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -53,7 +71,7 @@ class _Observe(Function):
         return tuple(t.detach() for t in tensors[:count])
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         with without_autocast(grads):
             ctx.call.receive(ctx.saved_tensors, grads, sums=False)
@@ -71,7 +89,7 @@ class _TakeOver(Function):
         return output[0]
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         inputs, weight = ctx.saved_tensors
         with without_autocast((grad,)):

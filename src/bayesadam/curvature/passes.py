@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -87,6 +87,7 @@ class Pass:
         storages: Addresses of the model's inputs.
         calls: Number of calls of each unit.
         backwards: Number of backward passes through it that will follow.
+        announced: Whether these were announced, and compute no gradients of parameters.
         jumps: Map from the graph node of a call's outputs to those of its inputs.
         insides: Calls of modules that have children: the module, and the nodes of its outputs and inputs.
         counted: Whether a backward pass has reached it, and its examples are counted.
@@ -98,6 +99,7 @@ class Pass:
     storages: frozenset[int] = frozenset()
     calls: dict[Unit, int] = field(default_factory=dict)
     backwards: int = 1
+    announced: bool = False
     jumps: dict[Any, list[Any]] = field(default_factory=dict)
     insides: list[tuple[Unit, list[Any], list[Any]]] = field(default_factory=list)
     counted: bool = False
@@ -150,6 +152,8 @@ class Call:
         collector = self.collector()
         if collector is None or collector.generation != self.during.generation:
             return {}
+        if not collector.follows(self.during, (self.unit.slots[name] for name in self.names)):
+            return {}
         if self.received == self.during.backwards:
             raise RuntimeError(
                 f"backward() must be called once for each forward pass while per-example gradients are squared, got a "
@@ -176,9 +180,23 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
-def nodes_of(tensors: Iterator[Tensor]) -> list[Any]:
+def nodes_of(tensors: Iterable[Tensor]) -> list[Any]:
     """The graph nodes that made the tensors, or that accumulate the gradient of a leaf."""
     return [get_gradient_edge(t).node for t in tensors if t.requires_grad]
+
+
+def computes_gradients(parameters: Iterable[Tensor]) -> bool:
+    """Whether the backward pass that is running computes the gradient of a parameter.
+
+    :func:`torch.autograd.grad` for other tensors, as for a saliency map or an attack, does not.
+    """
+    for node in nodes_of(parameter for parameter in parameters if parameter.requires_grad):
+        try:
+            if torch._C._will_engine_execute_node(node):
+                return True
+        except RuntimeError:  # torch.autograd.grad is asked for the gradient of the parameter itself
+            return True
+    return False
 
 
 def no_batch(unit: Unit, size: int | None, shape: Sequence[int]) -> RuntimeError:

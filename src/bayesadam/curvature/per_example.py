@@ -49,6 +49,8 @@ class PerExampleSquares:
     ``k`` micro-batches, their mean losses are divided by ``k`` as usual), and ``1/n sum_i d_i^2`` if it is a sum. A
     loss scale enters squared, as for the square of ``p.grad``.
 
+    Backward passes for the gradients of other tensors than parameters, by :func:`torch.autograd.grad`, are not squared.
+
     With ``DistributedDataParallel`` or ``fully_shard`` the result is the mean over the ranks, as ``p.grad`` is.
 
     Args:

@@ -131,7 +131,10 @@ class _Tracer(fx.Tracer):
 def _traced(model: nn.Module) -> list[fx.Node]:
     for name, module in model.named_modules():
         if has_hooks(module, Observer):
-            raise ValueError(f"model must have no forward hooks to propagate moments, got some at {name!r}")
+            raise ValueError(
+                f"model must have no forward hooks to propagate moments, got some at {name!r} (an optimizer with "
+                "PerExampleSquares removes its own in eval())"
+            )
     try:
         return list(_Tracer().trace(model).nodes)
     except (fx.proxy.TraceError, TypeError, RuntimeError) as error:
