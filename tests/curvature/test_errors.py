@@ -237,6 +237,20 @@ def test_a_parameter_that_only_the_loss_uses():
         squares.mean_squares(model.extra.weight)
 
 
+def test_a_parameter_beside_the_layers_that_only_the_loss_uses():
+    """The module that holds it is called, but does not use it."""
+    model = mlp()
+    model.log_noise = nn.Parameter(torch.zeros(3))
+    squares = started(model)
+    loss = (model(inputs(6, 5)).square() * model.log_noise.exp()).mean()
+    loss.backward()
+    assert squares.mean_squares(model[0].weight).any()
+    with pytest.raises(RuntimeError, match="the gradient of parameter log_noise must come from .* let the likelihood"):
+        squares.mean_squares(model.log_noise)
+    model.log_noise.grad.zero_()
+    assert not squares.mean_squares(model.log_noise).any()
+
+
 @pytest.mark.parametrize("part", [False, True])
 def test_two_on_one_model(part):
     model, x = mlp(), inputs(6, 5)

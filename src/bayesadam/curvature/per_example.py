@@ -75,6 +75,7 @@ class PerExampleSquares:
         self.reduction = reduction
         self._collector = Collector(ranks.unwrapped(model), sums=reduction == "sum", closed=self._closed)
         self._slots: dict[Tensor, Slot] = {}
+        self._found: set[str] = set()
 
     @property
     def num_examples(self) -> int:
@@ -178,18 +179,19 @@ class PerExampleSquares:
 
         Raises:
             ValueError: The parameter does not belong to the model.
-            RuntimeError: The parameter has a gradient that did not come from a call of its module, or whose squares
-                were discarded.
+            RuntimeError: The parameter has a gradient that did not come from a call of its module, as one that only the
+                loss uses, or whose squares were discarded.
         """
         slot = self._slot(parameter)
         value = self._collector.read(slot)
         group = ranks.groups(self.model, parameter)
         if group:
             value = ranks.mean(value, parameter, group)
-        if value is None and parameter.requires_grad and parameter.grad is not None:
+        if parameter.requires_grad and parameter.grad is not None and self._misses(value, slot):
             raise RuntimeError(
                 f"the gradient of parameter {slot.name} must come from calls of its module in the model's forward "
-                "pass since start(), got one that no hook saw, or whose squares were discarded by the step of another "
+                "pass since start(), got one that no hook saw (as of a parameter that only the loss uses: let the "
+                "likelihood have it), or whose squares were discarded by the step of another "
                 "optimizer with the same PerExampleSquares (use one optimizer with param groups)"
             )
         return value
@@ -198,6 +200,24 @@ class PerExampleSquares:
     def _closed(form: Form, module: nn.Module) -> Method:
         """The method of a layer with a closed form."""
         return ClosedForm(form)
+
+    def _misses(self, value: Tensor | None, slot: Slot) -> bool:
+        """Whether there are no squares, or all are 0 though the gradient is not, as of a parameter that only the loss
+        uses.
+
+        Squares are looked at until some are not 0, as a GPU is waited for. The mean square of the examples' gradients
+        is at least the square of the mean gradient.
+        """
+        if value is None:
+            return True
+        grad = slot.parameter.grad
+        if slot.name in self._found or grad is None or is_sharded(grad):
+            return False
+        if value.any():
+            self._found.add(slot.name)
+            return False
+        mean = grad.to(value.dtype) / max(1, self.num_examples)
+        return bool(mean.square().any())
 
     def _slot(self, parameter: Tensor) -> Slot:
         if parameter not in self._slots:
@@ -218,7 +238,7 @@ class PerExampleSquares:
         """Restore a copy, which refers to the copied model."""
         self.model, self.reduction = state["model"], state["reduction"]
         self._collector = Collector(ranks.unwrapped(self.model), sums=self.reduction == "sum", closed=self._closed)
-        self._slots = {}
+        self._slots, self._found = {}, set()
         # If the module itself refers to this object, its copy is not complete at this point.
         if state["started"] and "_modules" in vars(self.model):
             self._collector.start()

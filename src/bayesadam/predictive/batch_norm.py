@@ -89,8 +89,8 @@ def warn_of_running_statistics(model: nn.Module, posterior: NetworkDistribution)
         warnings.warn(
             "the network has batch norm layers, and their running statistics are averages over the weight samples of "
             "training, with which predictions may be useless: call attach(model) of the optimiser before training "
-            "(it keeps inputs that are tensors), or give predict inputs like those of training as batch_norm (None "
-            "keeps the running statistics)",
+            "(it keeps inputs that are tensors, but none of a step that is compiled or after model.compile()), or give "
+            "predict inputs like those of training as batch_norm (None keeps the running statistics)",
             UserWarning,
             stacklevel=4,
         )
