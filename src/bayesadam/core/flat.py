@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from bayesadam import noise
 from bayesadam.core.passes import PER_WEIGHT
+from bayesadam.core.printing import FIXED
 from bayesadam.core.rule import COUNTERS, INITIAL_COUNTERS, Hyper, Rule, advanced, static_options
 from bayesadam.native.device import is_available
 from bayesadam.sharding import is_sharded, local, place
@@ -288,7 +289,7 @@ class Flat:
     @cached_property
     def rows(self) -> NDArray[np.int64]:
         """First columns of a kernel's table, for every member: see ``printing.FIXED``."""
-        rows = np.zeros((len(self.members), 5), dtype=np.int64)
+        rows = np.zeros((len(self.members), FIXED), dtype=np.int64)
         rows[:, 0] = [first for ((_, first, _, _),) in self.noise_runs]
         rows[:, 1] = self.sizes
         rows[:, 2] = [noise.lanes_of(whole) for ((_, _, _, whole),) in self.noise_runs]

@@ -31,8 +31,8 @@ from bayesadam.native import device as devices
 from bayesadam.sharding import local
 
 Compiled: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], int], None]
-"""Compiled function of a table of runs, a row of numbers and of words for every one of its groups, and the number of
-elements.
+"""Compiled function of a table of runs, a row of numbers for every one of its groups, the words that identify the
+noise, and the number of elements.
 """
 _NOTHING = Draw(0, 0, 0, False)
 
