@@ -72,6 +72,7 @@ class Collector:
         self._inside = False
         self._checked: set[Any] = set()
         self._tasks: list[int] = []
+        self._judged = -1, False
         self._touched: list[Pass] = []
 
     # Methods that PerExampleSquares calls
@@ -227,9 +228,12 @@ class Collector:
             during.jumps.update((node, sources) for node in nodes_of(tensors_in(output)))
         return output
 
-    def follows(self, during: Pass, slots: Iterable[Slot]) -> bool:
+    def follows(self, during: Pass) -> bool:
         """Whether the backward pass that is running through a forward pass is one for the gradients of parameters."""
-        return during.announced or computes_gradients(slot.parameter for slot in slots)
+        task = torch._C._current_graph_task_id()
+        if task != self._judged[0]:
+            self._judged = task, during.announced or computes_gradients(slot.parameter for slot in self.slots)
+        return self._judged[1]
 
     def arrive(self, during: Pass) -> None:
         """Record that a backward pass has reached a forward pass."""

@@ -55,5 +55,5 @@ class Counts:
     def __call__(self, grad: Tensor) -> None:
         """Called by torch."""
         collector = self.reference()
-        if collector is not None and collector.follows(self.during, collector.slots):
+        if collector is not None and collector.follows(self.during):
             collector.arrive(self.during)

@@ -152,7 +152,7 @@ class Call:
         collector = self.collector()
         if collector is None or collector.generation != self.during.generation:
             return {}
-        if not collector.follows(self.during, (self.unit.slots[name] for name in self.names)):
+        if not collector.follows(self.during):
             return {}
         if self.received == self.during.backwards:
             raise RuntimeError(
