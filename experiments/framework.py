@@ -30,7 +30,7 @@ from typing import Any
 import joblib  # type: ignore[import-untyped,unused-ignore]
 import pandas as pd
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -140,24 +140,26 @@ def run(name: str, *, jobs: int = -1, only: Sequence[str] = (), fresh: bool = Fa
         name: Name of the experiment's module.
         jobs: Number of units at a time; -1 stands for one per core.
         only: Texts that select units, see :func:`select`.
-        fresh: Whether to run the selected units again from the start.
+        fresh: Whether to forget what there is of the selected units, results and checkpoints, before they are run.
         runs: Folder for checkpoints.
     """
     experiment = import_module(name)
     units = select(experiment.units(), only)
-    done = {} if fresh else finished(experiment)
+    if fresh:
+        _forget(experiment, units, runs / name)
+    done = finished(experiment)
     left = [unit for unit in units if unit.key not in done]
     failed = []
     with _bar(name, runs, units, len(units) - len(left)) as ended:
         for phase in sorted({unit.phase for unit in left}):
-            tasks = [joblib.delayed(work)(name, unit, fresh, runs, os.getpid()) for unit in left if unit.phase == phase]
+            tasks = [joblib.delayed(work)(name, unit, runs, os.getpid()) for unit in left if unit.phase == phase]
             for key, seconds, error in joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(tasks):
                 failed += [key] * bool(error)
                 ended(f"{key} failed: {error}" if error else f"{key} finished in {seconds:.1f} s")
     return failed
 
 
-def work(name: str, unit: Unit, fresh: bool, runs: Path, parent: int) -> tuple[str, float, str]:
+def work(name: str, unit: Unit, runs: Path, parent: int) -> tuple[str, float, str]:
     """Run one unit, write its result, and return its key, its duration, and the last line of the error, if any."""
     if os.getpid() != parent and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C and stops the workers
@@ -168,8 +170,6 @@ def work(name: str, unit: Unit, fresh: bool, runs: Path, parent: int) -> tuple[s
     try:
         start.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{start}.lock", blocking=False):
-            if fresh:
-                shutil.rmtree(start, ignore_errors=True)
             folder.mkdir(parents=True, exist_ok=True)
             meter = _Meter(start)
             results = {key: line["result"] for key, line in finished(experiment).items()}
@@ -205,16 +205,35 @@ def store(folder: Path, runs: Path, unit: Unit, result: Any, seconds: float, cpu
         "machine": {"platform": system, "processor": _processor(), "cpus": os.cpu_count()},
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    text, path = json.dumps(line, allow_nan=False, ensure_ascii=False), folder / "results.jsonl"
+    text = json.dumps(line, allow_nan=False, ensure_ascii=False)
+    with _lines(folder, runs) as lines:
+        lines[unit.key] = text
+
+
+def _forget(experiment: Any, units: Sequence[Unit], runs: Path) -> None:
+    """Remove the results and the checkpoints of units, so that a run of them that is stopped can go on as any other."""
+    runs.mkdir(parents=True, exist_ok=True)
+    for unit in units:
+        try:
+            with FileLock(runs / f"{unit.key}.lock", blocking=False):
+                shutil.rmtree(runs / unit.key, ignore_errors=True)
+        except Timeout:
+            raise ValueError(f"--fresh must be for units that are not running, got {unit.key!r}") from None
+    with _lines(folder_of(experiment), runs) as lines:
+        for unit in units:
+            lines.pop(unit.key, None)
+
+
+@contextmanager
+def _lines(folder: Path, runs: Path) -> Iterator[dict[str, str]]:
+    """Context with the lines of ``results.jsonl`` by key, which are written at its end."""
+    path = folder / "results.jsonl"
     with FileLock(runs / "results.lock"):
-        lines = path.read_text("utf-8").splitlines() if path.is_file() else []
-        keys = [json.loads(old)["key"] for old in lines]
-        if unit.key in keys:
-            lines[keys.index(unit.key)] = text
-        else:
-            lines.append(text)
+        old = path.read_text("utf-8").splitlines() if path.is_file() else []
+        lines = {json.loads(line)["key"]: line for line in old}
+        yield lines
         temporary = path.with_name(f".tmp-{path.name}")
-        temporary.write_text("\n".join(lines) + "\n", "utf-8")
+        temporary.write_text("".join(f"{line}\n" for line in lines.values()), "utf-8")
         os.replace(temporary, path)
 
 

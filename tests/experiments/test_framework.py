@@ -124,6 +124,12 @@ def test_a_killed_unit_resumes_to_the_same_result(toy):
     assert go() == []
     assert walks(module)["a"] == walks(module)["b"]
     assert Path("calls.txt").read_text() == "1 2 3 4 5 1 2 3 4 5 "
+    again = command.replace("jobs=1", "jobs=1, fresh=True, only=['a']")
+    assert subprocess.run([sys.executable, "-c", again], env=environment).returncode == -signal.SIGKILL
+    assert list(walks(module)) == ["b"]
+    assert go() == []
+    assert walks(module)["a"] == walks(module)["b"]
+    assert Path("calls.txt").read_text() == "1 2 3 4 5 1 2 3 4 5 1 2 3 4 5 "
 
 
 def test_units_of_a_later_phase_see_results_and_others_go_on_when_one_fails(toy, capsys):
