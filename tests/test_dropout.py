@@ -333,3 +333,29 @@ def test_activation_checkpointing_is_refused_in_a_backward_pass(reentrant, insid
     if not inside:
         with pytest.raises(RuntimeError, match="must not run a part of the model again"):
             output.sum().backward()
+
+
+class Loud(nn.Dropout):
+    def forward(self, x):
+        return x * (1.0 + 0.5 * torch.randn_like(x)) if self.training else x
+
+
+class Named(nn.Dropout1d):
+    """Nothing of its own."""
+
+
+def test_a_dropout_of_ones_own_is_refused():
+    with pytest.raises(ValueError, match="^dropout modules must compute as PyTorch's, got Loud '1'"):
+        MCDropout(nn.Sequential(nn.Linear(3, 2), Loud(0.5)))
+
+
+def test_a_subclass_drops_what_its_parent_drops():
+    """The channels of a single example."""
+    x = draw(5, 7)
+    found = []
+    for make in (nn.Dropout1d, Named):
+        model = make(0.5)
+        with MCDropout(model).applied(model, 0):
+            found.append(model(x))
+    assert torch.equal(*found)
+    assert {len(row.unique()) == 1 for row in found[0] / x} == {True}

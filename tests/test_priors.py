@@ -272,3 +272,58 @@ def test_prior_from_a_number_a_prior_or_a_posterior():
 def test_refusals(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+class Tight(priors.GaussianPrior):
+    """Biases are nearer to 0."""
+
+    def log_density(self, value, name=""):
+        scale = 10.0 if name.endswith("bias") else 1.0
+        return super().log_density(scale * value, name) + math.log(scale)
+
+
+class TightMixture(priors.ScaleMixturePrior):
+    def log_density(self, value, name=""):
+        scale = 10.0 if name.endswith("bias") else 1.0
+        return super().log_density(scale * value, name) + math.log(scale)
+
+
+class ByMixin:
+    def log_density(self, value, name=""):
+        return 2.0 * super().log_density(value, name)
+
+
+class TightByMixin(ByMixin, priors.LearnedGaussianPrior):
+    pass
+
+
+@pytest.mark.parametrize("make", [Tight, TightMixture, TightByMixin])
+def test_a_prior_with_another_density_has_no_closed_form_of_its_parent(make):
+    prior = make()
+    weights = {
+        "weight": torch.linspace(-1.0, 2.0, 6).view(3, 2).double(),
+        "bias": torch.tensor([0.2, 0.5, -1.0]).double(),
+    }
+    expected = sum(prior.log_density(value, name).sum() for name, value in weights.items())
+    assert prior.log_prob(weights).item() == pytest.approx(expected.item(), rel=1e-12)
+    assert not prior.closed_form
+    with pytest.raises(
+        ValueError, match=f"kl must be 'sampled' with a prior without a closed form, got {make.__name__}"
+    ):
+        prior.kl_divergence(weights, weights)
+
+
+def test_a_divergence_that_is_defined_with_the_density_is_used():
+    class Halved(priors.GaussianPrior):
+        def log_density(self, value, name=""):
+            return 0.5 * super().log_density(value, name)
+
+        def kl_divergence(self, mean, std):
+            return torch.tensor(3.0)
+
+    class Plain(priors.GaussianPrior):
+        pass
+
+    assert Halved.closed_form
+    assert Halved().kl_divergence({}, {}) == 3.0
+    assert Plain.closed_form

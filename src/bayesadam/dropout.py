@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bayesadam import noise
 from bayesadam.checks import check, check_model
+from bayesadam.functional.calls import computes_as
 from bayesadam.functional.curvature import wide
 from bayesadam.functional.generators import seeded
 from bayesadam.functional.recomputation import recomputed_by
@@ -204,7 +205,8 @@ def _units(module: Dropout, value: Tensor) -> torch.Size:
     """Shape of a mask, which broadcasts against the value."""
     if isinstance(module, nn.Dropout):
         return value.shape[1:]
-    axis = 0 if value.ndim == _UNBATCHED.get(type(module)) else 1
+    alone = any(value.ndim == axes for kind, axes in _UNBATCHED.items() if isinstance(module, kind))
+    axis = 0 if alone else 1
     return torch.Size([value.shape[axis], *[1] * (value.ndim - axis - 1)])
 
 
@@ -214,6 +216,9 @@ def _dropouts(model: nn.Module) -> dict[str, Dropout]:
     found = {name: module for name, module in model.named_modules() if isinstance(module, Dropout) and module.p > 0}
     if not found:
         raise ValueError("the model must have a dropout module with p > 0, got none")
+    for name, module in found.items():
+        if not any(computes_as(module, kind) for kind in get_args(Dropout)):
+            raise ValueError(f"dropout modules must compute as PyTorch's, got {type(module).__name__} {name!r}")
     return found
 
 

@@ -9,24 +9,36 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from bayesadam.checks import check, is_positive
 from bayesadam.functional import empirical, kl
+from bayesadam.inheritance import leave_out_derived
 from bayesadam.posterior import DiagonalGaussian
 
 
 class Prior(nn.Module, abc.ABC):
     """Base class of priors ``p(weights)``, each a product over weights.
 
+    A subclass must define :meth:`log_density`. One of another prior that defines it anew does not inherit what its
+    parent derived from its own density.
+
     Attributes:
-        closed_form: Whether the KL divergence of a Gaussian from this prior has a closed form.
+        closed_form: Whether the KL divergence of a Gaussian from this prior has a closed form, which the class then
+            defines as ``kl_divergence``.
     """
 
-    closed_form: ClassVar[bool] = True
+    closed_form: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        leave_out_derived(cls, Prior, ("log_density",), ("log_prob", "_log_prob", "kl_divergence", "_divergence"))
+        if "closed_form" not in vars(cls):
+            general = Prior.kl_divergence, Prior._divergence
+            cls.closed_form = (cls.kl_divergence, cls._divergence) != general
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,8 +126,6 @@ class ScaleMixturePrior(Prior):
     Raises:
         ValueError: A number is out of its range.
     """
-
-    closed_form = False
 
     def __init__(self, *, pi: float = 0.5, sigma1: float = 1.0, sigma2: float = math.exp(-6.0)) -> None:
         super().__init__()

@@ -328,3 +328,19 @@ def test_a_bare_parameter_with_as_many_examples_as_positions(use):
     """Beside a layer, and used where no axis, or another one than it seems, is that of the examples."""
     parts = {"bare": nn.Parameter(torch.randn(3)), "last": nn.Linear(3, 2), "rows": torch.randn(4, 3)}
     check(module_of(lambda self, x: self.last(use(x, self.bare, self.rows)), **parts), inputs(4, 4, 3))
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(5, 4), nn.LayerNorm(5), nn.Embedding(9, 4)])
+def test_a_forward_that_is_set_on_a_layer_is_the_one_that_is_squared(layer):
+    class_forward = type(layer).forward
+    layer.double().forward = lambda x: class_forward(layer, x).sin() * 3.0
+    model = nn.Sequential(layer, nn.Tanh())
+    x = torch.randint(9, (6,)) if isinstance(layer, nn.Embedding) else inputs(6, 5).double()
+    t = targets(model, x)
+    found, _ = collected(model, x, t)
+    for name, parameter in model.named_parameters():
+        expected = torch.zeros_like(parameter)
+        for i in range(6):
+            loss = by_example("mean")(model(x[i : i + 1]), t[i : i + 1])
+            expected += torch.autograd.grad(loss, parameter)[0].square() / 6
+        torch.testing.assert_close(found[name], expected)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 import bayesadam as ba
 from bayesadam.population.batches import Batch
@@ -33,7 +34,7 @@ class Saturated(ba.Gaussian):
         return output.tanh(), -(output.square())
 
 
-class Mixed(ba.likelihoods.Poisson):
+class Geometric(ba.likelihoods.Poisson):
     """Another distribution."""
 
     def distribution(self, output):
@@ -54,6 +55,45 @@ class Later(Weighted):
         return 2.0 * super().log_density(output, target)
 
 
+class ByMixin:
+    """Weights of the classes, for any likelihood of classes."""
+
+    def log_density(self, output, target):
+        return WEIGHTS[target] * super().log_density(output, target)
+
+
+class Mixed(ByMixin, ba.Categorical):
+    """The density of a mixin."""
+
+
+class OfMixed(Mixed):
+    """A subclass that changes nothing."""
+
+
+class ByDistribution(ba.Gaussian):
+    """Another distribution around the mean."""
+
+    def distribution(self, output):
+        return torch.distributions.Laplace(output, torch.ones_like(output), validate_args=False)
+
+
+class Logistic(ba.likelihoods.RegressionLikelihood):
+    """Mean and variance, with a density that is not a Gaussian's."""
+
+    def mean_and_log_variance(self, output):
+        return output, torch.zeros_like(output)
+
+    def element_log_density(self, output, target):
+        return 2 * nn.functional.logsigmoid(target - output) - (target - output)
+
+
+class Even(ba.Categorical):
+    """Targets of the first class are ignored."""
+
+    def counted(self, target):
+        return target != 0
+
+
 def classes(*shape):
     return draw(*shape, 3), torch.arange(torch.Size(shape).numel()).reshape(shape) % 3
 
@@ -66,7 +106,17 @@ def counts(*shape):
     return draw(*shape, 2), draw(*shape, 2, seed=1).abs().round()
 
 
-CASES = [(Weighted, classes), (Later, classes), (Clipped, numbers), (Saturated, numbers), (Mixed, counts)]
+CASES = [
+    (Weighted, classes),
+    (Later, classes),
+    (Clipped, numbers),
+    (Saturated, numbers),
+    (Geometric, counts),
+    (Mixed, classes),
+    (OfMixed, classes),
+    (ByDistribution, numbers),
+    (Logistic, numbers),
+]
 
 
 @pytest.mark.parametrize(("make", "data"), CASES)
@@ -78,8 +128,8 @@ def test_training_and_curvature_are_of_the_own_density(make, data):
     close(likelihood.nll(output, target), -density.mean().detach())
     (slope,) = torch.autograd.grad(density.sum(), leaf)
     close(likelihood.score(output, target), slope)
-    if make is Saturated:
-        return  # the Fisher information, see below
+    if make in (Saturated, ByDistribution):
+        return  # the Fisher information, see below; no second derivative
     for row in range(4):
         at = lambda value, row=row: likelihood.log_prob(value[None], target[row : row + 1]).sum()  # noqa: E731
         hessian = -torch.autograd.functional.hessian(at, output[row])
@@ -104,19 +154,40 @@ def test_the_sum_of_curvatures_is_that_of_the_own_factors(make):
 
 def test_predictions_are_of_the_own_distribution():
     output, _ = counts(4)
-    likelihood, given = Mixed(), Mixed().distribution(output)
+    likelihood, given = Geometric(), Geometric().distribution(output)
     for found, expected in zip(likelihood.moments(output), (given.mean, given.variance), strict=True):
         close(found, expected)
     with pytest.raises(ba.likelihoods.MissingCapabilityError, match="must define cdf"):
         likelihood.cdf(output, output)
 
 
-@pytest.mark.parametrize("make", [Clipped, Saturated])
+@pytest.mark.parametrize("make", [Clipped, Saturated, ByDistribution, Logistic])
 @pytest.mark.parametrize("name", ["rescaled", "under_gaussian"])
 def test_a_closed_form_of_the_parent_is_missing(make, name):
     assert not make().defines(name)
     with pytest.raises(ba.likelihoods.MissingCapabilityError, match=f"must define {name}, got {make.__name__}"):
         getattr(make(), name)(*[torch.ones(2)] * (1 + (name == "under_gaussian")))
+
+
+def test_a_temperature_is_only_of_a_known_density():
+    with pytest.raises(ba.likelihoods.MissingCapabilityError, match="must define tempered, got Clipped"):
+        Clipped().tempered(2.0)
+    output, target = classes(4)
+    close(Weighted().tempered(2.0).log_prob(output, target), Weighted().log_prob(output / 2.0, target))
+
+
+def test_own_ignored_targets_are_left_out_everywhere():
+    output, target = classes(9)
+    kept = target != 0
+    close(Even().nll(output, target), -output.log_softmax(-1)[kept, target[kept]].mean())
+    x, model = draw(60, 2), nn.Linear(2, 3).double()
+    y = torch.arange(60) % 3
+    for structure in ("diagonal", "kron", "last_layer_kron"):
+        some = ba.laplace(model, (x, y), likelihood=Even(), structure=structure, prior_precision=1.0)
+        alone = ba.laplace(
+            model, (x[y != 0], y[y != 0]), likelihood=ba.Categorical(), structure=structure, prior_precision=1.0
+        )
+        close(some.marginal().variance["weight"], alone.marginal().variance["weight"], rtol=1e-9, atol=0.0)
 
 
 def test_expectations_are_of_the_own_density():
@@ -142,7 +213,7 @@ def test_expectations_are_of_the_own_density():
 def test_weights_of_classes_reach_laplace():
     torch.manual_seed(0)
     x, y = draw(60, 2), torch.arange(60) % 3
-    model = torch.nn.Linear(2, 3).double()
+    model = nn.Linear(2, 3).double()
     q = ba.laplace(model, (x, y), likelihood=Weighted(), structure="full", prior_precision=1.0)
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
 
@@ -155,12 +226,12 @@ def test_weights_of_classes_reach_laplace():
 
 
 def test_weights_of_classes_reach_populations():
-    models = [torch.nn.Linear(2, 3).double() for _ in range(2)]
+    models = [nn.Linear(2, 3).double() for _ in range(2)]
     losses = Losses(models, [Weighted(), Weighted()])
     theta, x, y = draw(2, 1, losses.layout.numel), draw(2, 6, 2, seed=1), torch.arange(12).reshape(2, 6) % 3
     grads = losses.gradients(theta, Batch(x, y, None), None).grads
     for member, model in enumerate(models):
-        torch.nn.utils.vector_to_parameters(theta[member, 0], model.parameters())
+        nn.utils.vector_to_parameters(theta[member, 0], model.parameters())
         loss = Weighted().nll(model(x[member]), y[member])
         expected = torch.autograd.grad(loss, list(model.parameters()))
         close(grads[member, 0], torch.cat([gradient.flatten() for gradient in expected]))
@@ -168,8 +239,12 @@ def test_weights_of_classes_reach_populations():
 
 def test_a_subclass_with_the_parents_density_keeps_its_closed_forms():
     class Named(ba.Gaussian):
-        def rescaled(self, factor):
-            return super().rescaled(factor)
+        def check(self, output, target):
+            super().check(output, target)
 
-    for name in ("score", "fisher_factor", "expected_log_density", "element_log_density"):
-        assert getattr(Named, name) is getattr(ba.Gaussian, name)
+    class Written(ba.Gaussian, same_density=True):
+        def element_log_density(self, output, target):
+            return super().element_log_density(output, target)
+
+    for name in ("score", "fisher_factor", "expected_log_density", "rescaled", "tempered"):
+        assert getattr(Named, name) is getattr(Written, name) is getattr(ba.Gaussian, name)

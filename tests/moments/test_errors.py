@@ -187,6 +187,12 @@ def tanh_outputs():
     return nn.Sequential(nn.Linear(4, 2), nn.Tanh())
 
 
+def patched():
+    layer = nn.Linear(3, 2)
+    layer.forward = lambda x: nn.functional.linear(x, 3.0 * layer.weight, layer.bias)
+    return nn.Sequential(layer)
+
+
 def changed_in_place():
     return nn.Sequential(linear(4, 2), nn.ReLU(inplace=True))
 
@@ -227,6 +233,7 @@ CASES = {
     # variational_last_layer
     "last layer: model": (lambda: last_layer(lambda: 3), "model must be a torch.nn.Module, got int"),
     "last layer: none": (lambda: last_layer(nn.ReLU), "model must have an nn.Linear, got none"),
+    "last layer: own forward": (lambda: last_layer(patched), "model must have an nn.Linear, got none"),
     "last layer: covariance": (lambda: last_layer(covariance="kron"), "covariance must be one of ('full', 'diagonal')"),
     "last layer: name": (lambda: last_layer(last_layer="1"), "the name of an nn.Linear, one of ['0', '2'], got '1'"),
     "last layer: prior": (lambda: last_layer(prior=MIXTURE), "prior must have a divergence in closed form, got Scale"),

@@ -1,5 +1,6 @@
 """``predict(method="moments")``: every posterior and likelihood, against ``net(x)`` and samples; batches; refusals."""
 
+import copy
 import math
 
 import pytest
@@ -205,3 +206,20 @@ def test_the_model_is_what_it_was():
     assert all(p.requires_grad for p in model.parameters())
     assert not ours.mean.requires_grad
     close(propagate(model.eval(), q, x).variance, ours.variance, rtol=0, atol=0)  # neither dropout nor batches
+
+
+def test_a_forward_that_is_set_on_a_layer():
+    """The moments are those of a layer with such weights."""
+    layer = nn.Linear(3, 4).double()
+    model = nn.Sequential(layer, nn.ReLU(), nn.Linear(4, 1).double())
+    plain = copy.deepcopy(model)
+    layer.forward = lambda x: nn.functional.linear(x, 3.0 * layer.weight, layer.bias)
+    mean = {name: p.detach() for name, p in plain.named_parameters()}
+    variance = {name: torch.full_like(p, 0.01) for name, p in mean.items()}
+    scaled = {**mean, "0.weight": 3.0 * mean["0.weight"]}, {**variance, "0.weight": 9.0 * variance["0.weight"]}
+    found, expected = (
+        ba.predict(net, ba.DiagonalGaussian(*q), draw(5, 3), likelihood=ba.Gaussian().double(), method="moments")
+        for net, q in ((model, (mean, variance)), (plain, scaled))
+    )
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.variance, expected.variance)

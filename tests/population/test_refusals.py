@@ -53,6 +53,25 @@ def objective(value, likelihood=None):
 NORMALISED = models_of(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).to(F64))
 OTHER_WEIGHTS = ba.DiagonalGaussian({"a": torch.zeros(1)}, {"a": torch.ones(1)})
 NONFINITE = "finite, not negative and not all 0"
+
+
+def patched():
+    """A layer with another forward, set on the module."""
+    model = mlp()
+    model[0].forward = lambda x, layer=model[0]: nn.functional.linear(x, 3.0 * layer.weight, layer.bias)
+    return model
+
+
+class OwnLoss(ba.Gaussian):
+    def nll(self, output, target):
+        return super().nll(output, target) + output.square().mean()
+
+
+class Ignoring(ba.Gaussian):
+    def counted(self, target):
+        return target[..., 0] > 0
+
+
 VALUES = [
     # the run
     ({"models": []}, "models must have at least one network, got none"),
@@ -93,7 +112,10 @@ VALUES = [
      "models must not have recurrent layers, which vmap cannot map over (use train_ensemble), got '1'"),
     ({"models": models_of(lambda: nn.Embedding(3, 2, max_norm=1.0).to(F64))}, "max_norm of the embedding '' "),
     ({"models": models_of(counting)}, "models must not change their buffers in a forward pass"),
+    ({"models": models_of(patched)}, "models must have the forward of their class, got one that was set on the module"),
     # likelihoods and objectives
+    ({"likelihood": OwnLoss(4.0)}, "likelihood must not define nll where many networks are trained at once"),
+    ({"likelihood": Ignoring(4.0)}, "likelihood must not define counted where many networks are trained at once"),
     ({"likelihood": [noise_of(1.0)] * 2}, "likelihood must be one or one for each of 4 members, got 2"),
     ({"likelihood": [noise_of(1.0)] * 3 + [noise_of(1.0, 2.0)]}, "likelihood must be of one kind for all members"),
     ({"likelihood": nn.MSELoss()}, "likelihood must be a bayesadam.likelihoods.Likelihood, got MSELoss()"),

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from bayesadam.curvature.layers import ConvForm, EmbeddingForm, Form, LinearForm
 from bayesadam.curvature.norms import NormForm, by_instance, by_running_statistics
+from bayesadam.functional.calls import computes_as
 
 _LINEAR, _CONV, _EMBEDDING = LinearForm(), ConvForm(), EmbeddingForm()
 _BATCH = NormForm(by_running_statistics, channels=True)
@@ -28,7 +29,7 @@ _FORMS: dict[type[nn.Module], Form] = {
 def form_of(module: nn.Module) -> Form | None:
     """The closed form of a module's own parameters; None if its forward method differs from that of its base class."""
     for cls, form in _FORMS.items():
-        if isinstance(module, cls) and type(module).forward is cls.forward:
+        if computes_as(module, cls):
             names = {"weight"} if cls in (nn.Embedding, nn.RMSNorm) else {"weight", "bias"}
             same = getattr(type(module), "_conv_forward", None) is getattr(cls, "_conv_forward", None)
             return form if same and set(module._parameters) == names else None

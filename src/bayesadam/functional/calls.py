@@ -25,6 +25,11 @@ def places(module: nn.Module) -> dict[str, str]:
     }
 
 
+def computes_as(module: nn.Module, cls: type[nn.Module]) -> bool:
+    """Whether a module is of a class and has its ``forward``, neither overridden nor set on the module itself."""
+    return isinstance(module, cls) and type(module).forward is cls.forward and "forward" not in vars(module)
+
+
 def first_argument(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The first argument of a call, which may have been given by its name, as ``layer(input=x)``."""
     return args[0] if args else next(iter(kwargs.values()))

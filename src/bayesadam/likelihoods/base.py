@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from typing import Any, ClassVar
 
@@ -11,34 +10,30 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from bayesadam.functional.generators import seeded
+from bayesadam.inheritance import leave_out_derived
 from bayesadam.likelihoods import fallbacks
 from bayesadam.likelihoods.parameters import check_values, summed
 
 DRAWS = 1024
 """Number of draws from which mean and variance of the target are estimated if only ``sample`` is defined."""
 
-DENSITY = ("log_density", "element_log_density", "distribution", "mean_and_log_variance", "log_probs")
-"""Methods any of which says what the density is."""
-
-FROM_FISHER_FACTOR = ("fisher_sum",)
-FROM_DENSITY = (
-    "log_density",
-    "element_log_density",
-    "distribution",
+DENSITY, MOMENTS = ("log_density", "element_log_density", "distribution"), ("mean_and_log_variance", "log_probs")
+"""Methods that say what the density is: directly, and by what an abstract class makes a density of."""
+OF_DENSITY = (
+    *DENSITY,
     "nll",
     "moments",
     "sample",
     "cdf",
     "score",
     "fisher_factor",
-    *FROM_FISHER_FACTOR,
+    "fisher_sum",
     "under_gaussian",
     "expected_log_density",
     "log_expected_density",
     "rescaled",
-    "tempered",
 )
-"""Capabilities that are of one density or one Fisher factor, and so are not inherited by a class with another."""
+"""Methods that are of one density, besides ``tempered``."""
 
 
 class MissingCapabilityError(ValueError):
@@ -80,31 +75,32 @@ class Likelihood(nn.Module):
 
     A missing capability raises :class:`MissingCapabilityError`, a ``ValueError``.
 
-    A subclass of a likelihood may define another density, for instance with weights of the classes. The closed forms of
-    its parent are then those of another likelihood and are not inherited: what the subclass does not define is the
-    fallback.
+    A subclass of a likelihood, or a mixin, may define another density, for instance with weights of the classes. The
+    closed forms of its parent are then those of another likelihood and are not inherited: what is not defined with the
+    density is the fallback. ``class Mine(Gaussian, same_density=True)`` inherits all, for another form of the same
+    density.
 
     Attributes:
         outputs_per_target: Number of network outputs for each of the targets of a data point.
         discrete: Whether targets, and so their quantiles, are integers.
         calibrated: Whether its temperature was found on held-out rows, by :func:`bayesadam.calibrate` or
             :func:`bayesadam.tune_posterior`.
+        of_density: Names of the methods that a subclass with another density does not inherit.
     """
 
     outputs_per_target: ClassVar[int] = 1
     discrete: ClassVar[bool] = False
     calibrated: bool = False
+    of_density: ClassVar[tuple[str, ...]] = (*OF_DENSITY, "tempered")
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, same_density: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        own = set(vars(cls))
-        if any(name in own for name in DENSITY):
-            other: tuple[str, ...] = FROM_DENSITY
-        else:
-            other = FROM_FISHER_FACTOR if "fisher_factor" in own else ()
-        for name in other:
-            if name not in own:
-                setattr(cls, name, _fallback(cls, name))
+        if not same_density:
+            derived = cls.of_density
+            leave_out_derived(cls, Likelihood, DENSITY, derived, abstract=False)
+            leave_out_derived(cls, Likelihood, MOMENTS, derived)
+            leave_out_derived(cls, Likelihood, ("fisher_factor",), ("fisher_sum",))
+            leave_out_derived(cls, Likelihood, ("counted",), ("nll", "fisher_sum"))
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +142,9 @@ class Likelihood(nn.Module):
         check_values(target, fine, f"in the support of {type(self).__name__}, {support}")
 
     def counted(self, target: Tensor) -> Tensor | None:
-        """Mask of the targets that are not ignored, or None if it is known without waiting for a GPU that all count."""
+        """Mask of the targets that are not ignored, of the shape of :meth:`log_density`: of all axes that count data
+        points; None if it is known without waiting for a GPU that all count.
+        """
         return None
 
     def log_density(self, output: Tensor, target: Tensor) -> Tensor:
@@ -177,11 +175,15 @@ class Likelihood(nn.Module):
         return self.log_density(output, target)
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
-        """Mean negative log-likelihood over the data points: the training loss, 0-d.
+        """Mean negative log-likelihood over the data points that are not ignored: the training loss, 0-d.
 
         Raises:
             ValueError: As for :meth:`log_prob`, or the output has sample axes.
         """
+        counted = self.counted(target)
+        if counted is not None:
+            check_every_axis(output.shape[:-1], output, target)
+            output, target = output[counted], target[counted]
         density = self.log_prob(output, target)
         check_every_axis(density.shape, output, target)
         return -density.mean()
@@ -358,15 +360,6 @@ class Likelihood(nn.Module):
     def missing(self, capability: str) -> MissingCapabilityError:
         """Make the error for a missing capability."""
         return MissingCapabilityError(f"likelihood must define {capability}, got {type(self).__name__}")
-
-
-def _fallback(cls: type, name: str) -> Any:
-    """The definition of a capability that holds for any density: that of an abstract class, or of a mixin."""
-    for parent in cls.__mro__[1:]:
-        general = parent is Likelihood or not issubclass(parent, Likelihood) or inspect.isabstract(parent)
-        if general and name in vars(parent):
-            return vars(parent)[name]
-    raise AttributeError(name)
 
 
 def check_likelihood(value: Any, *, where: str = "", learned: bool = True) -> None:

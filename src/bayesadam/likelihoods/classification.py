@@ -14,7 +14,7 @@ from torch.nn import functional
 from bayesadam.functional import moments as maps
 from bayesadam.functional.outputs import log_softmax, logistic_scale, softmax_factor
 from bayesadam.likelihoods.adaptive import log_expectation
-from bayesadam.likelihoods.base import Likelihood, check_every_axis, check_shape
+from bayesadam.likelihoods.base import OF_DENSITY, Likelihood, check_every_axis, check_shape
 from bayesadam.likelihoods.parameters import check_classes, check_values, diagonal_factor, set_log, summed
 
 BOUNDS = {"tilted": maps.expected_log_softmax, "jensen": maps.jensen_log_softmax}
@@ -28,6 +28,8 @@ IGNORED = -100
 class ClassificationLikelihood(Likelihood, abc.ABC):
     """Base class of distributions over classes given logits; predictions are then class probabilities."""
 
+    of_density = OF_DENSITY  # a temperature divides the logits of any density
+
     @abc.abstractmethod
     def log_probs(self, output: Tensor) -> Tensor:
         """Log probabilities of the classes along a last axis."""
@@ -35,14 +37,6 @@ class ClassificationLikelihood(Likelihood, abc.ABC):
     def tempered(self, temperature: float) -> TemperedClassification:
         """Return a copy with the logits divided by the temperature."""
         return TemperedClassification(self, temperature)
-
-    def nll(self, output: Tensor, target: Tensor) -> Tensor:
-        """Mean negative log-likelihood over the data points that are not ignored: the training loss, 0-d."""
-        counted = self.counted(target)
-        if counted is None:
-            return super().nll(output, target)
-        check_every_axis(output.shape[:-1], output, target)
-        return super().nll(output[counted], target[counted])
 
 
 class Bernoulli(ClassificationLikelihood):

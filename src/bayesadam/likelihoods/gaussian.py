@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +14,6 @@ from bayesadam.functional import moments as maps
 from bayesadam.likelihoods.base import Likelihood, check_shape
 from bayesadam.likelihoods.parameters import diagonal_factor, set_log, summed, with_log
 
-OF_MEAN_AND_VARIANCE = ("log_density", "fisher_factor", "log_expected_density")
-"""Capabilities of :class:`RegressionLikelihood` that are not inherited by a class that only changes the density."""
-
 
 class RegressionLikelihood(Likelihood, abc.ABC):
     """Base class of Gaussian likelihoods around the network's output, independent over the last axis.
@@ -25,14 +21,6 @@ class RegressionLikelihood(Likelihood, abc.ABC):
     Targets have the shape of the mean: ``(N,)``, or ``(N, ..., D)``, whose ``D`` outputs are one data point.
     Predictions are mixtures of Gaussians. For targets of another distribution derive from :class:`Likelihood`.
     """
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        own = set(vars(cls))
-        super().__init_subclass__(**kwargs)
-        if "mean_and_log_variance" not in own and ("log_density" in own or "element_log_density" in own):
-            for name in OF_MEAN_AND_VARIANCE:
-                if name not in own:
-                    setattr(cls, name, getattr(Likelihood, name))
 
     @abc.abstractmethod
     def mean_and_log_variance(self, output: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,7 +83,7 @@ class RegressionLikelihood(Likelihood, abc.ABC):
         return maps.gaussian_log_prob(target - center, total)
 
 
-class Gaussian(RegressionLikelihood):
+class Gaussian(RegressionLikelihood, same_density=True):
     """Gaussian likelihood ``N(output, 1 / noise_precision)``.
 
     Args:
@@ -218,7 +206,7 @@ INHERITED = ("element_log_density", "expected_log_density")
 """Capabilities that a tempered likelihood has only if its base has them."""
 
 
-class TemperedRegression(RegressionLikelihood):
+class TemperedRegression(RegressionLikelihood, same_density=True):
     """A Gaussian likelihood with the variance of its noise multiplied by a temperature, which is a buffer.
 
     Args:

@@ -17,6 +17,7 @@ from bayesadam.bayes_by_backprop.loss import kl_scale
 from bayesadam.bayes_by_backprop.parameters import InitialStd, around, escaped, initial
 from bayesadam.checks import check_model
 from bayesadam.functional.autocast import without_autocast
+from bayesadam.functional.calls import computes_as
 from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood
 from bayesadam.moments.objectives import expected_log_likelihood
@@ -281,8 +282,7 @@ def _chosen(model: nn.Module, name: str | None) -> str:
 def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a module is a linear layer whose weight and bias are parameters and not computed from other tensors."""
     own = {key for key, _ in module.named_parameters()}
-    plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
-    return plain and "weight" in own and own <= {"weight", "bias"}
+    return computes_as(module, nn.Linear) and "weight" in own and own <= {"weight", "bias"}
 
 
 def own_parameters(model: nn.Module, layer: str) -> dict[str, nn.Parameter]:

@@ -122,6 +122,8 @@ class _Tracer(fx.Tracer):
     """A tracer that does not look into modules that have a rule, nor into those of PyTorch."""
 
     def is_leaf_module(self, module: nn.Module, path: str) -> bool:
+        if "forward" in vars(module):  # set on the module itself
+            return False
         return kind_of(module) in MODULES or super().is_leaf_module(module, path)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:

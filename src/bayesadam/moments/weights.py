@@ -68,7 +68,7 @@ class GaussianWeights(nn.Module):
     def kl_divergence(self) -> Tensor:
         """``KL(q || prior)`` in nats, summed over the random weights, not averaged: 0-d float64, differentiable."""
         means, log_variances = self._means(), self._log_variances()
-        if isinstance(self.prior, EmpiricalGaussianPrior):
+        if type(self.prior) is EmpiricalGaussianPrior:
             return empirical.gaussian(list(means.values()), list(log_variances.values()))
         return self.prior.kl_divergence(
             {name: mean.to(log_variances[name].dtype) for name, mean in means.items()},

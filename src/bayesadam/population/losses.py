@@ -50,6 +50,7 @@ class Losses:
         _check_alike("models must be of one architecture", models)
         kind = "objective" if isinstance(criteria[0], Objective) else "likelihood"
         _check_alike(f"{kind} must be of one kind for all members", criteria)
+        _check_loss(criteria[0])
         members = [Member(*pair) for pair in zip(models, criteria, strict=True)]
         self.template = copy.deepcopy(members[0])
         for module in self.template.modules():
@@ -211,8 +212,23 @@ def _check_alike(rule: str, modules: Sequence[nn.Module]) -> None:
             raise ValueError(f"{rule}, got another one at position {position}: {module!r}")
 
 
+def _check_loss(criterion: Likelihood | Objective) -> None:
+    """Raise ``ValueError`` if a likelihood has a loss of its own, which would not be used."""
+    for name in ("forward", "nll", "counted") if isinstance(criterion, Likelihood) else ():
+        if not getattr(type(criterion), name).__module__.startswith("bayesadam."):
+            raise ValueError(
+                f"likelihood must not define {name} where many networks are trained at once, whose loss is the mean of "
+                f"-log_density (a population.Objective has a loss of its own), got {type(criterion).__name__}"
+            )
+
+
 def _check_network(model: nn.Module) -> None:
     for name, module in model.named_modules():
+        if "forward" in vars(module):
+            raise ValueError(
+                "models must have the forward of their class, got one that was set on the module, with which a copy "
+                f"would compute as the original: {name!r}"
+            )
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
             raise ValueError(
                 "models must not have batch normalisation in training mode, whose statistics mix the examples "
