@@ -291,3 +291,12 @@ class TestPlots:
         error = metrics.expected_calibration_error(probs, target, bins=8)
         assert f"{error:.3f}" != f"{metrics.expected_calibration_error(probs, target):.3f}"
         assert self.labels(axes)[1:] == [f"one (ECE {error:.3f})", f"two (ECE {error:.3f})"]
+
+    def test_entropies_of_the_least_certain_are_in_the_last_bar(self, axes):
+        """In float32 the entropy of equal probabilities is rounded up for seven classes."""
+        even = -torch.full((50, 7), 1 / 7).xlogy(torch.tensor(1 / 7)).sum(-1)
+        assert even[0].item() > math.log(7)
+        plots.entropy_histogram(axes, {"one": torch.cat([even, torch.full((50,), 0.5)])}, 7)
+        heights = [bar.get_height() for bar in axes.patches[:30]]
+        width = math.log(7) / 30
+        assert heights[-1] * width == pytest.approx(0.5)

@@ -85,7 +85,9 @@ def reliability(axes: Axes, predictions: Mapping[str, tuple[Tensor, Tensor]], *,
 def entropy_histogram(axes: Axes, groups: Mapping[str, Tensor], classes: int) -> Axes:
     """Plot densities of the predictive entropy of several groups of data, from 0 to ``log(classes)``."""
     edges = torch.linspace(0, math.log(classes), 31).tolist()
-    for i, (name, entropy) in enumerate(groups.items()):
+    # A rounded entropy may be above the last edge, beyond which values are not counted.
+    inside = {name: entropy.clamp(0.0, edges[-1]) for name, entropy in groups.items()}
+    for i, (name, entropy) in enumerate(inside.items()):
         colour = COLOURS[i % len(COLOURS)]
         axes.hist(entropy.numpy(), edges, density=True, color=colour, alpha=0.25)
         axes.hist(

@@ -165,3 +165,58 @@ class TestMixture:
         torch.testing.assert_close(changed.variance, std**2 * pred.variance, rtol=1e-6, atol=0)
         expected = pred.log_prob(y) - std.log().sum()
         torch.testing.assert_close(changed.log_prob(mean + std * y), expected, rtol=1e-6, atol=1e-6)
+
+
+def by(make, **attributes):
+    """A likelihood of a distribution given the outputs."""
+    return type("By", (ba.likelihoods.Likelihood,), {"distribution": lambda self, output: make(output), **attributes})()
+
+
+class TestSupports:
+    """Of a user's distributions, which depend on the outputs: a component of a mixture may exclude a value."""
+
+    OUTPUTS = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+
+    def of(self, make, **attributes):
+        return ba.predictive.MixturePredictive(self.OUTPUTS, by(make, **attributes))
+
+    def test_a_lower_bound(self):
+        pred = self.of(lambda z: torch.distributions.Pareto(z.exp(), 3.0 + 0 * z, validate_args=False))
+        parts = stats.pareto(3.0, scale=np.exp(self.OUTPUTS.numpy()[:, 0]))
+        for y in (1.5, 3.0):
+            target = torch.tensor([y], dtype=torch.float64)
+            close(pred.cdf(target), [parts.cdf(y).mean()])
+            close(pred.log_prob(target), [np.log(parts.pdf(y).mean())])
+        for level in (0.05, 0.3, 0.9):
+            assert parts.cdf(pred.quantile(level).item()).mean() == pytest.approx(level, abs=1e-6)
+        with pytest.raises(ValueError, match="(?s)^target must be in the support of By, .*, got 0.5$"):
+            pred.log_prob(torch.tensor([0.5], dtype=torch.float64))
+
+    @pytest.mark.parametrize("flipped", [False, True])
+    def test_intervals(self, flipped):
+        shift = 0.6 if not flipped else -0.6
+        pred = self.of(lambda z: torch.distributions.Uniform(z * shift, z * shift + 1, validate_args=False))
+        target = torch.tensor([0.8 if not flipped else 0.1], dtype=torch.float64)
+        close(pred.log_prob(target), [0.0])
+        beyond = torch.tensor([1.2 if not flipped else 0.8], dtype=torch.float64)
+        close(pred.log_prob(beyond), [math.log(0.5)])
+        close(pred.cdf(beyond), [0.8 if not flipped else 0.9])
+
+    def test_an_upper_bound(self):
+        pred = self.of(lambda z: torch.distributions.Kumaraswamy(1 + 0 * z, 2 + 0 * z, validate_args=False))
+        assert pred.quantile(0.95).item() == pytest.approx(1 - 0.05**0.5, rel=1e-6)
+
+    def test_quantiles_of_integers_are_integers(self):
+        likelihood = by(lambda z: torch.distributions.Binomial(10, logits=z, validate_args=False), discrete=True)
+        pred = ba.predictive.MixturePredictive(draw(8, 500), likelihood)
+        found = pred.quantile([0.025, 0.31, 0.975])
+        assert torch.equal(found, found.round())
+        assert found.min() >= 0
+        assert found.max() <= 10
+
+    def test_moments_that_torch_does_not_know_are_those_of_draws(self):
+        normal, sigmoid = torch.distributions.Normal, torch.distributions.SigmoidTransform()
+        pred = self.of(lambda z: torch.distributions.TransformedDistribution(normal(z, 1 + 0 * z), [sigmoid]))
+        x, w = np.polynomial.hermite_e.hermegauss(60)
+        means = [(1 / (1 + np.exp(-(z + x))) * w).sum() / w.sum() for z in (0.0, 1.0)]
+        assert pred.mean.item() == pytest.approx(np.mean(means), abs=0.03)

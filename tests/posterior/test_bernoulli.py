@@ -209,3 +209,16 @@ class TestEmpiricalBernoulli:
     def test_without_weights(self, values):
         with pytest.raises(ValueError, match="^logits must have at least one weight, got none$"):
             empirical.bernoulli(values)
+
+
+@pytest.mark.parametrize("factor", [0.3, 0.01, 1e-3])
+def test_the_variance_near_probability_1_is_not_rounded_away(factor):
+    p = torch.tensor([0.9, 0.999, 0.9999])
+    q = BernoulliPosterior({"w": p}, {"w": torch.tensor([2.0, -1.0, 3.0])})
+    scaled = q.scaled(factor)
+    torch.testing.assert_close(scaled.variance["w"], factor**2 * q.variance["w"], rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(scaled.mean["w"], q.mean["w"])
+    assert scaled.mean["w"].dtype == torch.float32
+    low = q.to(dtype=torch.bfloat16)
+    assert low.scale["w"].dtype == low.mean["w"].dtype == torch.bfloat16
+    torch.testing.assert_close(low.variance["w"], q.variance["w"], rtol=0.02, atol=0.0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution
+from torch.distributions import Distribution, constraints
 
 from bayesadam.functional.generators import seeded
 from bayesadam.inheritance import leave_out_derived
@@ -134,12 +135,14 @@ class Likelihood(nn.Module):
             check_shape(shape, target, f"a shape with one number for every {each} outputs,")
         if not self.defines("distribution"):
             return
-        try:
-            support: Any = self.distribution(output).support
-        except NotImplementedError:
-            return
-        fine = torch.as_tensor(support.check(target))
-        check_values(target, fine, f"in the support of {type(self).__name__}, {support}")
+        given = self.distribution(output)
+        support = support_of(given)
+        if support is not None:
+            fine = torch.as_tensor(support.check(target))
+            samples = fine.ndim + len(given.event_shape) - target.ndim
+            if samples > 0:  # with some outputs it may be outside
+                fine = fine.flatten(0, samples - 1).any(0)
+            check_values(target, fine, f"in the support of {type(self).__name__}, {support}")
 
     def counted(self, target: Tensor) -> Tensor | None:
         """Mask of the targets that are not ignored, of the shape of :meth:`log_density`: of all axes that count data
@@ -153,7 +156,9 @@ class Likelihood(nn.Module):
             terms = self.element_log_density(output, target)
             return summed(terms, target)
         given = self._distribution("log_density", output)
-        terms = given.log_prob(target)
+        terms, support = given.log_prob(target), support_of(given)
+        if support is not None:
+            terms = torch.where(torch.as_tensor(support.check(target)), terms, -math.inf)
         return terms if given.event_shape else summed(terms, target)
 
     def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
@@ -205,8 +210,9 @@ class Likelihood(nn.Module):
         """Mean and variance of ``y`` given an output, each of the target's shape after sample axes."""
         if self.defines("distribution"):
             given = self._distribution("moments", output)
-            return given.mean, given.variance
-        if not self.defines("sample"):
+            with contextlib.suppress(NotImplementedError):  # as of a transformed distribution
+                return given.mean, given.variance
+        if not self.provides("sample"):
             raise self.missing("moments, distribution or sample")
         draws = torch.stack([self.sample(output, seed=number) for number in range(DRAWS)])
         return draws.mean(0), draws.var(0)
@@ -225,8 +231,13 @@ class Likelihood(nn.Module):
         """``P(y <= value | output)`` of each of the outputs; values have the target's shape after sample axes."""
         if not self.defines("distribution"):
             raise self.missing("cdf or distribution")
+        given = self._distribution("cdf", output)
+        support = support_of(given)
+        for bound, clamp in (("lower_bound", torch.maximum), ("upper_bound", torch.minimum)):
+            if hasattr(support, bound):
+                value = clamp(value, torch.as_tensor(getattr(support, bound)).to(value))
         try:
-            result: Tensor = self._distribution("cdf", output).cdf(value)
+            result: Tensor = given.cdf(value)
         except NotImplementedError:
             raise self.missing("cdf") from None
         return result
@@ -360,6 +371,15 @@ class Likelihood(nn.Module):
     def missing(self, capability: str) -> MissingCapabilityError:
         """Make the error for a missing capability."""
         return MissingCapabilityError(f"likelihood must define {capability}, got {type(self).__name__}")
+
+
+def support_of(distribution: Distribution) -> Any:
+    """The constraint of a distribution's values; None if it has none or says none."""
+    try:
+        support: Any = distribution.support
+    except NotImplementedError:
+        return None
+    return None if support is constraints.real else support
 
 
 def check_likelihood(value: Any, *, where: str = "", learned: bool = True) -> None:

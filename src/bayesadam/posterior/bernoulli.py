@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bayesadam import noise
 from bayesadam.checks import truths
+from bayesadam.functional.curvature import wide
 from bayesadam.posterior.base import Posterior
 
 
@@ -23,9 +24,10 @@ class BernoulliPosterior(Posterior):
 
     Args:
         probability: Probability that a weight is not 0, in [0, 1], for every weight of every tensor, by name. The
-            tensors are kept, not copied.
-        scale: Values of the weights that are not 0, finite, with the same names and dtypes, and of shapes that
-            broadcast to those of the weights. The tensors are kept, not copied.
+            tensors are kept, not copied. They may be of a wider dtype than the scales, since a variance near
+            probability 1 is lost by rounding.
+        scale: Values of the weights that are not 0, finite, with the same names, of the weights' dtypes, and of shapes
+            that broadcast to those of the weights. The tensors are kept, not copied.
         hyperparameters: JSON values that say how the posterior was found.
 
     Attributes:
@@ -55,15 +57,18 @@ class BernoulliPosterior(Posterior):
         self.scale = dict(scale)
         self.hyperparameters = dict(hyperparameters or {})
         with torch.no_grad():
-            self.mean = {name: p * scale[name] for name, p in probability.items()}
+            self.mean = {name: (p * scale[name]).to(scale[name].dtype) for name, p in probability.items()}
 
     @cached_property
     def variance(self) -> dict[str, Tensor]:  # type: ignore[override]
-        """Variance of every weight by name, 0 for a point mass. It is computed at the first access."""
+        """Variance of every weight by name, 0 for a point mass, in float32 or wider. It is computed at the first
+        access.
+        """
         with torch.no_grad():
             # As a product of two factors, since scale^2 may be infinite where the other factor is 0.
             return {
-                name: mean * (self.scale[name] * (1.0 - self.probability[name])) for name, mean in self.mean.items()
+                name: (mean * (self.scale[name] * (1.0 - self.probability[name]))).to(wide(mean.dtype))
+                for name, mean in self.mean.items()
             }
 
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
@@ -106,16 +111,23 @@ class BernoulliPosterior(Posterior):
         own scale.
         """
         probability, scale = {}, {}
-        for name, p in self.probability.items():
-            ratio = p.double() + factor**2 * (1.0 - p.double())
-            probability[name] = torch.where(p == 0, 0.0, p / ratio.clamp_min(torch.finfo(ratio.dtype).tiny)).to(p.dtype)
-            scale[name] = (self.scale[name] * ratio).to(p.dtype)
+        for name, given in self.probability.items():
+            p = given.double()
+            ratio = p + factor**2 * (1.0 - p)
+            probability[name] = torch.where(p == 0, 0.0, p / ratio.clamp_min(torch.finfo(ratio.dtype).tiny))
+            scale[name] = (self.scale[name] * ratio).to(self.scale[name].dtype)
         return BernoulliPosterior(probability, scale, hyperparameters=hyperparameters)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> BernoulliPosterior:
-        """Return the same posterior on another device or in another floating dtype."""
-        moved = {key: value.to(device=device, dtype=dtype) for key, value in self.tensors().items()}
-        return self.from_tensors(moved, self.hyperparameters)
+        """Return the same posterior on another device or with scales of another floating dtype; probabilities are not
+        rounded.
+        """
+        scale = {name: value.to(device=device, dtype=dtype) for name, value in self.scale.items()}
+        probability = {
+            name: p.to(scale[name].device, torch.promote_types(p.dtype, scale[name].dtype))
+            for name, p in self.probability.items()
+        }
+        return BernoulliPosterior(probability, scale, hyperparameters=self.hyperparameters)
 
     def _random(self, name: str) -> Tensor:
         """Mask of the weights of a tensor that are not point masses, in its shape."""
@@ -130,8 +142,10 @@ def _check(name: str, p: Tensor, scale: Tensor) -> None:
     bad = p.detach()[~((p >= 0) & (p <= 1))]
     if len(bad):
         raise ValueError(f"probability of {name!r} must be in [0, 1], got {float(bad[0])!r}")
-    if scale.dtype != p.dtype:
-        raise ValueError(f"scale of {name!r} must be of the probabilities' dtype {p.dtype}, got dtype {scale.dtype}")
+    if not scale.is_floating_point() or torch.promote_types(scale.dtype, p.dtype) != p.dtype:
+        raise ValueError(
+            f"scale of {name!r} must be of the probabilities' dtype {p.dtype} or a narrower one, got {scale.dtype}"
+        )
     sizes = zip(reversed(scale.shape), reversed(p.shape), strict=False)
     if scale.ndim > p.ndim or any(size not in (1, full) for size, full in sizes):
         raise ValueError(f"scale of {name!r} must broadcast to the shape {tuple(p.shape)}, got {tuple(scale.shape)}")

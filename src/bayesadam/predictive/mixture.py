@@ -102,7 +102,7 @@ class MixturePredictive(PredictiveDistribution):
         Raises:
             MissingCapabilityError: The likelihood has no distribution function.
         """
-        self.likelihood.check(self.outputs[0], target)
+        self.likelihood.check(self.outputs, target)
         return self.likelihood.cdf(self.outputs, target).double().mean(0)
 
     def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
@@ -123,7 +123,8 @@ class MixturePredictive(PredictiveDistribution):
                 raise
             each = -(-DRAWS // len(self.outputs))
             draws = [self.likelihood.sample(self.outputs, seed=number).double() for number in range(each)]
-            found = torch.cat(draws).quantile(levels.flatten(), dim=0)
+            between = "higher" if self.likelihood.discrete else "linear"
+            found = torch.cat(draws).quantile(levels.flatten(), dim=0, interpolation=between)
         return found.view(*levels.shape, *found.shape[1:]).to(self.outputs.dtype)
 
     def rescale(self, mean: Tensor | float, std: Tensor | float) -> MixturePredictive:
@@ -140,7 +141,7 @@ class MixturePredictive(PredictiveDistribution):
         )
 
     def _log_densities(self, target: Tensor) -> Tensor:
-        self.likelihood.check(self.outputs[0], target)
+        self.likelihood.check(self.outputs, target)
         return self.likelihood.log_density(self.outputs, target)
 
     def _components(self, count: int, seed: int) -> Tensor:
