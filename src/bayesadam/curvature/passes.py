@@ -180,7 +180,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
-def nodes_of(tensors: Iterable[Tensor]) -> list[Any]:
+def nodes_of(tensors: Iterator[Tensor]) -> list[Any]:
     """The graph nodes that made the tensors, or that accumulate the gradient of a leaf."""
     return [get_gradient_edge(t).node for t in tensors if t.requires_grad]
 
@@ -190,9 +190,9 @@ def computes_gradients(parameters: Iterable[Tensor]) -> bool:
 
     :func:`torch.autograd.grad` for other tensors, as for a saliency map or an attack, does not.
     """
-    for node in nodes_of(parameter for parameter in parameters if parameter.requires_grad):
+    for parameter in parameters:
         try:
-            if torch._C._will_engine_execute_node(node):
+            if parameter.requires_grad and torch._C._will_engine_execute_node(get_gradient_edge(parameter).node):
                 return True
         except RuntimeError:  # torch.autograd.grad is asked for the gradient of the parameter itself
             return True
