@@ -229,14 +229,16 @@ def _ratio(result: Mapping[str, Any] | None) -> Number | None:
 def _explored(results: Results) -> pd.DataFrame:
     """Return how many runs of Statlog learn to choose its fifth action, and what these and the others earn."""
     rows = []
-    for name, label in LABELS.items():
-        result = results.get(f"table-statlog-{name}", {})
-        if "pulls" in result:
-            chosen = np.array(result["pulls"])[:, FIFTH] > 0.01 * result["rounds"][-1]
-            earned = np.array(result["second_half"])
-            for which, of in (("with it", chosen), ("without it", ~chosen)):
-                rows.append([label, which, str(of.sum()), Number.of(earned[of], decimals=3)])
-    return frame(["algorithm", "runs", "number", "reward"], rows)
+    for kind in ("table", "whole"):
+        for name, label in LABELS.items():
+            result = results.get(f"{kind}-statlog-{name}", {})
+            if "pulls" in result:
+                rounds, earned = result["rounds"][-1], np.array(result["second_half"])
+                chosen = np.array(result["pulls"])[:, FIFTH] > 0.01 * rounds
+                for which, of in (("with it", chosen), ("without it", ~chosen)):
+                    mean = Number.of(earned[of], decimals=3) if of.any() else None
+                    rows.append([label, f"{rounds:,}", which, str(of.sum()), mean])
+    return frame(["algorithm", "rounds", "runs", "number", "reward"], rows)
 
 
 def _paper() -> dict[tuple[str, str], Number]:
