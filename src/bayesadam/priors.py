@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bayesadam.checks import check, is_positive
 from bayesadam.functional import empirical, kl
-from bayesadam.inheritance import leave_out_derived
+from bayesadam.functional.inheritance import leave_out_derived
 from bayesadam.posterior import DiagonalGaussian
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
 from bayesadam.functional.generators import seeded
-from bayesadam.inheritance import leave_out_derived
+from bayesadam.functional.inheritance import leave_out_derived
 from bayesadam.likelihoods import fallbacks
 from bayesadam.likelihoods.parameters import check_values, summed
 
