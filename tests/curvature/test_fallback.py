@@ -344,3 +344,16 @@ def test_a_forward_that_is_set_on_a_layer_is_the_one_that_is_squared(layer):
             loss = by_example("mean")(model(x[i : i + 1]), t[i : i + 1])
             expected += torch.autograd.grad(loss, parameter)[0].square() / 6
         torch.testing.assert_close(found[name], expected)
+
+
+class Louder(nn.InstanceNorm1d):
+    def _apply_instance_norm(self, input):
+        return super()._apply_instance_norm(input).sin() * 3.0
+
+
+def test_a_method_that_forward_calls_is_the_one_that_is_squared():
+    model = nn.Sequential(Louder(3, affine=True).double(), nn.Tanh())
+    x = inputs(6, 3, 5).double()
+    t = targets(model, x)
+    found, _ = collected(model, x, t)
+    assert_near(found, squares_of_examples(model, x, t), 1e-12)

@@ -24,6 +24,8 @@ _FORMS: dict[type[nn.Module], Form] = {
     **{cls: _BATCH for cls in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)},
     **{cls: _INSTANCE for cls in (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)},
 }
+_CALLED = ("_conv_forward", "_apply_instance_norm")
+"""Methods that the forward methods of these layers call."""
 
 
 def form_of(module: nn.Module) -> Form | None:
@@ -31,6 +33,6 @@ def form_of(module: nn.Module) -> Form | None:
     for cls, form in _FORMS.items():
         if computes_as(module, cls):
             names = {"weight"} if cls in (nn.Embedding, nn.RMSNorm) else {"weight", "bias"}
-            same = getattr(type(module), "_conv_forward", None) is getattr(cls, "_conv_forward", None)
+            same = all(getattr(type(module), name, None) is getattr(cls, name, None) for name in _CALLED)
             return form if same and set(module._parameters) == names else None
     return None
