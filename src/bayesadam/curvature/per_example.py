@@ -187,7 +187,8 @@ class PerExampleSquares:
         group = ranks.groups(self.model, parameter)
         if group:
             value = ranks.mean(value, parameter, group)
-        if parameter.requires_grad and parameter.grad is not None and self._misses(value, slot):
+        grad = parameter.grad
+        if parameter.requires_grad and grad is not None and self._misses(value, grad, slot.name):
             raise RuntimeError(
                 f"the gradient of parameter {slot.name} must come from calls of its module in the model's forward "
                 "pass since start(), got one that no hook saw (as of a parameter that only the loss uses: let the "
@@ -201,7 +202,7 @@ class PerExampleSquares:
         """The method of a layer with a closed form."""
         return ClosedForm(form)
 
-    def _misses(self, value: Tensor | None, slot: Slot) -> bool:
+    def _misses(self, value: Tensor | None, grad: Tensor, name: str) -> bool:
         """Whether there are no squares, or all are 0 though the gradient is not, as of a parameter that only the loss
         uses.
 
@@ -210,11 +211,10 @@ class PerExampleSquares:
         """
         if value is None:
             return True
-        grad = slot.parameter.grad
-        if slot.name in self._found or grad is None or is_sharded(grad):
+        if name in self._found or is_sharded(grad):
             return False
         if value.any():
-            self._found.add(slot.name)
+            self._found.add(name)
             return False
         mean = grad.to(value.dtype) / max(1, self.num_examples)
         return bool(mean.square().any())

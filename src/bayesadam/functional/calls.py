@@ -27,7 +27,12 @@ def places(module: nn.Module) -> dict[str, str]:
 
 def computes_as(module: nn.Module, cls: type[nn.Module]) -> bool:
     """Whether a module is of a class and has its ``forward``, neither overridden nor set on the module itself."""
-    return isinstance(module, cls) and type(module).forward is cls.forward and "forward" not in vars(module)
+    return isinstance(module, cls) and type(module).forward is cls.forward and not has_own_forward(module)
+
+
+def has_own_forward(module: nn.Module) -> bool:
+    """Whether a ``forward`` was set on a module itself, in place of that of its class."""
+    return "forward" in vars(module)
 
 
 def first_argument(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

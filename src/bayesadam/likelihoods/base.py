@@ -13,7 +13,7 @@ from torch.distributions import Distribution, constraints
 from bayesadam.functional.generators import seeded
 from bayesadam.functional.inheritance import leave_out_derived
 from bayesadam.likelihoods import fallbacks
-from bayesadam.likelihoods.parameters import check_values, summed
+from bayesadam.likelihoods.parameters import check_every_axis, check_shape, check_values, summed
 
 DRAWS = 1024
 """Number of draws from which mean and variance of the target are estimated if only ``sample`` is defined."""
@@ -98,6 +98,7 @@ class Likelihood(nn.Module):
         super().__init_subclass__(**kwargs)
         if not same_density:
             derived = cls.of_density
+            # The density itself is first: beside it, what an abstract class makes of moments does not hold.
             leave_out_derived(cls, Likelihood, DENSITY, derived, abstract=False)
             leave_out_derived(cls, Likelihood, MOMENTS, derived)
             leave_out_derived(cls, Likelihood, ("fisher_factor",), ("fisher_sum",))
@@ -395,18 +396,3 @@ def check_likelihood(value: Any, *, where: str = "", learned: bool = True) -> No
     names = [name for name, parameter in value.named_parameters() if parameter.requires_grad]
     if names and not learned:
         raise ValueError(f"likelihood must have no learned parameters, got {names}")
-
-
-def check_every_axis(points: torch.Size, output: Tensor, target: Tensor) -> None:
-    """Raise ``ValueError`` unless the shape of the densities begins as the target's, without sample axes before it."""
-    if points != target.shape[: len(points)]:
-        raise ValueError(
-            f"target must have all axes of the output {tuple(output.shape)} that count data points, got the shape "
-            f"{tuple(target.shape)} (log_prob takes outputs of several samples)"
-        )
-
-
-def check_shape(shape: torch.Size, target: Tensor, described: str = "the output's shape") -> None:
-    """Raise ``ValueError`` unless the target has the given shape, except for sample axes before it."""
-    if shape[len(shape) - target.ndim :] != target.shape or len(shape) < target.ndim:
-        raise ValueError(f"target must be of {described} {tuple(shape)}, got {tuple(target.shape)}")

@@ -14,8 +14,16 @@ from torch.nn import functional
 from bayesadam.functional import moments as maps
 from bayesadam.functional.outputs import log_softmax, logistic_scale, softmax_factor
 from bayesadam.likelihoods.adaptive import log_expectation
-from bayesadam.likelihoods.base import OF_DENSITY, Likelihood, check_every_axis, check_shape
-from bayesadam.likelihoods.parameters import check_classes, check_values, diagonal_factor, set_log, summed
+from bayesadam.likelihoods.base import OF_DENSITY, Likelihood
+from bayesadam.likelihoods.parameters import (
+    check_classes,
+    check_every_axis,
+    check_shape,
+    check_values,
+    diagonal_factor,
+    set_log,
+    summed,
+)
 
 BOUNDS = {"tilted": maps.expected_log_softmax, "jensen": maps.jensen_log_softmax}
 """Lower bounds of the expected log probability of a class, by name."""

@@ -9,8 +9,8 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 
 from bayesadam.functional.special import betainc, log_mixed, log_poisson, stirling_error
-from bayesadam.likelihoods.base import Likelihood, check_shape
-from bayesadam.likelihoods.parameters import check_values, diagonal_factor, set_log, summed
+from bayesadam.likelihoods.base import Likelihood
+from bayesadam.likelihoods.parameters import check_shape, check_values, diagonal_factor, set_log, summed
 
 POISSON = 1e18
 """Inverse of the dispersion from which the density is that of a Poisson distribution."""

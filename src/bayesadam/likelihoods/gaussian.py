@@ -11,8 +11,8 @@ from torch.distributions import Distribution, Normal
 
 from bayesadam.checks import check, is_positive
 from bayesadam.functional import moments as maps
-from bayesadam.likelihoods.base import Likelihood, check_shape
-from bayesadam.likelihoods.parameters import diagonal_factor, set_log, summed, with_log
+from bayesadam.likelihoods.base import Likelihood
+from bayesadam.likelihoods.parameters import check_shape, diagonal_factor, set_log, summed, with_log
 
 
 class RegressionLikelihood(Likelihood, abc.ABC):

@@ -1,4 +1,4 @@
-"""Helpers for positive parameters of likelihoods, checks of target values, curvature factors, and sums over outputs."""
+"""Helpers for positive parameters of likelihoods, checks of targets, curvature factors, and sums over outputs."""
 
 from __future__ import annotations
 
@@ -42,6 +42,21 @@ def with_log(module: Module, name: str, value: Tensor) -> Module:
         value = nn.Parameter(value, requires_grad=before.requires_grad)
     setattr(changed, f"log_{name}", value)
     return changed
+
+
+def check_every_axis(points: torch.Size, output: Tensor, target: Tensor) -> None:
+    """Raise ``ValueError`` unless the shape of the densities begins as the target's, without sample axes before it."""
+    if points != target.shape[: len(points)]:
+        raise ValueError(
+            f"target must have all axes of the output {tuple(output.shape)} that count data points, got the shape "
+            f"{tuple(target.shape)} (log_prob takes outputs of several samples)"
+        )
+
+
+def check_shape(shape: torch.Size, target: Tensor, described: str = "the output's shape") -> None:
+    """Raise ``ValueError`` unless the target has the given shape, except for sample axes before it."""
+    if shape[len(shape) - target.ndim :] != target.shape or len(shape) < target.ndim:
+        raise ValueError(f"target must be of {described} {tuple(shape)}, got {tuple(target.shape)}")
 
 
 def check_values(target: Tensor, fine: Tensor, rule: str) -> None:

@@ -7,9 +7,9 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 
 from bayesadam.functional.special import log_poisson
-from bayesadam.likelihoods.base import Likelihood, check_shape
+from bayesadam.likelihoods.base import Likelihood
 from bayesadam.likelihoods.gaussian import gaussian_log_density
-from bayesadam.likelihoods.parameters import check_values, diagonal_factor, set_log, summed
+from bayesadam.likelihoods.parameters import check_shape, check_values, diagonal_factor, set_log, summed
 
 
 class _Positive(Likelihood):

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from torch import fx, nn
 
+from bayesadam.functional.calls import has_own_forward
 from bayesadam.moments.in_place import InPlaceProxy, redirect, rule_of
 from bayesadam.moments.observer import Observer
 from bayesadam.moments.replacements import replacement, unsupported
@@ -122,9 +123,8 @@ class _Tracer(fx.Tracer):
     """A tracer that does not look into modules that have a rule, nor into those of PyTorch."""
 
     def is_leaf_module(self, module: nn.Module, path: str) -> bool:
-        if "forward" in vars(module):  # set on the module itself
-            return False
-        return kind_of(module) in MODULES or super().is_leaf_module(module, path)
+        leaf = kind_of(module) in MODULES or super().is_leaf_module(module, path)
+        return leaf and not has_own_forward(module)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return InPlaceProxy(node, self)

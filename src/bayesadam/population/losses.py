@@ -12,7 +12,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from bayesadam.checks import check_model
-from bayesadam.functional.calls import places
+from bayesadam.functional.calls import has_own_forward, places
 from bayesadam.likelihoods import Likelihood
 from bayesadam.native.device import working_set
 from bayesadam.population.batches import Batch, Pair, data_owners
@@ -214,7 +214,9 @@ def _check_alike(rule: str, modules: Sequence[nn.Module]) -> None:
 
 def _check_loss(criterion: Likelihood | Objective) -> None:
     """Raise ``ValueError`` if a likelihood has a loss of its own, which would not be used."""
-    for name in ("forward", "nll", "counted") if isinstance(criterion, Likelihood) else ():
+    if isinstance(criterion, Objective):
+        return
+    for name in ("forward", "nll", "counted"):
         if not getattr(type(criterion), name).__module__.startswith("bayesadam."):
             raise ValueError(
                 f"likelihood must not define {name} where many networks are trained at once, whose loss is the mean of "
@@ -224,7 +226,7 @@ def _check_loss(criterion: Likelihood | Objective) -> None:
 
 def _check_network(model: nn.Module) -> None:
     for name, module in model.named_modules():
-        if "forward" in vars(module):
+        if has_own_forward(module):
             raise ValueError(
                 "models must have the forward of their class, got one that was set on the module, with which a copy "
                 f"would compute as the original: {name!r}"
