@@ -279,7 +279,7 @@ def step(name: str, tensors: int, numel: int, *, triton: bool, mode: str = "trai
 def steps(*, quick: bool) -> dict[str, Any]:
     """Steps with kernels and without, and of many tensors with kernels."""
     names = ("IVON",) if quick else ("Vadam", "IVON", "BayesAdam")
-    variants: list[dict[str, Any]] = [{}] if quick else [{}, {"low_memory": True}, {"nonfinite": "skip"}]
+    variants: list[dict[str, Any]] = [{}] if quick else [{}, {"nonfinite": "skip"}]
     found = {}
     for name, options, mode, triton in product(names, variants, ("train", "block"), (True, False)):
         key = " ".join([name, mode, *options, "with Triton" if triton else "without"])

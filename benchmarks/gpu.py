@@ -89,7 +89,6 @@ CONTENDERS: dict[str, Contender] = {
         for blocks in (False, True)
         for name in ("Vadam", "IVON", "BayesAdam")
     },
-    "Vadam drop-in low memory": partial(ours, name="Vadam", blocks=False, low_memory=True),
 }
 CASES = {
     "1e6 in 100": (10**6, 100),

@@ -4,8 +4,7 @@
 
 Time: ratios to ``torch.optim.Adam(fused=True)``, which neither samples nor keeps a posterior. The gradient is there
 already: no forward or backward pass is timed. "blocks" is ``with opt.sampled_params(): ...`` and ``opt.step()``,
-"drop-in" is ``opt.step()`` after ``opt.train()``. "compiled" is ``compile=True``, and "low memory" also
-``low_memory=True``.
+"drop-in" is ``opt.step()`` after ``opt.train()``. "compiled" is ``compile=True``.
 
 Memory, Linux only: "state" is the optimiser's tensors. "extra" is the peak of the resident memory (``VmHWM``, reset
 through ``/proc/self/clear_refs``) over two steps at the largest size, less parameters, gradients, state, and what the
@@ -56,8 +55,6 @@ CONTENDERS: dict[str, Contender] = {
         for name in ("BayesAdam", "Vadam", "IVON")
         for blocks in (True, False)
     },
-    "Vadam drop-in low memory": partial(ours, name="Vadam", blocks=False, compile=True, low_memory=True),
-    "IVON drop-in low memory": partial(ours, name="IVON", blocks=False, compile=True, low_memory=True),
 }
 
 

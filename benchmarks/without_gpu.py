@@ -48,10 +48,7 @@ def passes(names: Sequence[str]) -> list[Work]:
 
     with patch.object(launch, "kernel_of", noted), patch.object(Flat, "on_device", True):
         for name in names:
-            variants: list[tuple[torch.dtype, dict[str, Any]]] = [
-                (torch.float32, {}),
-                (torch.float32, {"low_memory": True}),
-            ]
+            variants: list[tuple[torch.dtype, dict[str, Any]]] = [(torch.float32, {})]
             if name in FEW:
                 prior = optimizer(name, nn.Linear(3, 2)).posterior()
                 variants += [(torch.float32, {"prior": prior}), (torch.float32, {"mc_samples": 2})]
@@ -90,7 +87,7 @@ def title(work: Work) -> str:
         f"mean={each.mean}",
         f"curvature={each.curvature}",
     ]
-    parts += ["low memory"] * (not each.stored) + ["priors of weights"] * bool(each.per_weight)
+    parts += ["priors of weights"] * bool(each.per_weight)
     return " ".join([*parts, *(str(dtype).removeprefix("torch.") for dtype in {weights: 0, real: 0})])
 
 

@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from bayesadam import native
 from bayesadam.functional.philox import constants, normals
 from bayesadam.native import device as kernels
+from bayesadam.native.memory import are_backed
 
 Fill: TypeAlias = Callable[[NDArray[np.int64], int], None]
 Run: TypeAlias = tuple[int, int, int, int]
@@ -175,6 +176,11 @@ def _fill(outs: Sequence[tuple[Tensor, Sequence[Run]]], seed: int, step: int, nu
     rows: dict[Fill, list[list[int]]] = {}
     copies: list[tuple[Tensor, Tensor]] = []
     for out, runs in outs:
+        if out.numel() != sum(run[2] for run in runs) or not are_backed([out]):
+            raise ValueError(
+                f"out must be in memory and have the elements of all runs, got shape {tuple(out.shape)} in "
+                f"{out.untyped_storage().nbytes()} bytes"
+            )
         flat = out
         if out.dtype != torch.float32 or not out.is_contiguous():
             flat = torch.empty(out.shape, dtype=torch.float32, device=out.device)

@@ -55,9 +55,7 @@ def interrupted(function):
     ("mode", "options", "draws"),
     [
         ("train", {}, 4),
-        ("train", {"low_memory": True}, 4),
         ("block", {}, 3),
-        ("block", {"low_memory": True}, 3),
         ("closure", {"mc_samples": 2, "antithetic": True}, 6),
     ],
 )

@@ -42,9 +42,9 @@ def test_saved(folder):
     assert not torch.equal(found["saved"], found["sample"])
 
 
-@pytest.mark.parametrize(("state", "low_memory"), [("SHARDED_STATE_DICT", True), ("FULL_STATE_DICT", False)])
-def test_resume(folder, state, low_memory):
-    run, other = torch.load(folder / f"resume-{state}-{low_memory}.pt")
+@pytest.mark.parametrize("state", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+def test_resume(folder, state):
+    run, other = torch.load(folder / f"resume-{state}.pt")
     assert torch.equal(run["weights"], other["weights"])
     assert torch.equal(run["variance"], other["variance"])
     torch.testing.assert_close(other["weights"], weights(plain()[0]), rtol=1e-5, atol=1e-6)
@@ -60,7 +60,3 @@ def test_as_the_plain_loop(folder, way):
     torch.testing.assert_close(run["weights"], reference["weights"], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(run["variance"], reference["variance"], rtol=1e-4, atol=1e-9)
     assert not torch.equal(run["weights"], weights(plain()[0]))
-
-
-def test_low_memory(folder):
-    assert_as_plain(folder, "low_memory")

@@ -284,7 +284,7 @@ def of_another_method(saved):
 
 
 FOREIGN = {
-    without_mean: r"the state of parameter 0 must have .*, got none for \['mean'\]",
+    without_mean: r"the state of parameter 0 must have a tensor 'mean' of shape .*, got None",
     of_another_shape: r"the state of parameter 1 must be of shape \(8,\), got \(9,\)",
     of_another_curvature: r"the state of parameter 2 must be of shape \(2, 8\), got \(9,\) for '.*'",
     of_other_groups: r"state_dict must have groups of \[4\] parameters, got \[3\]",

@@ -194,7 +194,7 @@ def test_one_call_draws_the_first_sample_and_one_makes_each_step(monkeypatch):
     monkeypatch.setattr(launch, "kernel_of", counting)
     run("vadam", steps=2, mode="train", compile=True)
     size = len(SIZES)
-    assert calls == [("sample", size), ("update", size), ("update", size), ("restore", size)]
+    assert calls == [("sample", size), ("update", size), ("update", size)]
     calls.clear()
     run("vadam", steps=1, compile=False)
     assert not calls

@@ -181,12 +181,12 @@ def load_resharded(rank, folder):
         assert_alike(opt, alone(name, range(6), "train"))
 
 
-def low_memory_of_a_sharded_network(rank, folder):
+def blocks_of_a_sharded_network(rank, folder):
     """In blocks and in drop-in training, and after an exception in a block."""
     for name in ("vadam", "ivon"):
         for mode, samples in (("block", 3), ("train", 1)):
             net = shard(wide_net())
-            opt = Method(name)(net, low_memory=True, mc_samples=samples)
+            opt = Method(name)(net, mc_samples=samples)
             train(net, opt, range(3), mode)
             assert_alike(opt, alone(name, range(3), mode, mc_samples=samples))
         mean = [p.to_local().detach().clone() for p in net.parameters()]

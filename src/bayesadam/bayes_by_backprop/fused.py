@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from bayesadam import native, noise
 from bayesadam.functional.reparameterized import softplus
+from bayesadam.native.memory import placed
 
 
 def sample(
@@ -122,8 +123,11 @@ def _fits(tensors: Sequence[Tensor]) -> bool:
 
 def _call(name: str, columns: Sequence[Sequence[Tensor]], numbers: tuple[float, float], sums: Tensor) -> None:
     """Call a compiled function; a column without tensors has addresses of 0."""
-    sizes = list(map(Tensor.numel, columns[0]))
-    addresses = [list(map(Tensor.data_ptr, column)) or [0] * len(sizes) for column in columns]
+    sizes, shapes = list(map(Tensor.numel, columns[0])), [tensor.shape for tensor in columns[0]]
+    addresses = [
+        placed(column, shapes, sums.device, torch.float32).addresses if column else [0] * len(sizes)
+        for column in columns
+    ]
     rows = np.array([sizes, *addresses], dtype=np.int64).T.copy()
     threads = 1 if sum(sizes) <= noise.ALONE else torch.get_num_threads()
     getattr(_library(), name)(len(sizes), rows.ctypes.data, *numbers, sums.data_ptr(), threads)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bayesadam.core.flat import Flat, Member, numbers_of
@@ -14,10 +15,22 @@ from bayesadam.core.launch import run
 from bayesadam.core.sampling import Weights
 from bayesadam.core.sources import Source
 from bayesadam.curvature import PerExampleSquares
+from bayesadam.native.memory import Placed, placed
 from bayesadam.sharding import average, like, local, rank_and_size
 
 Hidden: TypeAlias = list[tuple[Tensor, Tensor | None]]
 """Pairs of a parameter and the gradient that it had before a sampling block."""
+
+
+class Gradients(NamedTuple):
+    """Numbers of the members of a flat that have a gradient, and these gradients."""
+
+    numbers: NDArray[np.int64]
+    placed: Placed
+
+    def of(self, positions: Any) -> Gradients:
+        """Some of them, by their positions."""
+        return Gradients(self.numbers[positions], self.placed.of(positions))
 
 
 class Collection:
@@ -64,30 +77,36 @@ class Collection:
         """Members of a flat that have a gradient."""
         return [m for m in self.layout.members() if m.parameter.grad is not None and m.parameter.requires_grad]
 
-    def gradient(self, parameter: Tensor) -> Tensor:
-        """Gradient of a parameter.
+    def gather(self) -> dict[Flat, Gradients]:
+        """The gradients of all flats.
 
         Raises:
-            RuntimeError: The gradient is sparse.
+            RuntimeError: A gradient is sparse, or it does not have the shape and the device of its parameter any more.
         """
-        grad = parameter.grad
-        if grad is None or grad.is_sparse:
-            name = self.layout.name_of(parameter)
-            raise RuntimeError(
-                f"the gradient of parameter {name} must be dense, got {'none' if grad is None else 'a sparse one'}"
-            )
-        return grad
+        gathered = {}
+        for flat in self.layout.built:
+            grads: list[Any] = [parameter.grad for parameter in flat.parameters]
+            numbers = None
+            if any([grad is None for grad in grads]):
+                numbers = [number for number, grad in enumerate(grads) if grad is not None]
+                grads = [grads[number] for number in numbers]
+            where = self.layout.place(flat, grads, numbers, what="the gradient of ")
+            every = range(len(grads)) if numbers is None else numbers
+            gathered[flat] = Gradients(np.array(every, dtype=np.int64), where)
+        return gathered
 
     @torch.no_grad()
     def collect(self, hidden: Hidden) -> None:
         """Finish the sample of a block: ``p.grad`` becomes the mean over the samples so far, as does the curvature."""
         if self.collects_curvature:
+            self.layout.gather()
+            gradients = self.gather()
             trained = self.trained()
             factor = self._gradient_factor()
             if factor != 1.0:
-                torch._foreach_mul_([self.gradient(member.parameter) for member in trained], factor)
+                torch._foreach_mul_(_gradients(trained), factor)
             share = 1.0 / (self.samples + 1)
-            self._collect_curvature(trained, share)
+            self._collect_curvature(trained, gradients, share)
             self._average(hidden if self.samples else [(parameter, None) for parameter, _ in hidden], share)
             if self.samples + 1 == self.layout.first["mc_samples"]:
                 self._average_over_ranks()
@@ -124,7 +143,7 @@ class Collection:
             parameter = member.parameter
             if parameter.requires_grad:  # a parameter without a gradient on this rank counts as zero
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        average([self.gradient(member.parameter) for member in self.trained()])
+        average(_gradients(self.trained()))
         if self.source is None:
             for flat in self._measured():
                 self._begin(flat, [i for i, parameter in enumerate(flat.parameters) if parameter.requires_grad])
@@ -158,19 +177,19 @@ class Collection:
         trained = self.trained()
         unknown = [m.parameter for m in trained if self.source is None or m.parameter not in self._norms]
         self.remember_norms(unknown)
-        self._collect_curvature(trained, 1.0)
+        self._collect_curvature(trained, self.gather(), 1.0)
         if self.layout.first["rank_samples"]:
             self._average_over_ranks()
             self.remember_norms()
 
-    def _collect_curvature(self, trained: Sequence[Member], share: float) -> None:
+    def _collect_curvature(self, trained: Sequence[Member], gradients: Mapping[Flat, Gradients], share: float) -> None:
         """Average the curvature of a sample into the mean over the samples so far."""
         if self.source is not None:
             for member in trained:
                 self._collect_from_source(self.source, member, share)
         else:
             for flat in self._measured():
-                self._collect_from_rule(flat, share)
+                self._collect_from_rule(flat, gradients[flat], share)
 
     def _measured(self) -> list[Flat]:
         """Flats whose curvature the rule computes from the gradient."""
@@ -183,20 +202,22 @@ class Collection:
         parts = flat.parts(flat.vector()) if new else []
         self.curvatures.update({flat.parameters[number]: parts[number] for number in new})
 
-    def _collect_from_rule(self, flat: Flat, share: float) -> None:
-        chosen = [number for number, parameter in enumerate(flat.parameters) if parameter.grad is not None]
-        parameters = [flat.parameters[number] for number in chosen]
-        self._begin(flat, chosen)
+    def _collect_from_rule(self, flat: Flat, gradients: Gradients, share: float) -> None:
+        self._begin(flat, gradients.numbers.tolist())
         held = flat in self.weights.flats
-        mean = ("state" if flat.stored else "sample") if held else "weights"
+        mean = "state" if held else "weights"
         deviation = flat.deviation(held=True) if held and self.layout.rule.needs_noise else None
-        lists = {
-            "grad": [local(self.gradient(parameter)) for parameter in parameters],
-            "collected": [self.curvatures[parameter] for parameter in parameters],
-        }
+        lists = {"grad": gradients.placed, "collected": self.curvatures_of(flat, gradients.numbers)}
         numbers, draws = numbers_of(self.layout.rule, flat, share=share), {"eps": self.weights.drawn}
         entries: dict[str, Any] = {"mean": mean, "deviation": deviation, "curvature": "rule"}
-        run(self.layout, flat, "collect", np.array(chosen, dtype=np.int64), numbers, lists, draws, **entries)
+        run(self.layout, flat, "collect", gradients.numbers, numbers, lists, draws, **entries)
+
+    def curvatures_of(self, flat: Flat, numbers: NDArray[np.int64], scales: Sequence[Any] = ()) -> Placed:
+        """The collected curvatures of members of a flat, multiplied by numbers if there are any."""
+        curvatures = [self.curvatures[flat.parameters[number]] for number in numbers]
+        if scales:
+            curvatures = list(torch._foreach_mul(curvatures, list(scales)))
+        return placed(curvatures, [flat.shapes[number] for number in numbers], flat.kind.device, flat.kind.dtype)
 
     def _collect_from_source(self, source: Source, member: Member, share: float) -> None:
         parameter, group, _ = member
@@ -238,7 +259,7 @@ class Collection:
 
     def _norms_of(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Norms of the local gradients, in float32 or wider, since they easily overflow in float16."""
-        grads = [local(self.gradient(parameter)) for parameter in parameters]
+        grads: list[Any] = [local(parameter.grad) for parameter in parameters]  # type: ignore[arg-type]
         wide = {torch.promote_types(grad.dtype, torch.float32) for grad in grads}
         if len(wide) == 1:
             return list(torch._foreach_norm(grads, 2, dtype=wide.pop()))
@@ -252,3 +273,7 @@ class Collection:
         ratios = dict(zip(parameters, self.ratios(parameters).tolist(), strict=True))
         values = [ratios.get(parameter, 1.0) ** self.layout.rule.power for parameter in flat.parameters]
         return values[0] if values.count(values[0]) == len(values) else np.array(values)
+
+
+def _gradients(members: Sequence[Member]) -> list[Any]:
+    return [member.parameter.grad for member in members]

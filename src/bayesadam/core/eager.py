@@ -18,8 +18,9 @@ from bayesadam.core import interpret
 from bayesadam.core.flat import Draw, Flat, Piece
 from bayesadam.core.record import Program
 from bayesadam.native import device as devices
+from bayesadam.native.memory import Placed
 
-Lists: TypeAlias = Mapping[str, Sequence[Tensor]]
+Lists: TypeAlias = Mapping[str, Placed]
 """Tensors of single members that are not in a flat, by name: ``weights``, ``grad`` and ``collected``."""
 Draws: TypeAlias = Mapping[str, Draw]
 
@@ -53,14 +54,14 @@ def run(
             if name in lists:
                 dtype = program.tensors[name]
                 values[name] = torch.empty(part.stop - part.start, dtype=dtype, device=flat.kind.device)
-                sources = [_cut(lists[name][position[piece.number]], piece, flat) for piece in pieces]
+                sources = [_cut(lists[name].tensors[position[piece.number]], piece, flat) for piece in pieces]
                 torch._foreach_copy_(_split(values[name], pieces, flat), sources)
         drawn = {name: draw for name, draw in draws.items() if name in program.read}
         values.update(_normals(flat, pieces, part, drawn))
         results = interpret.run(program, values, scalars, operand=partial(_spread, flat, pieces), into=into)
         for name, result in results.items():
             if name in lists:
-                targets = [_cut(lists[name][position[piece.number]], piece, flat) for piece in pieces]
+                targets = [_cut(lists[name].tensors[position[piece.number]], piece, flat) for piece in pieces]
                 torch._foreach_copy_(targets, _split(result, pieces, flat))
 
 

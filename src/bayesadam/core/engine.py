@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from contextlib import ContextDecorator
 from types import TracebackType
@@ -11,13 +13,11 @@ import torch
 from torch import Tensor
 
 from bayesadam.core.collect import Collection, Hidden
-from bayesadam.core.interrupts import postponed_interrupt
 from bayesadam.core.sampling import BLOCK, MEAN, TRAIN, Weights
 from bayesadam.core.sources import HessianSource, Source
 from bayesadam.core.update import Updates
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.native.device import refilling
-from bayesadam.sharding import local
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -30,36 +30,29 @@ def uncompiled(method: Method) -> Method:
 class Block(ContextDecorator):
     """Context in which the weights hold a posterior sample. If it is never left, it ends when the object is deleted."""
 
-    def __init__(self, engine: Engine, shown: Hidden | None = None) -> None:
-        self.engine, self.shown = engine, shown or []
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
 
     @uncompiled
     def __enter__(self) -> None:
-        try:
-            self.engine.open_block(id(self), self.shown)
-        except KeyboardInterrupt:
-            self.engine.abandon()
-            raise
+        self.engine.open_block(id(self))
 
     @uncompiled
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self.engine.close_block(completed=kind is None)
-            if kind is KeyboardInterrupt:
-                self.engine.abandon()
-        except KeyboardInterrupt:
-            self.engine.abandon()
-            raise
+        self.engine.close_block(id(self), completed=kind is None)
 
     def __del__(self) -> None:
         if self.engine.opened == id(self):
-            self.engine.close_block(completed=False)
+            self.engine.close_block(id(self), completed=False)
 
 
 class Engine:
     """Transient state of an optimiser, rebuilt in a copy and after loading from groups and state.
+
+    Any exception, also one that a signal handler raises between two operations, may end a method half-way. Every method
+    that the user calls therefore begins with :meth:`recover` or :meth:`end_block`.
 
     Args:
         weights: Samples and means in the weights.
@@ -72,83 +65,105 @@ class Engine:
         self.updates = Updates(self.collection)
         self.opened: int | None = None  # the identity of the open block
         self._before: Hidden = []
+        self._ended_by = ""
 
     @property
     def open(self) -> bool:
         """Whether a sampling block is open."""
         return self.opened is not None
 
-    def refuse_inside(self, name: str) -> None:
-        """Raise if a sampling block is open."""
-        if self.open:
-            raise RuntimeError(f"{name} must be called outside sampled_params(), got a call inside")
+    def recover(self) -> None:
+        """Put right what an exception has interrupted."""
+        if self.weights.is_interrupted:
+            self.weights.recover()
 
-    def abandon(self) -> None:
-        """Discard the samples of an unfinished step after Ctrl-C, since the loop will start anew."""
-        if self.open:
-            self.close_block(completed=False)
-        self.collection.discard()
+    def end_block(self, caller: str) -> None:
+        """End a block that an exception has left before its own end, or in which a copy or a checkpoint was made.
 
-    def open_block(self, block: int, shown: Hidden) -> None:
-        """Put the next sample into the weights; earlier gradients are hidden, except for those in ``shown``."""
+        A block that has not been left raises an error when it is.
+
+        Args:
+            caller: The method that needs the mean, for the message.
+        """
+        self.recover()
+        if self.weights.held == BLOCK:
+            if not self.weights.flats:
+                self.weights.resume()
+            self._close(failed=True)
+        self.opened, self._before, self._ended_by = None, [], caller
+
+    def open_block(self, block: int) -> None:
+        """Put the next sample into the weights; earlier gradients are hidden."""
         self._check_block()
         self._before = self.collection.present()
         try:
-            with postponed_interrupt():
-                self.opened = block
-                for parameter, _ in self._before:
-                    parameter.grad = None
-                self.weights.perturb(self.collection.samples, BLOCK)
-                if self.source is not None:
-                    self.source.start()
-                for parameter, grad in shown:
-                    parameter.grad = grad
+            self.opened = block
+            for parameter, _ in self._before:
+                parameter.grad = None
+            self.weights.perturb(self.collection.samples, BLOCK)
+            if self.source is not None:
+                self.source.start()
         except BaseException:
+            self.recover()
             self._close(failed=True)
             raise
 
-    def close_block(self, *, completed: bool) -> None:
+    def close_block(self, block: int, *, completed: bool) -> None:
         """Put the mean back into the weights, and with ``completed`` collect the gradients of the sample."""
-        with postponed_interrupt():
-            done = False
-            try:
-                if completed:
-                    if isinstance(self.source, HessianSource):
-                        self.source.check_gradients()
-                    self.collection.collect(self._before)
-                    done = True
-            finally:
-                self._close(failed=not done)
+        if self.opened != block:
+            if completed:
+                raise RuntimeError(
+                    f"{self._ended_by} must be called outside sampled_params(), got a call inside, which has ended the "
+                    "block: its sample was discarded"
+                )
+            return
+        try:
+            if completed:
+                if isinstance(self.source, HessianSource):
+                    self.source.check_gradients()
+                self.collection.collect(self._before)
+        except BaseException:
+            self.collection.discard()  # gradients may have been averaged in part
+            self._close(failed=True)
+            raise
+        self._close(failed=not completed)
 
     def _close(self, *, failed: bool) -> None:
-        self.weights.restore()
+        self.opened = None
+        if self.weights.held == BLOCK:
+            self.weights.restore()
         if self.source is not None:
             self.source.stop()
         for parameter, grad in self._before if failed else ():
             if grad is None or grad.shape == parameter.shape:  # another shape may be what the error is about
                 parameter.grad = grad
-        self.opened, self._before = None, []
+        self._before = []
 
     def _check_block(self) -> None:
+        self.end_block("another sampled_params()")
         count = self.layout.first["mc_samples"]
-        if self.open:
-            raise RuntimeError("sampled_params() must not be nested, got a block inside a block")
         if self.weights.held == TRAIN:
             raise RuntimeError(
                 "sampled_params() must not be used after train(), which has drawn a sample: call eval() first"
             )
-        self.weights.finish_block()
-        if self.collection.samples == count and not self._was_skipped():
-            self.collection.discard()  # a loop may be started again after an interrupt between a block and its step
-            raise RuntimeError(
-                f"exactly mc_samples={count} blocks must be run before step(), got one more "
-                "(to accumulate gradients, call backward() several times inside one block; to run the network at a "
-                "sample outside of training, use posterior().applied(model))"
-            )
+        if self.collection.samples < count or self._was_skipped():
+            return
+        if self.layout.first["rank_samples"]:
+            self.collection.discard()
+            raise RuntimeError(f"exactly mc_samples={count} blocks must be run before step(), got one more")
+        warnings.warn(
+            f"sampled_params() was entered again after mc_samples={count} blocks without step(), as after an interrupt "
+            "between a block and its step; (to accumulate gradients, call backward() several times inside one block; "
+            "to run the network at a sample outside of training, use posterior().applied(model))",
+            UserWarning,
+            stacklevel=6,
+        )
+        if not self.collection.collects_curvature:
+            self.give_up()
 
     def _was_skipped(self) -> bool:
         """Whether a gradient scaler skipped the step of the collected samples, which are then discarded."""
-        if self.updates.first_bad() is None:
+        if self.updates.first_bad(self.collection.gather()) is None:
             return False
         self.layout.set_all("skipped_steps", self.layout.first["skipped_steps"] + 1)
         self.give_up()
@@ -168,51 +183,51 @@ class Engine:
                 "sampled_params() or step(closure) for several samples)"
             )
 
-    def train(self) -> None:
-        """Put a sample into the weights, for drop-in training."""
+    def train(self) -> list[Tensor]:
+        """Put a sample into the weights, for drop-in training; return those that held one and were modified externally,
+        whose mean is these values now.
+        """
         self.check_drop_in()
         if isinstance(self.source, HessianSource):
             raise RuntimeError(
                 f"hessian must be 'reparameterized' to use train(), got {self.layout.first['hessian']!r}: it needs the "
                 "loss, from step(closure) or from backward(loss) inside sampled_params()"
             )
-        if self.open or self.collection.samples:
+        self.end_block("train()")
+        if self.collection.samples:
             raise RuntimeError("train() must be called before sampled_params() or after its step(), got a call between")
         if self.weights.held == TRAIN:
             self.weights.check_same()
-            self.weights.reconcile("mean")
+            others = self.weights.reconcile()
             if self.source is not None and not self.source.started:
                 self.source.start(self.collection.remember_norms)
-            return
-        self.weights.finish_block()
+            return others
         try:
-            with postponed_interrupt():
-                self.weights.perturb(0, TRAIN)
-                if self.source is not None:  # it has data of gradients that no step has used
-                    pending = any(member.parameter.grad is not None for member in self.layout.members())
-                    begin = self.source.resume if pending else self.source.start
-                    begin(self.collection.remember_norms)
+            self.weights.perturb(0, TRAIN)
+            if self.source is not None:  # it has data of gradients that no step has used
+                pending = any(member.parameter.grad is not None for member in self.layout.members())
+                begin = self.source.resume if pending else self.source.start
+                begin(self.collection.remember_norms)
         except BaseException:
+            self.recover()
             self.weights.restore()
             raise
+        return []
 
     def eval(self) -> list[Tensor]:
         """Put the mean into the weights; return those that were modified externally, whose present values are the
         mean.
         """
-        self.refuse_inside("eval()")
-        others: list[Tensor] = []
-        with postponed_interrupt():
-            self.weights.finish_block()
-            if self.weights.held != MEAN:
-                others = self.weights.release()
-            if isinstance(self.source, PerExampleSquares):
-                self.source.pause()  # collected curvatures are kept, since the user may keep the gradients, too
+        self.end_block("eval()")
+        others = self.weights.release() if self.weights.held != MEAN else []
+        if isinstance(self.source, PerExampleSquares):
+            self.source.pause()  # collected curvatures are kept, since the user may keep the gradients, too
         self.updates.learn(wait=True)
         return others
 
     def cleared(self) -> None:
         """Handle cleared gradients: outside a block this also discards the samples collected for the next step."""
+        self.recover()
         if self.source is not None:
             self.source.discard()
         if not self.open:
@@ -230,6 +245,7 @@ class Engine:
 
     def step_with(self, closure: Callable[[], Any]) -> Any:
         """Update from the gradients that a closure computes; return its mean loss."""
+        self.end_block("step()")
         if self.collection.samples:
             raise RuntimeError(
                 f"step(closure) draws its own samples and must not follow blocks, got {self.collection.samples}"
@@ -238,26 +254,25 @@ class Engine:
             loss = self._call(closure) if self.weights.held == TRAIN else self._run(closure)
             self.step()
         except BaseException:
+            self.end_block("step()")
             self.collection.discard()
             raise
         return loss
 
     def _run(self, closure: Callable[[], Any]) -> Any:
-        """Call a closure once for every sample, and collect its gradients.
-
-        If the closure does not clear gradients, every sample adds to the gradients of earlier micro-batches. If the
-        curvature does not come from the gradient, those gradients are hidden, as in a block, because they have no
-        curvature.
-        """
-        count = self.layout.first["mc_samples"]
+        """Call a closure once for every sample, and collect its gradients."""
         present = self.collection.present()
-        earlier = [(p, grad) for p, grad in present if grad is not None and self.source is None]
+        earlier = [] if isinstance(self.source, HessianSource) else [p for p, grad in present if grad is not None]
         losses = []
         try:
-            for number in range(count):
-                last = number == count - 1
-                with Block(self, [(parameter, grad if last else grad.clone()) for parameter, grad in earlier]):
+            for _ in range(self.layout.first["mc_samples"]):
+                with Block(self):
+                    probes = {parameter: torch.full_like(parameter, math.nan) for parameter in earlier[:1]}
+                    for parameter, probe in probes.items():  # in place of an earlier gradient
+                        parameter.grad = probe
                     losses.append(self._call(closure))
+                    if any(p.grad is probe and probe.isnan().any() for p, probe in probes.items()):
+                        raise RuntimeError("closure must clear the gradients, got gradients that were added to others")
         except BaseException:
             for parameter, grad in present:
                 parameter.grad = grad
@@ -283,12 +298,12 @@ class Engine:
     def step(self) -> None:
         """Update from the collected gradients, if they are complete."""
         weights, collection = self.weights, self.collection
-        weights.finish_block()
+        self.end_block("step()")
         drop_in = weights.held == TRAIN
         if not drop_in and collection.samples == 0 and self._creates_state_only():
             return
         count = self.layout.first["mc_samples"]
-        if not drop_in and collection.samples != count:
+        if not drop_in and collection.samples < count:
             raise RuntimeError(
                 f"step() must follow exactly mc_samples={count} sampling blocks, got {collection.samples}: use "
                 "`with opt.sampled_params():`, pass a closure, or call train() first (the weights hold the mean)"
@@ -300,17 +315,19 @@ class Engine:
                     self.eval()
                     self.train()
                 weights.check_same()
-                weights.reconcile("sample")
+                weights.reconcile(strict=True)
                 collection.collect_drop_in()
+            else:
+                self.layout.flats()
             ready = self.updates.ready()
+            self.updates.make(drop_in, ready)
         except BaseException:
+            self.recover()
             if not drop_in:
                 collection.discard()
             raise
-        with postponed_interrupt():
-            self.updates.make(drop_in, ready)
-            if drop_in and self.source is not None:
-                self.source.discard()
+        if drop_in and self.source is not None:
+            self.source.discard()
 
     def prepare_replay(self) -> None:
         """Prepare the replay of a step that a graph has recorded: write its numbers to the memory that the recorded
@@ -331,8 +348,6 @@ class Engine:
         """
         if any(float(group["lr"]) != 0 for group in self.layout.owner.param_groups):
             return False
-        grads = [self.collection.gradient(member.parameter) for member in self.collection.trained()]
-        if any(local(grad).count_nonzero() for grad in grads):
-            return False
         self.layout.flats()
-        return True
+        gradients = self.collection.gather().values()
+        return not any(grad.count_nonzero() for each in gradients for grad in each.placed.tensors)

@@ -7,44 +7,54 @@ from __future__ import annotations
 import ctypes
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bayesadam import native, noise
+from bayesadam.core.collect import Gradients
+from bayesadam.core.flat import Flat
 from bayesadam.native import device as devices
 from bayesadam.sharding import full
 
 
-def first_bad(grads: Sequence[Tensor], *, compiles: bool | None) -> int | None:
-    """Index of the first gradient with an element that is not finite or whose square is not, or ``None``.
+def trained_of(gradients: Mapping[Flat, Gradients]) -> tuple[list[Tensor], list[Tensor]]:
+    """All parameters that have a gradient, and these gradients."""
+    trained = [flat.parameters[number] for flat, each in gradients.items() for number in each.numbers]
+    return trained, [parameter.grad for parameter in trained]
 
-    For a sharded gradient it is a collective call, with the same answer on all ranks.
+
+def first_bad(gradients: Mapping[Flat, Gradients], *, compiles: bool | None) -> Tensor | None:
+    """The first parameter whose gradient has an element that is not finite or whose square is not, if there is one.
+
+    For sharded gradients it is a collective call, with the same answer on all ranks.
 
     Args:
-        grads: Gradients of any dtypes.
+        gradients: Gradients of any dtypes.
         compiles: Use a compiled function where possible, unless this is ``False``.
     """
-    if not grads:
+    if compiles is not False and all(map(_is_simple, gradients, gradients.values())) and _compiled() is not None:
+        sizes = [flat.sizes[each.numbers] for flat, each in gradients.items()]
+        number = _compiled()(list(chain(*(each.placed.addresses for each in gradients.values()))), sizes)  # type: ignore[misc]
+        return None if number is None else trained_of(gradients)[0][number]
+    trained, grads = trained_of(gradients)
+    if not grads or math.isfinite(_read(full(nn.utils.get_total_norm(grads)))):
         return None
-    walk = _compiled() if compiles is not False and _are_plain(grads) else None
-    if walk is not None:
-        return walk(grads)
-    if math.isfinite(_read(full(nn.utils.get_total_norm(list(grads))))):
-        return None
-    for number, grad in enumerate(grads):
+    for parameter, grad in zip(trained, grads, strict=True):
         wide = torch.promote_types(grad.dtype, torch.float32)  # a norm may overflow in float16, its elements do not
         if not math.isfinite(_read(full(torch.linalg.vector_norm(grad, dtype=wide)))):
-            return number
+            return parameter
     return None
 
 
 @cache
-def _compiled() -> Callable[[Sequence[Tensor]], int | None] | None:
+def _compiled() -> Callable[[Sequence[int], Sequence[NDArray[np.int64]]], int | None] | None:
     """The compiled function, or ``None`` if there is none."""
     try:
         function = native.load(native.read("finite.cpp")).first_bad
@@ -52,20 +62,19 @@ def _compiled() -> Callable[[Sequence[Tensor]], int | None] | None:
         return None
     function.restype = ctypes.c_int64
 
-    def walk(grads: Sequence[Tensor]) -> int | None:
-        sizes = list(map(Tensor.numel, grads))
-        table = np.array([*map(Tensor.data_ptr, grads), *sizes], dtype=np.int64)
-        threads = 1 if sum(sizes) <= noise.ALONE else torch.get_num_threads()
-        found: int = function(ctypes.c_int64(len(sizes)), ctypes.c_void_p(table.ctypes.data), ctypes.c_int(threads))
-        return None if found < 0 else found
+    def walk(addresses: Sequence[int], sizes: Sequence[NDArray[np.int64]]) -> int | None:
+        table = np.concatenate([np.array(addresses, dtype=np.int64), *sizes])
+        threads = 1 if table[len(addresses) :].sum() <= noise.ALONE else torch.get_num_threads()
+        count, place = ctypes.c_int64(len(addresses)), ctypes.c_void_p(table.ctypes.data)
+        number: int = function(count, place, ctypes.c_int(threads))
+        return None if number < 0 else number
 
     return walk
 
 
-def _are_plain(grads: Sequence[Tensor]) -> bool:
-    """Whether all gradients are contiguous float32 in CPU memory."""
-    types, contiguous = set(map(type, grads)), all(map(Tensor.is_contiguous, grads))
-    return types == {Tensor} and contiguous and all(g.dtype is torch.float32 and g.is_cpu for g in grads)
+def _is_simple(flat: Flat, gradients: Gradients) -> bool:
+    """Whether the gradients of a flat are contiguous float32 in CPU memory."""
+    return gradients.placed.is_plain and flat.kind.weights is torch.float32 and flat.kind.device.type == "cpu"
 
 
 def _read(value: Tensor) -> float:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +24,7 @@ from bayesadam.core.passes import PER_WEIGHT
 from bayesadam.core.printing import FIXED
 from bayesadam.core.rule import COUNTERS, INITIAL_COUNTERS, Hyper, Rule, advanced, static_options
 from bayesadam.native.device import is_available
+from bayesadam.native.memory import Placed
 from bayesadam.sharding import is_sharded, local, place
 
 BLOCK = 16 * noise.TILE
@@ -110,10 +113,12 @@ class Flat:
     Args:
         kind: Kind of the members.
         members: The parameters.
-        state_names: Names of the vectors. ``"mean"`` is one of them, unless the mean is not stored.
+        state_names: Names of the vectors, of which ``"mean"`` is one.
 
     Attributes:
         tensors: Vectors by name.
+        states: The state of each member in the optimiser: views of the vectors and of the counters.
+        weights: The local weights of the members, where they were found at the beginning of a call.
         tables: Addresses for kernels, by pass.
         buffers: Memory for kernels of a GPU, by pass.
         noise: The latest noise of all members, where PyTorch's operations work on all of them at a time.
@@ -140,6 +145,8 @@ class Flat:
         self.noise_runs = list(map(noise_runs, members))
         self.tables: dict[Any, NDArray[np.int64]] = {}
         self.buffers: dict[Any, Any] = {}
+        self.states: list[dict[str, Any]] = []
+        self.weights = Placed((), (), True)
         self.noise: dict[Draw, Tensor] = {}
 
     @cached_property
@@ -166,19 +173,19 @@ class Flat:
             counters[:] = self.numbers[:, : len(COUNTERS)].cpu().numpy()
         return counters
 
-    @property
-    def stored(self) -> bool:
-        """Whether there is a vector of means."""
-        return "mean" in self.tensors
+    @cached_property
+    def means(self) -> list[Tensor]:
+        """The means of all members, in their local shapes."""
+        return self.parts(self.tensors["mean"])
 
     def deviation(self, *, held: bool) -> str:
         """Where the deviation of a sample from the mean comes from, as in :class:`~bayesadam.core.passes.Pass`.
 
         While the weights hold the sample, it is the difference between weights and mean. Afterwards it is drawn again;
         on a GPU it always is, because drawing is faster than reading the weights. The difference is not exact if the
-        weights have fewer bits than the mean, or if the mean is not stored and has to be recomputed.
+        weights have fewer bits than the mean.
         """
-        if not self.stored or self.kind.dtype != self.kind.weights:
+        if self.kind.dtype != self.kind.weights:
             return "exact"
         return "weights" if held and not self.on_device else "eps"
 
@@ -215,6 +222,14 @@ class Flat:
         if not self.kind.per_weight and not math.isnan(self.priors[number]):
             state["prior_precision"] = row[len(COUNTERS)]
         return state
+
+    def identities(self) -> list[int]:
+        """What changes if others replace entries of the state."""
+        entries = map(itemgetter("step", *self.tensors), self.states)
+        try:
+            return list(map(id, chain.from_iterable(entries)))
+        except KeyError:
+            return []
 
     def before(self) -> dict[str, Any]:
         """The counters by name, each a float or an array with one for every member."""

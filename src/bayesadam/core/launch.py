@@ -11,7 +11,6 @@ import ctypes
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,7 +27,6 @@ from bayesadam.core.passes import PER_WEIGHT, Pass
 from bayesadam.core.printing import FIXED, columns
 from bayesadam.core.record import NotElementwise, Program, record
 from bayesadam.native import device as devices
-from bayesadam.sharding import local
 
 Compiled: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], int], None]
 """Compiled function of a table of runs, a row of numbers for every one of its groups, the words that identify the
@@ -65,23 +63,21 @@ def run(
     if not len(chosen):
         return
     of, compiles, kernel = flat.kind, layout.first["compile"], None
+    lists = {"weights": flat.weights.of(chosen), **lists}
     work = Pass(
         layout.rule,
         kind,
         of.statics,
-        stored=flat.stored,
         per_weight=PER_WEIGHT if of.per_weight else (),
         has_prior="prior_precision" in flat.groups[0],
         default_start=of.default_start,
         guarded=flat.on_device and kind == "update",
         **entries,
     )
-    if "weights" not in lists:
-        lists = {"weights": weights_of(flat, chosen), **lists}
     if compiles is not False and of.is_run:
         kernel = kernel_of(work, of.weights, of.dtype, of.device, asked=compiles is True)
     if isinstance(kernel, gpu.Kernels):
-        orders = _orders([lists[name] for name in kernel.reordered])
+        orders = _orders([lists[name].tensors for name in kernel.reordered])
         table, copies = _table(work, kernel.program, flat, chosen, lists, orders)
         table[:, 4] = chosen
         table = np.concatenate([table, np.array(orders, dtype=np.int64)], axis=1)
@@ -150,14 +146,15 @@ def _table(
     copies: list[tuple[Tensor, Tensor]] = []
     for column, name in enumerate(names, FIXED):
         if name in lists:
-            tensors, dtype = lists[name], program.tensors[name]
-            if not all(map(Tensor.is_contiguous, tensors)) or set(map(attrgetter("dtype"), tensors)) != {dtype}:
+            (tensors, addresses, is_plain), dtype = lists[name], program.tensors[name]
+            if not is_plain or name == "collected":
                 known = orders if name in gpu.REORDERED and orders else [(0, 0)] * len(tensors)
                 tensors = [
                     tensor if channels and tensor.dtype is dtype else _flattened(tensor, dtype, copies)
                     for tensor, (_, channels) in zip(tensors, known, strict=True)
                 ]
-            table[:, column] = list(map(Tensor.data_ptr, tensors))
+                addresses = list(map(Tensor.data_ptr, tensors))
+            table[:, column] = addresses
     return table, copies
 
 
@@ -196,9 +193,9 @@ def _written(program: Program, lists: Lists, copies: Sequence[tuple[Tensor, Tens
     """Record that a kernel has written to the weights, and copy back what it wrote to copies of them."""
     if "weights" in program.results:
         for target, copy in copies:
-            if any(target is weights for weights in lists["weights"]):
+            if any(target is weights for weights in lists["weights"].tensors):
                 target.copy_(copy)
-        torch.autograd.graph.increment_version(list(lists["weights"]))
+        torch.autograd.graph.increment_version(list(lists["weights"].tensors))
 
 
 def _flattened(tensor: Tensor, dtype: torch.dtype, copies: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -318,7 +315,7 @@ def trial(
         return torch.rand(sum(sizes), generator=generator, dtype=torch.float64).add_(0.1).to(device, dtype)
 
     values = {name: some(dtype) for name, dtype in program.tensors.items() if name not in work.draws}
-    if work.mean == "weights" and work.stored:
+    if work.mean == "weights":
         values["mean"] = values["weights"].to(real, copy=True)
     known = {"num_data": 50.0, "initial_precision": 20.0, "prior_precision": 3.0, "step": 4.0, "skip": skip}
     numbers = {name: known.get(name, 0.25) for name in program.numbers}
@@ -341,9 +338,3 @@ def trial(
         name: (before[name].to(wide[name]), values[name].to(wide[name]), value.to(program.tensors[name]).to(wide[name]))
         for name, value in expected.items()
     }
-
-
-def weights_of(flat: Flat, chosen: NDArray[np.int64]) -> list[Tensor]:
-    """The local weights of some members, without gradients."""
-    parameters = flat.parameters if len(chosen) == len(flat.members) else [flat.parameters[i] for i in chosen]
-    return [local(parameter) for parameter in parameters] if flat.is_sharded else list(parameters)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch.optim import Optimizer
 from bayesadam.core.flat import Flat, Kind, Member, kind_of
 from bayesadam.core.passes import PER_WEIGHT
 from bayesadam.core.rule import COUNTERS, Hyper, Rule
+from bayesadam.native.memory import Misplaced, Placed, are_backed, placed
 from bayesadam.sharding import full, like, local
 
 INIT = "init"
@@ -64,12 +67,55 @@ class Layout:
         return any(not nn.parameter.is_lazy(parameter) for parameter in self._lazy)
 
     def flats(self) -> list[Flat]:
-        """The flats of all trainable parameters, built anew if parameters, groups or static options have changed."""
-        key = self._key_now()
-        if key != self._key:
-            self._build()
-            self._key = key
+        """The flats of all trainable parameters, built anew if parameters, groups, static options or entries of the
+        state have changed; it is known where their weights are.
+        """
+        if self._key_now() == self._key:
+            with suppress(Misplaced):
+                self.gather()
+                return self.built
+        self._build()
+        self._key = self._key_now()
+        self.gather()
         return self.built
+
+    def check_unchanged(self) -> None:
+        """Raise an error if the flats would have to be built anew, which cannot be while weights hold a sample."""
+        if self._key_now() != self._key:
+            raise RuntimeError(
+                "parameters, requires_grad, options and state must not change while the weights hold a sample, got "
+                "other ones: call eval() before changing them, and train() afterwards"
+            )
+
+    def gather(self) -> None:
+        """Look up where the weights of all flats are.
+
+        Raises:
+            Misplaced: They do not have the memory any more for which the flats were built; nothing has changed.
+        """
+        for flat in self.built:
+            flat.weights = self.place(flat, flat.parameters)
+
+    def place(self, flat: Flat, tensors: Sequence[Tensor], numbers: Any = None, *, what: str = "") -> Placed:
+        """Look up where tensors of members of a flat are; of sharded ones, where the local part is.
+
+        Args:
+            flat: The flat.
+            tensors: The tensors.
+            numbers: Numbers of the members, by default all.
+            what: What the tensors are, if not the parameters; they may then have any dtype.
+
+        Raises:
+            Misplaced: A tensor does not have the memory for which the flat was built.
+        """
+        shapes = flat.shapes if numbers is None else [flat.shapes[number] for number in numbers]
+        parts = list(map(local, tensors)) if flat.is_sharded else tensors
+        try:
+            return placed(parts, shapes, flat.kind.device, flat.kind.weights, converts=bool(what))
+        except Misplaced as error:
+            number = error.number if numbers is None else numbers[error.number]
+            name = self.name_of(flat.parameters[number])
+            raise Misplaced(f"{what}parameter {name} {error}; nothing was changed", number) from None
 
     def _key_now(self) -> list[Any]:
         key: list[Any] = []
@@ -83,9 +129,11 @@ class Layout:
             ]
             key += [group[option.name] for option in self.rule.options if option.static]
             key += map(id, parameters)
-            key += [parameter.requires_grad for parameter in parameters]
+            key += map(_REQUIRES_GRAD, parameters)
             key += map(type, parameters)  # a lazy parameter becomes an ordinary one
-            key += [(p.device, p.dtype, None if nn.parameter.is_lazy(p) else p.shape) for p in parameters]
+        key += map(id, self.owner.state.values())
+        for flat in self.built:
+            key += flat.identities()
         return key
 
     @torch.no_grad()
@@ -96,31 +144,29 @@ class Layout:
             parameter = member.parameter
             if not parameter.requires_grad or nn.parameter.is_lazy(parameter):
                 continue
-            self.check(member)
+            self._check(member)
             alike.setdefault(kind_of(member, self.rule, per_weight=self._has_prior(member)), []).append(member)
         self.built = [self._flat(kind, members) for kind, members in alike.items()]
         for flat in self.built:
-            for number, parameter in enumerate(flat.parameters):
-                self.owner.state[parameter] = flat.state_of(number)
+            flat.states = [self.owner.state[parameter] for parameter in flat.parameters]
+            for number, state in enumerate(flat.states):
+                state.update(flat.state_of(number))
 
-    def check(self, member: Member) -> None:
-        """Raise an error for a parameter that cannot be trained, or whose shape is no longer that of its state."""
-        parameter = member.parameter
+    def _check(self, member: Member) -> None:
+        """Raise an error for a parameter that cannot be trained, or whose state does not fit it."""
+        parameter, name = member.parameter, self.name_of(member.parameter)
         if parameter.is_complex():
-            raise ValueError(f"parameter {self.name_of(parameter)} must be real, got dtype {parameter.dtype}")
-        state = self.owner.state.get(parameter, {})
-        for name in ("mean", *self.rule.state):
-            if name in state and state[name].shape != parameter.shape:
-                raise RuntimeError(
-                    f"parameter {self.name_of(parameter)} must keep its shape {tuple(state[name].shape)}, got "
-                    f"{tuple(parameter.shape)}: make a new optimizer after changing shapes"
-                )
+            raise ValueError(f"parameter {name} must be real, got dtype {parameter.dtype}")
+        if not are_backed([local(parameter)]):
+            raise RuntimeError(f"parameter {name} must have memory for its {parameter.numel()} elements, got less")
+        state = self.owner.state.get(parameter) or {}
+        fault = fault_in(state, parameter, self.rule)
+        if "step" in state and fault is not None:
+            raise RuntimeError(f"the state of parameter {name} {fault}: make a new optimizer after changing shapes")
 
     def _flat(self, kind: Kind, members: list[Member]) -> Flat:
         """A flat with the state of its members, which is the initial state where there is none yet."""
-        stored = not self.first["low_memory"] or kind.dtype != kind.weights
-        names = [*(["mean"] if stored else []), *self.rule.state, *(PER_WEIGHT if kind.per_weight else ())]
-        flat = Flat(kind, members, names)
+        flat = Flat(kind, members, ["mean", *self.rule.state, *(PER_WEIGHT if kind.per_weight else ())])
         states = [self.owner.state.get(member.parameter) or {} for member in members]
         new = [n for n, (_, group, _) in enumerate(members) if group.get("prior_precision") == INIT]
         new = [n for n in new if "step" not in states[n]]
@@ -132,8 +178,7 @@ class Layout:
             if "step" in state:
                 entries = {name: local(state[name]) for name in self.rule.state}
             else:
-                mean = flat.part("mean", number) if stored else local(flat.parameters[number]).detach()
-                entries = self.rule.init(mean, flat.hyper(self.rule, number, numbers))
+                entries = self.rule.init(flat.part("mean", number), flat.hyper(self.rule, number, numbers))
             for name, value in entries.items():
                 flat.part(name, number).copy_(value)
         return flat
@@ -200,6 +245,24 @@ class Layout:
         return next(f"number {member.noise_index}" for member in self.members() if member.parameter is parameter)
 
 
+def fault_in(state: Mapping[str, Any], parameter: Tensor, rule: Rule) -> str | None:
+    """What is wrong with the state of a parameter, if it was not made for it: the end of a sentence about it."""
+    for name in ("mean", *rule.state, *(PER_WEIGHT if "prior_mean" in state else ())):
+        value, shape = state.get(name), tuple(parameter.shape)
+        if not isinstance(value, Tensor):
+            return f"must have a tensor {name!r} of shape {shape}, got {value!r}"
+        if value.shape != parameter.shape:
+            return f"must be of shape {shape}, got {tuple(value.shape)} for {name!r}"
+        if value.dtype not in (torch.float32, torch.float64) or not are_backed([local(value)]):
+            return f"must be float32 or float64 and in memory, got {value.dtype} for {name!r}"
+    for name in COUNTERS:
+        value = state.get(name)
+        if not (isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)):
+            return f"must have a number {name!r}, got {value!r}"
+    return None
+
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
 _WIDER = 10.0
 _NARROWER = 3.0
 """Factor of :func:`initial_priors` in the precision of the prior :data:`INIT`."""

@@ -45,13 +45,12 @@ class Pass:
         rule: Rule of the method.
         kind: ``"sample"``: put a sample into the weights. ``"update"``: make a step of the rule; weights that hold a
             sample then get the next one, others the mean. ``"collect"``: average the curvature of a sample into
-            ``collected``. ``"restore"``: replace the sample in the weights by the mean. ``"measure"``: compute the
-            curvature of a sample as ``collected``, from a gradient that is not scaled. ``"precision"``: compute the
-            precision of the posterior.
+            ``collected``. ``"measure"``: compute the curvature of a sample as ``collected``, from a gradient that is
+            not scaled. ``"precision"``: compute the precision of the posterior.
         statics: The rule's static options.
-        mean: Where the mean is: ``"state"``; ``"weights"``, which the state's mean follows if it has one; or
-            ``"sample"``, where it must be recomputed as ``theta - sigma eps``.
-        stored: Whether the state has a mean, in which case the weights have its dtype or are rounded from it.
+        mean: Where the mean is: ``"state"``, or ``"weights"``, which the state's mean follows if it has one.
+        stored: Whether the state has a mean, in which case the weights have its dtype or are rounded from it. That of
+            a population has none.
         deviation: Where ``theta - mu`` comes from, for rules that use it: ``"weights"``, the difference; ``"eps"``,
             drawn again and rounded like the difference; ``"exact"``, drawn again; or ``None``.
         curvature: ``"rule"``; ``"collected"``, given; or ``None``.
@@ -85,7 +84,7 @@ class Pass:
     @property
     def draws(self) -> tuple[str, ...]:
         """Names of the noise that it needs."""
-        this = self.mean == "sample" or self.deviation in ("eps", "exact")
+        this = self.deviation in ("eps", "exact")
         return (*(["eps"] if this else []), *(["next_eps"] if self.kind == "sample" or self.resamples else []))
 
     @property
@@ -108,9 +107,7 @@ class Pass:
         before = self._hyper(values, numbers)
         if self.kind == "precision":
             return {"precision": rule.posterior_precision(state, before)}
-        mean = self._mean(values, state, before)
-        if self.kind == "restore":
-            return {"weights": mean}
+        mean = self._mean(values)
         if self.kind == "sample":
             results = {"weights": perturbed(rule, mean, state, values["next_eps"], before)}
             return self._with_mean(results, mean)
@@ -148,15 +145,10 @@ class Pass:
     def _with_mean(self, results: dict[str, Tensor], mean: Tensor) -> dict[str, Tensor]:
         return {**results, "mean": mean} if self.stored else results
 
-    def _mean(self, values: Tensors, state: Tensors, hp: Hyper) -> Tensor:
-        weights = values["weights"]
-        if self.mean == "sample":
-            return weights - self.rule.precision(state, hp).rsqrt() * values["eps"]
+    def _mean(self, values: Tensors) -> Tensor:
         if self.mean == "state":
             return values["mean"]
-        if not self.stored:
-            return weights
-        return followed(values["mean"], weights)
+        return followed(values["mean"], values["weights"]) if self.stored else values["weights"]
 
     def _deviation(self, mean: Tensor, weights: Tensor, values: Tensors, state: Tensors, hp: Hyper) -> Tensor | None:
         if self.deviation is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from bayesadam.core import launch
+from bayesadam.core.eager import Lists
 from bayesadam.core.flat import Draw, Flat, numbers_of
 from bayesadam.core.layout import Layout
+from bayesadam.native.memory import placed
 from bayesadam.sharding import local, rank_and_size
 
 MEAN, BLOCK, TRAIN = "mean", "block", "train"
@@ -27,6 +29,9 @@ WIDTHS = ("num_data", "temperature", "prior_precision", "initial_precision", "pe
 class Weights:
     """The parameters that hold a sample, as they were when it was drawn.
 
+    An exception may come between any two operations, also one of a signal handler. What was written until then is
+    found out afterwards, by :meth:`recover`.
+
     Args:
         layout: The flats of the optimiser.
     """
@@ -36,8 +41,9 @@ class Weights:
         self.flats: list[Flat] = []
         self.drawn = Draw(0, 0, 0, False)
         self._versions: list[list[tuple[int, int]]] = []  # of members' tensors, after the sample was written
-        self._members: list[Any] = []
         self._widths: dict[int, dict[str, Any]] = {}
+        self._is_drawing = False  # the weights hold the mean or, where it has been written already, the sample
+        self._is_replacing = False  # the weights hold some sample or the mean, which is in the state
 
     @property
     def held(self) -> str:
@@ -45,9 +51,10 @@ class Weights:
         held: str = self.layout.first["weights"]
         return held
 
-    def holds_sample(self, parameter: Tensor) -> bool:
-        """Whether a parameter holds a sample at this moment."""
-        return self.held != MEAN and any(parameter is p for flat in self.flats for p in flat.parameters)
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether an exception came while weights were written."""
+        return self._is_drawing or self._is_replacing
 
     def draw(self, sample: int, *, ahead: int = 0) -> Draw:
         """The noise of a sample of this step, or of a step ``ahead`` of it."""
@@ -65,13 +72,25 @@ class Weights:
         """Find out which parameters hold a sample, in a copy or after loading."""
         self.flats = []
         if self.held != MEAN:
-            self.settle(self.perturbed(), self.draw(0))
+            self.flats = self.perturbed()
+            self.settle(self.draw(0))
 
-    def finish_block(self) -> None:
-        """Put the mean back where a copy or a checkpoint was made inside a block."""
-        if self.held == BLOCK:
-            self.resume()
-            self.restore()
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def recover(self) -> None:
+        """Put right what an exception has interrupted: weights that were to get a sample hold the mean afterwards, and
+        weights that held one hold it again.
+        """
+        self.layout.gather()
+        if self._is_drawing:
+            for flat in self.flats:
+                for value, sample, mean in zip(flat.weights.tensors, self._sample_of(flat), flat.means, strict=True):
+                    value.copy_(torch.where(value == sample, mean.to(value.dtype), value))
+            self._end()
+        elif self._is_replacing and self.held == TRAIN:
+            for flat in self.flats:
+                self.write(flat, np.arange(len(flat.members)), self.draw(0), mean="state")
+            self.settle(self.draw(0))
 
     @torch.inference_mode(False)  # tensors that are made here must be usable in training
     @torch.no_grad()
@@ -79,15 +98,14 @@ class Weights:
         """Replace the mean in the weights of all perturbed parameters by a sample, and record ``then`` as what they
         hold.
         """
-        flats, draw = self.perturbed(), self.draw(sample)
-        self.flats, self.drawn = [], draw
-        for flat in flats:
-            self.write(flat, np.arange(len(flat.members)), draw, mean="weights")
-            self.flats.append(flat)  # so that an error at the next one puts the mean back
+        self.flats, self.drawn = self.perturbed(), self.draw(sample)
+        self._is_drawing = True
+        for flat in self.flats:
+            self.write(flat, np.arange(len(flat.members)), self.drawn, mean="weights")
         self.layout.set_all("weights", then)
-        self.settle(flats, draw)
+        self.settle(self.drawn)
 
-    def write(self, flat: Flat, chosen: Any, draw: Draw, *, mean: str) -> None:
+    def write(self, flat: Flat, chosen: Any, draw: Draw, *, mean: str, into: Lists | None = None) -> None:
         """Put a sample into the weights of some members of a flat.
 
         Args:
@@ -95,23 +113,31 @@ class Weights:
             chosen: Numbers of the members.
             draw: Noise of the sample.
             mean: Where their mean is, as in :class:`~bayesadam.core.passes.Pass`.
+            into: Tensors that get the sample in place of the weights, as ``"weights"``.
         """
         numbers = numbers_of(self.layout.rule, flat)
-        launch.run(self.layout, flat, "sample", chosen, numbers, {}, {"eps": self.drawn, "next_eps": draw}, mean=mean)
+        launch.run(self.layout, flat, "sample", chosen, numbers, into or {}, {"next_eps": draw}, mean=mean)
 
-    def settle(self, flats: Sequence[Flat], draw: Draw) -> None:
-        """Record that the members of these flats hold a sample."""
-        self.flats, self.drawn = list(flats), draw
-        self._versions = [_versions_of(flat.parameters) for flat in self.flats]
-        if not self._members:
-            self._members, self._widths = self._members_now(), self._widths_now()
+    def _sample_of(self, flat: Flat, chosen: Any = None) -> list[Tensor]:
+        """The sample ``drawn`` of some members, by default of all, from the mean in the state."""
+        chosen = np.arange(len(flat.members)) if chosen is None else chosen
+        samples = [torch.empty_like(weights) for weights in flat.weights.of(chosen).tensors]
+        where = placed(samples, [each.shape for each in samples], flat.kind.device, flat.kind.weights)
+        self.write(flat, chosen, self.drawn, mean="state", into={"weights": where})
+        return samples
+
+    def replacing(self) -> None:
+        """Record that the samples in the weights are about to be replaced."""
+        self._is_replacing = True
+
+    def settle(self, draw: Draw) -> None:
+        """Record that the members of :attr:`flats` hold a sample."""
+        self.drawn = draw
+        self._versions = list(map(_versions_of, self.flats))
+        if not self._widths:
+            self._widths = self._widths_now()
+        self._is_drawing = self._is_replacing = False
         torch.clear_autocast_cache()
-
-    def _members_now(self) -> list[Any]:
-        groups = self.layout.owner.param_groups
-        return [
-            each for g in groups for each in (id(g), *map(id, g["params"]), *[p.requires_grad for p in g["params"]])
-        ]
 
     def _widths_now(self) -> dict[int, dict[str, Any]]:
         """What decides the width, by the identity of the group."""
@@ -121,108 +147,93 @@ class Weights:
 
     def check_same(self) -> None:
         """Raise an error if groups, parameters or what decides the width have changed since the sample was drawn."""
-        if self._members_now() != self._members:
-            raise RuntimeError(
-                "parameters and requires_grad must not change while the weights hold a sample, got other ones: call "
-                "eval() before changing them, and train() afterwards"
-            )
-        for key, widths in self._widths_now().items():
-            for name, value in widths.items():
-                if value != self._widths[key][name]:
+        widths = self._widths_now()
+        for key, before in self._widths.items():
+            for name, value in widths.get(key, before).items():
+                if value != before[name]:
                     raise RuntimeError(
                         f"{name} must not change while the weights hold a sample, got {value!r} in place of "
-                        f"{self._widths[key][name]!r}: call eval() before changing it, and train() afterwards"
+                        f"{before[name]!r}: call eval() before changing it, and train() afterwards"
                     )
+        self.layout.check_unchanged()
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def restore(self) -> None:
         """Put the mean back wherever a sample was written."""
+        self.layout.gather()
+        self.replacing()
         for flat in self.flats:
-            chosen = np.arange(len(flat.members))
-            self._recover(flat, chosen, launch.weights_of(flat, chosen))
-        self.flats, self._versions, self._members, self._widths = [], [], [], {}
+            torch._foreach_copy_(list(flat.weights.tensors), flat.means)
+        self._end()
+
+    def _end(self) -> None:
+        """Record that all weights hold the mean."""
         self.layout.set_all("weights", MEAN)
+        self.flats, self._versions, self._widths = [], [], {}
+        self._is_drawing = self._is_replacing = False
         torch.clear_autocast_cache()
 
-    def _recover(self, flat: Flat, chosen: Any, weights: Sequence[Tensor]) -> None:
-        """Replace the samples of some members by the means. Means that are not stored are recomputed from the sample
-        and its noise.
-        """
-        numbers: dict[str, Any] = {}
-        if not flat.stored:
-            groups = [{**group, **self._widths.get(id(group), {})} for group in flat.groups]
-            numbers = numbers_of(self.layout.rule, flat, groups=groups)
-        mean = "state" if flat.stored else "sample"
-        launch.run(self.layout, flat, "restore", chosen, numbers, {"weights": weights}, {"eps": self.drawn}, mean=mean)
+    def mean_of(self, parameter: Tensor) -> Tensor | None:
+        """The mean of a parameter that holds a sample, sharded like it and not to be changed; ``None`` of others."""
+        for flat in self.flats if self.held != MEAN else ():
+            for number, member in enumerate(flat.parameters):
+                if member is parameter:
+                    return flat.as_state(flat.part("mean", number), number)
+        return None
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def mean_of(self, parameter: Tensor) -> Tensor:
-        """The mean of a parameter, sharded like it and not to be changed, whatever the weights hold."""
-        places = ((flat, n) for flat in self.flats for n, member in enumerate(flat.parameters) if member is parameter)
-        flat, number = next(places, (None, 0))
-        if flat is None or self.held == MEAN:
-            return parameter.detach()
-        if flat.stored:
-            return flat.as_state(flat.part("mean", number), number)
-        mean = local(parameter).detach().clone()
-        self._recover(flat, np.array([number]), [mean])
-        return flat.as_state(mean, number)
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def reconcile(self, accept: str, among: Iterable[Tensor] | None = None, *, leaving: bool = False) -> list[Tensor]:
+    def reconcile(
+        self, among: Iterable[Tensor] | None = None, *, strict: bool = False, leaving: bool = False
+    ) -> list[Tensor]:
         """Handle parameters that were modified externally while they held a posterior sample, as by loading a
         checkpoint.
 
-        A sample that was written again is always accepted. A mean that is not stored is taken from the present values:
-        it is computed from them as a sample if ``accept`` is ``"sample"`` or with ``leaving``; otherwise it is these
-        values.
+        A sample that was written again is left as it is. Other values become the mean, and are replaced by the sample.
 
         Args:
-            accept: What else is accepted: nothing (``"sample"``), since the step would use a gradient at other weights;
-                the ``"mean"``, which is replaced by the sample; or ``"any"`` values, which become the mean.
             among: Parameters to look at; by default all.
+            strict: Whether to refuse other values, since the step would use a gradient at other weights.
             leaving: Whether the mean is put into all weights next.
 
         Returns:
-            The parameters whose values became the mean.
+            The parameters whose mean is another one now.
 
         Raises:
-            RuntimeError: Other values are not accepted; they are left in the weights.
+            RuntimeError: Other values are refused; they are left in the weights.
         """
+        self.layout.gather()
         others: list[Tensor] = []
         among = None if among is None else set(among)
         for flat, versions in zip(self.flats, self._versions, strict=True):
-            now = _versions_of(flat.parameters)
+            now = _versions_of(flat)
             changed = [] if now == versions else [n for n, version in enumerate(now) if version != versions[n]]
             changed = [n for n in changed if among is None or flat.parameters[n] in among]
             if not changed:
                 continue
-            values = [local(flat.parameters[n]).detach().clone() for n in changed]
-            if flat.stored:
-                self.write(flat, np.array(changed), self.drawn, mean="state")
-            elif accept != "sample" and not leaving:
-                self.write(flat, np.array(changed), self.drawn, mean="weights")
-            for number, value in zip(changed, values, strict=True) if flat.stored else ():
+            rewritten = []
+            for number, sample in zip(changed, self._sample_of(flat, np.array(changed)), strict=True):
                 parameter, mean = flat.parameters[number], flat.part("mean", number)
-                is_mean = accept != "sample" and torch.equal(value, mean.to(value.dtype))
-                if is_mean or torch.equal(local(parameter), value):
+                value = local(parameter).detach()
+                if torch.equal(value, sample):
                     continue
-                if accept != "any":
-                    local(parameter).copy_(value)
+                if strict:
                     raise RuntimeError(
                         f"parameter {self.layout.name_of(parameter)} must hold the sample that train() drew, got other "
                         "values: call train() after loading a checkpoint, and eval() before changing weights (a call "
                         "of eval() now takes the changed values as the mean); an embedding with max_norm changes them "
                         "in every forward pass"
                     )
-                mean.copy_(value)
-                others.append(parameter)
-            if others and flat.stored and not leaving:
-                self.write(flat, np.array(changed), self.drawn, mean="state")
+                rewritten.append(number)
+                if not torch.equal(value, mean.to(value.dtype)):
+                    mean.copy_(value)
+                    others.append(parameter)
+            if rewritten and not leaving:
+                self.write(flat, np.array(rewritten), self.drawn, mean="state")
+            now = _versions_of(flat)
             for number in changed:
-                (versions[number],) = _versions_of([flat.parameters[number]])
+                versions[number] = now[number]
         return others
 
     def release(self) -> list[Tensor]:
@@ -232,12 +243,11 @@ class Weights:
         Returns:
             The parameters that were modified externally.
         """
-        others = self.reconcile("any", leaving=True) if self.held == TRAIN else []
+        others = self.reconcile(leaving=True) if self.held == TRAIN else []
         self.restore()
         return others
 
 
-def _versions_of(parameters: Sequence[Tensor]) -> list[tuple[int, int]]:
+def _versions_of(flat: Flat) -> list[tuple[int, int]]:
     """Values that change whenever a parameter is written to or gets other memory, as by ``vector_to_parameters``."""
-    tensors = list(map(local, parameters))
-    return list(zip(map(attrgetter("_version"), tensors), map(Tensor.data_ptr, tensors), strict=True))
+    return list(zip(map(attrgetter("_version"), flat.weights.tensors), flat.weights.addresses, strict=True))

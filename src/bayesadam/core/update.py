@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from bayesadam import noise
-from bayesadam.core.collect import Collection
-from bayesadam.core.finite import DeviceCheck, first_bad
+from bayesadam.core.collect import Collection, Gradients
+from bayesadam.core.finite import DeviceCheck, first_bad, trained_of
 from bayesadam.core.flat import Draw, Flat, numbers_of
 from bayesadam.core.launch import run
 from bayesadam.core.sources import HessianSource
 from bayesadam.native import device as devices
-from bayesadam.sharding import local
 
 BACKTRACK = 0.5
 """Fraction of the largest admissible rate that back-tracking uses, so that no precision more than halves."""
@@ -45,24 +44,16 @@ class Updates:
         self._largest_rate = math.inf
         self._check = DeviceCheck()
         self._found: Tensor | None = None
+        self._gradients: Mapping[Flat, Gradients] = {}
 
-    def first_bad(self) -> Tensor | None:
+    def first_bad(self, gradients: Mapping[Flat, Gradients]) -> Tensor | None:
         """The first parameter whose gradient is not finite, if there is one."""
-        trained, grads = self._dense(self.layout.built)
-        number = first_bad(grads, compiles=self.layout.first["compile"])
-        return None if number is None else trained[number]
-
-    def _dense(self, flats: Iterable[Flat]) -> tuple[list[Tensor], list[Tensor]]:
-        """Parameters with a gradient, and their gradients, which must not be sparse."""
-        trained = [parameter for flat in flats for parameter in flat.parameters if parameter.grad is not None]
-        grads = [parameter.grad for parameter in trained]
-        if any([grad.is_sparse for grad in grads]):  # type: ignore[union-attr]
-            grads = list(map(self.collection.gradient, trained))  # which names it
-        return trained, grads  # type: ignore[return-value]
+        return first_bad(gradients, compiles=self.layout.first["compile"])
 
     def ready(self) -> bool:
         """Whether to step; raises an error if ``nonfinite="raise"`` and the step cannot be made."""
         layout, collection = self.layout, self.collection
+        self._gradients = collection.gather()
         self._largest_rate = math.inf  # the correction may be another one than in the last step
         if collection.collects_curvature and collection.source is None:
             self._check_measured()
@@ -95,7 +86,7 @@ class Updates:
         """The pending result of a check on the device, if the kernels read it there; otherwise the host waits for
         it.
         """
-        flats = [flat for flat in self.layout.built if any(p.grad is not None for p in flat.parameters)]
+        flats = [flat for flat, gradients in self._gradients.items() if len(gradients.numbers)]
         places = {flat.kind.device if flat.on_device and not flat.is_sharded else None for flat in flats}
         if len(places) != 1 or None in places or self.layout.first["compile"] is False:
             return None
@@ -104,7 +95,7 @@ class Updates:
             return None
         if not noise.has_kernel(flats[0].kind.device):
             return None
-        return self._check.start(*self._dense(flats))
+        return self._check.start(*trained_of(self._gradients))
 
     def learn(self, *, wait: bool) -> None:
         """Count the steps that a device has skipped since, or raise an error for them.
@@ -127,7 +118,7 @@ class Updates:
         )
 
     def _check_finite(self) -> None:
-        bad = self.first_bad()
+        bad = self.first_bad(self._gradients)
         if bad is not None:
             raise self._not_finite(bad, "; nothing was changed")
         if isinstance(self.collection.source, HessianSource):  # infinite perhaps where the gradient is finite
@@ -171,68 +162,69 @@ class Updates:
 
     def make(self, drop_in: bool, ready: bool) -> None:
         """Make the step, if it is ``ready``, and advance; in drop-in training the weights get their next sample."""
-        layout = self.layout
-        flats = layout.built if drop_in else layout.flats()
+        layout, flats = self.layout, self.layout.built
         draws = {"eps": self.weights.draw(0), "next_eps": self.weights.draw(0, ahead=1)}
+        is_captured = any(devices.is_capturing(flat.kind.device) for flat in flats)
+        if drop_in and not is_captured:
+            self.weights.replacing()
         for flat in flats:
             self._update_flat(flat, draws, drop_in=drop_in and flat.kind.perturb, ready=ready)
-        if any(devices.is_capturing(flat.kind.device) for flat in flats):
+        if is_captured:
             return  # there was no step
         layout.set_all("noise_step", layout.first["noise_step"] + 1)
         if not ready:
             layout.set_all("skipped_steps", layout.first["skipped_steps"] + 1)
         self.collection.discard()
+        self._gradients = {}
         if drop_in:
-            self.weights.settle(self.weights.flats, draws["next_eps"])
+            self.weights.settle(draws["next_eps"])
         else:
             torch.clear_autocast_cache()
 
     def _update_flat(self, flat: Flat, draws: Mapping[str, Draw], *, drop_in: bool, ready: bool) -> None:
         """Make the rule's step on the members with a gradient; in drop-in training all get their next sample."""
-        grads = [parameter.grad for parameter in flat.parameters]
-        chosen = np.array([i for i, grad in enumerate(grads) if ready and grad is not None], dtype=np.int64)
+        gradients = self._gradients[flat] if ready else self._gradients[flat].of([])
         if self.collection.collects_curvature:
-            has = np.array([flat.parameters[number] in self.collection.curvatures for number in chosen], dtype=bool)
-            self._step(flat, chosen[has], grads, draws, drop_in=drop_in, curvature="collected")
-            self._step(flat, chosen[~has], grads, draws, drop_in=drop_in, curvature=None)
+            collected = [flat.parameters[number] in self.collection.curvatures for number in gradients.numbers]
+            has = np.array(collected, dtype=bool)
+            self._step(flat, gradients.of(np.flatnonzero(has)), draws, drop_in=drop_in, curvature="collected")
+            self._step(flat, gradients.of(np.flatnonzero(~has)), draws, drop_in=drop_in, curvature=None)
         else:
-            self._step(flat, chosen, grads, draws, drop_in=drop_in, curvature="rule")
-        if drop_in and len(chosen) < len(flat.members):
-            rest = np.setdiff1d(np.arange(len(flat.members)), chosen)
-            self.weights.write(flat, rest, draws["next_eps"], mean="state" if flat.stored else "sample")
+            self._step(flat, gradients, draws, drop_in=drop_in, curvature="rule")
+        if drop_in and len(gradients.numbers) < len(flat.members):
+            rest = np.setdiff1d(np.arange(len(flat.members)), gradients.numbers)
+            self.weights.write(flat, rest, draws["next_eps"], mean="state")
 
     def _step(
         self,
         flat: Flat,
-        chosen: Any,
-        grads: Sequence[Any],
+        gradients: Gradients,
         draws: Mapping[str, Draw],
         *,
         drop_in: bool,
         curvature: str | None,
     ) -> None:
+        chosen = gradients.numbers
         if not len(chosen):
             return
         rule, collection = self.layout.rule, self.collection
-        grads = grads if len(chosen) == len(grads) else [grads[i] for i in chosen]
-        lists = {"grad": list(map(local, grads)) if flat.is_sharded else grads}
+        lists = {"grad": gradients.placed}
         collected_scale: Any = 1.0
         if curvature == "collected":
-            parameters = [flat.parameters[i] for i in chosen]
-            curvatures = [collection.curvatures[parameter] for parameter in parameters]
+            scales: Sequence[Tensor] = ()
             if self._found is None:
                 collected_scale = collection.collected_scales(flat)
             else:
-                scales = collection.ratios(parameters).to(flat.kind.dtype).pow(rule.power)
-                curvatures = list(torch._foreach_mul(curvatures, list(scales)))
-            lists["collected"] = curvatures
+                ratios = collection.ratios([flat.parameters[number] for number in chosen])
+                scales = list(ratios.to(flat.kind.dtype).pow(rule.power))
+            lists["collected"] = collection.curvatures_of(flat, chosen, scales)
         groups: list[Mapping[str, Any]] = list(flat.groups)
         if self._largest_rate < math.inf:
             groups = [rule.slowed(group, self._largest_rate) for group in groups]  # type: ignore[attr-defined]
         numbers = numbers_of(rule, flat, scale=collection.factor, collected_scale=collected_scale, groups=groups)
         noisy = curvature == "rule" and rule.needs_noise and flat.kind.perturb
         entries = {
-            "mean": ("state" if flat.stored else "sample") if drop_in else "weights",
+            "mean": "state" if drop_in else "weights",
             "deviation": flat.deviation(held=drop_in) if noisy else None,
             "curvature": curvature,
         }

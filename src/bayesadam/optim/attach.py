@@ -107,7 +107,7 @@ def warn_of_other_values(name: str) -> None:
         f"parameter {name} did not hold the sample that train() drew; its values are taken as the mean: call "
         "eval() before changing weights, or attach(model) once to load a mean into the model",
         UserWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
 
 
@@ -136,10 +136,10 @@ class _GiveMean(_Hook):
         optimizer = self.optimizer()
         means: dict[Tensor, Tensor] = {}  # parameters with several names have one mean, as tied weights share memory
         for name, parameter in [] if optimizer is None else module.named_parameters(remove_duplicate=False):
-            weights = optimizer._engine.weights
-            if prefix + name in state_dict and weights.holds_sample(parameter):
+            mean = optimizer._engine.weights.mean_of(parameter)
+            if prefix + name in state_dict and mean is not None:
                 if parameter not in means:
-                    means[parameter] = weights.mean_of(parameter).to(parameter.dtype, copy=True)
+                    means[parameter] = mean.to(parameter.dtype, copy=True)
                 state_dict[prefix + name] = means[parameter]
 
 
@@ -147,4 +147,4 @@ class _TakeMean(_Hook):
     def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
         optimizer = self.optimizer()
         if optimizer is not None:  # loaded values are the mean
-            optimizer._engine.weights.reconcile("any", list(module.parameters()))
+            optimizer._engine.weights.reconcile(list(module.parameters()))

@@ -64,17 +64,12 @@ class PerturbedOptimizer(Checkpointed):
         temperature: Factor of the KL divergence in the objective, in [0, 1]: 1 is variational inference, 0
             variational optimisation (Khan et al. 2018, eq. 22).
         mc_samples: Number of posterior samples per step. It must be the same in all groups, as must ``antithetic``,
-            ``rank_samples``, ``low_memory``, ``seed``, ``nonfinite`` and ``compile``.
+            ``rank_samples``, ``seed``, ``nonfinite`` and ``compile``.
         antithetic: Whether to draw samples in pairs ``+eps, -eps``; ``mc_samples`` must then be even.
         rank_samples: Whether every process of a data-parallel job draws its own sample. By default all draw the same
             one, and shards their slices of it. With it, the backward pass must be run under ``no_sync()``; gradients
             and curvatures of all samples are then averaged over the processes at the step, or at the end of its last
             block. It is refused for sharded parameters and second derivatives.
-        low_memory: Whether to keep no copy of the mean while the weights hold a sample. The mean is then recomputed
-            from the sample and its noise, and the state takes 4 bytes less per parameter (Vadam then needs 8, as Adam
-            does). Each recomputation adds a rounding error of about ``1e-7 |theta|`` in float32, without bias;
-            parameters with fewer bits keep their mean in float32. Changes that others make to the weights while these
-            hold a sample become part of the mean. Loading a checkpoint does not change this setting.
         seed: Seed of the noise, which otherwise depends only on the step, the sample and the position of the
             parameter. Two optimisers of one model need different seeds, or their samples are correlated.
         maximize: Whether the loss is to be maximised (a mean log-likelihood).
@@ -106,7 +101,6 @@ class PerturbedOptimizer(Checkpointed):
         mc_samples: int = 1,
         antithetic: bool = False,
         rank_samples: bool = False,
-        low_memory: bool = False,
         seed: int = 0,
         maximize: bool = False,
         nonfinite: str = "raise",
@@ -158,7 +152,8 @@ class PerturbedOptimizer(Checkpointed):
                 for, or the parameters are a set, which has no order.
             RuntimeError: The weights hold a sample.
         """
-        self._engine.refuse_inside("add_param_group")
+        if self.param_groups:
+            self._engine.end_block("add_param_group()")
         if self.param_groups and self._engine.weights.held != MEAN:
             raise RuntimeError("add_param_group() must be called when the weights hold the mean: call eval() first")
         groups.check_ordered(param_group["params"])
@@ -191,9 +186,15 @@ class PerturbedOptimizer(Checkpointed):
         this step so far. If an exception is raised inside, the mean is restored and the sample does not count.
 
         Raises:
-            RuntimeError: Blocks are nested, there are more than ``mc_samples`` blocks before a step, or the weights
-                already hold a sample (after :meth:`train`). At the end of the block: ``loss.backward()`` was called
-                though the method takes second derivatives.
+            RuntimeError: The weights already hold a sample (after :meth:`train`), or with ``rank_samples`` there are
+                more than ``mc_samples`` blocks before a step. At the end of the block: another block or a method that
+                needs the mean was called inside, or ``loss.backward()`` was called though the method takes second
+                derivatives.
+
+        Warns:
+            UserWarning: There are more than ``mc_samples`` blocks before a step, as where a cell of a notebook was
+                interrupted and is run again. With one sample per step the new one takes the place of the one before;
+                otherwise all are averaged.
         """
         return Block(self._engine)
 
@@ -206,27 +207,23 @@ class PerturbedOptimizer(Checkpointed):
         checkpoint was loaded in between.
 
         Raises:
-            RuntimeError: ``mc_samples`` is not 1, the method was called inside a block or between a block and its
-                step, or the weights were modified externally while they held a sample.
+            RuntimeError: ``mc_samples`` is not 1, or the method was called between a block and its step.
+
+        Warns:
+            UserWarning: Weights that held a sample were modified externally; their present values become the mean.
         """
-        if mode:
-            self._engine.train()
-        else:
-            self.eval()
+        others = self._engine.train() if mode else self._engine.eval()
+        if others:
+            attach.warn_of_other_values(self._engine.layout.name_of(others[0]))
 
     @uncompiled
     def eval(self) -> None:
         """End drop-in training, so that the weights hold the mean. Calling it again changes nothing.
 
-        Raises:
-            RuntimeError: The method was called inside a sampling block.
-
         Warns:
             UserWarning: Weights that held a sample were modified externally; their present values become the mean.
         """
-        others = self._engine.eval()
-        if others:
-            attach.warn_of_other_values(self._engine.layout.name_of(others[0]))
+        self.train(False)
 
     @uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -254,36 +251,29 @@ class PerturbedOptimizer(Checkpointed):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the posterior from the gradients at its samples.
 
-        An exception before the update changes nothing; Ctrl-C during the update is raised after it.
+        An exception before the update changes nothing. One that a signal raises during the update, such as Ctrl-C, may
+        leave it made for some parameters only, as in ``torch.optim``; the next call puts right what the weights hold.
 
         Args:
             closure: Function that clears the gradients, computes the mean loss, calls ``backward`` and returns the
                 loss. It is called once for each of ``mc_samples`` samples (after :meth:`train`, once at the current
-                sample). For methods that take second derivatives it must not call ``backward``. If it does not clear
-                the gradients, new gradients are added to the old ones, except where the curvature comes from the
-                backward passes of a sample: earlier gradients are then hidden, as in a block.
+                sample). For methods that take second derivatives it must not call ``backward``.
 
         Returns:
             The loss that the closure returned, averaged over the samples, or ``None`` without a closure.
 
         Raises:
-            RuntimeError: The number of samples drawn is not ``mc_samples``, the closure gives no gradient, a gradient
-                is sparse or comes without the curvature that the method needs, or parameters or widths have changed
-                while weights hold a sample.
+            RuntimeError: Fewer than ``mc_samples`` samples were drawn, the closure gives no gradient or does not clear
+                those of before, a gradient is sparse or comes without the curvature that the method needs, or
+                parameters, their memory or widths have changed while weights hold a sample.
             FloatingPointError: With ``nonfinite="raise"``, a gradient or a curvature is not finite or a precision would
                 not stay positive. Parameters and state have not changed; samples from blocks are discarded.
             ValueError: The closure's loss is a sum where a mean was announced, or the reverse.
             TypeError: The closure returned no loss to a method that differentiates it.
-            KeyboardInterrupt: At Ctrl-C; samples from blocks are discarded.
         """
-        try:
-            self._engine.refuse_inside("step()")
-            if closure is not None:
-                return self._engine.step_with(closure)
-            self._engine.step()
-        except KeyboardInterrupt:
-            self._engine.abandon()
-            raise
+        if closure is not None:
+            return self._engine.step_with(closure)
+        self._engine.step()
         return None
 
     @uncompiled
@@ -364,10 +354,9 @@ class PerturbedOptimizer(Checkpointed):
 
     def _mean_of(self, flat: Flat, number: int) -> Tensor:
         """A copy of the mean of a member, whole if it is sharded."""
-        weights, parameter = self._engine.weights, flat.parameters[number]
-        if not flat.stored or weights.holds_sample(parameter):
-            return full(weights.mean_of(parameter).clone())
-        mean = followed(flat.part("mean", number), local(parameter).detach())
+        mean = flat.part("mean", number)
+        if flat not in self._engine.weights.flats:
+            mean = followed(mean, local(flat.parameters[number]).detach())
         return full(flat.as_state(mean.clone(), number))
 
     def _origins(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bayesadam.core.engine import Engine
-from bayesadam.core.layout import Layout
+from bayesadam.core.layout import Layout, fault_in
 from bayesadam.core.rule import COUNTERS, Rule
 from bayesadam.core.sampling import BLOCK, MEAN, TRAIN, Weights
 from bayesadam.core.sources import HessianSource, Source
@@ -136,7 +136,7 @@ class Checkpointed(Optimizer):
 
     def holds_sample(self, parameter: Tensor) -> bool:
         """Whether a parameter holds a posterior sample at this moment."""
-        return self._engine.weights.holds_sample(parameter)
+        return self._engine.weights.mean_of(parameter) is not None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as a dict, as in ``torch.optim``; it holds the mean whether or not weights hold a sample.
@@ -147,11 +147,7 @@ class Checkpointed(Optimizer):
         """
         if self._engine.weights.held != MEAN and self._model is None:
             attach.warn_of_sample()
-        found = super().state_dict()
-        for identity, parameter in self._pairs(found):
-            if parameter in self.state and "mean" not in self.state[parameter]:
-                found["state"][identity] = {**found["state"][identity], "mean": self._engine.weights.mean_of(parameter)}
-        return found
+        return super().state_dict()
 
     @torch.inference_mode(False)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -164,7 +160,7 @@ class Checkpointed(Optimizer):
                 nothing has changed.
             RuntimeError: The method was called inside a sampling block.
         """
-        self._engine.refuse_inside("load_state_dict()")
+        self._engine.end_block("load_state_dict()")
 
         def look(_: Optimizer, found: dict[str, Any]) -> None:  # after the user's own hooks, which may change it
             self._check_state_dict(found)
@@ -181,9 +177,6 @@ class Checkpointed(Optimizer):
 
     def _take_loaded(self, state_dict: Mapping[str, Any]) -> None:
         """Make a new engine for the groups and the state that torch has loaded."""
-        low_memory = self.defaults["low_memory"]  # depends on the machine, not on the run
-        for group in self.param_groups:
-            group["low_memory"] = low_memory
         for identity, parameter in self._pairs(state_dict):
             for name, value in state_dict["state"].get(identity, {}).items():
                 if isinstance(value, Tensor):  # once more, since torch has cast it to the parameter's dtype
@@ -197,7 +190,7 @@ class Checkpointed(Optimizer):
         self._reset()
         layout, weights = self._engine.layout, self._engine.weights
         held = weights.held
-        in_block = held == BLOCK and not layout.first["low_memory"]  # the model may be loaded later, with its sample
+        in_block = held == BLOCK  # the model may be loaded later, with its sample
         if held != MEAN and not (in_block and copied):
             for parameter, state in self.state.items():
                 if "mean" in state:
@@ -213,9 +206,7 @@ class Checkpointed(Optimizer):
         """The state for copies and pickles, with the attached model, so that copies of both are attached, too."""
         model = None if self._model is None else self._model()
         others = {"_source": self._source, "_prior": self._prior or None, "_attached": model}
-        mean_of = self._engine.weights.mean_of
-        states = {p: s if "mean" in s else {**s, "mean": mean_of(p)} for p, s in self.state.items()}
-        return {**super().__getstate__(), "state": states, **{k: v for k, v in others.items() if v is not None}}
+        return {**super().__getstate__(), **{k: v for k, v in others.items() if v is not None}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy or a pickle and rebuild the engine, which is not part of it; or accept the groups and the
@@ -248,22 +239,11 @@ class Checkpointed(Optimizer):
         if sizes[0] != sizes[1]:
             raise ValueError(f"state_dict must have groups of {sizes[1]} parameters, got {sizes[0]}")
         self._check_order(state_dict)
-        required = {"mean", *self.rule.state, *COUNTERS}
         for identity, parameter in self._pairs(state_dict):
             entries = state_dict["state"].get(identity)
-            if entries is None:
-                continue
-            missing = required - entries.keys()
-            if missing:
-                raise ValueError(
-                    f"the state of parameter {identity!r} must have {sorted(required)}, got none for {sorted(missing)}"
-                )
-            for name in ("mean", *self.rule.state):
-                if entries[name].shape != parameter.shape:
-                    raise ValueError(
-                        f"the state of parameter {identity!r} must be of shape {tuple(parameter.shape)}, "
-                        f"got {tuple(entries[name].shape)} for {name!r}"
-                    )
+            fault = None if entries is None else fault_in(entries, parameter, self.rule)
+            if fault is not None:
+                raise ValueError(f"the state of parameter {identity!r} {fault}")
 
     def _check_order(self, state_dict: Mapping[str, Any]) -> None:
         """Check that no parameter whose name is in the state dict has another position there."""

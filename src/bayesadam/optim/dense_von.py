@@ -23,7 +23,7 @@ from bayesadam.posterior import DenseGaussian
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.sharding import rank_and_size
 
-_FIXED = {"perturb": True, "rank_samples": False, "low_memory": False, "compile": None, "nonfinite": "raise"}
+_FIXED = {"perturb": True, "rank_samples": False, "compile": None, "nonfinite": "raise"}
 """Hyper-parameters of the other optimisers that cannot be chosen."""
 _WORDS = {"hessian": ("exact", "reparameterized"), "correction": ("elementwise", None)}
 
@@ -136,6 +136,7 @@ class DenseVON(Optimizer):
         """
         if rank_and_size()[1] > 1:
             raise RuntimeError("DenseVON must train in one process, got several")
+        self._recover()
         group, state, mean = self.param_groups[0], self._state(), _joined(self.param_groups[0]["params"])
         loss, grad, curvature = self._measure(closure, mean)
         for name, value in (("gradient", grad), ("curvature", curvature)):
@@ -163,6 +164,7 @@ class DenseVON(Optimizer):
         group, factor, losses = self.param_groups[0], _factor(self._precision()), []
         parameters, samples, step = group["params"], group["mc_samples"], self._state()["step"]
         grad, curvature = torch.zeros_like(mean), torch.zeros_like(factor)
+        self._state()["mean"] = mean
         try:
             for sample in range(samples):
                 draw = Draw(group["seed"], step, sample, group["antithetic"])
@@ -186,7 +188,7 @@ class DenseVON(Optimizer):
                 grad += joined / samples
                 losses.append(loss.detach())
         finally:
-            self._write(mean)
+            self._recover()
         return torch.stack(losses).mean(), grad, curvature
 
     @torch.no_grad()
@@ -199,6 +201,7 @@ class DenseVON(Optimizer):
         Raises:
             RuntimeError: The name of a parameter is not known.
         """
+        self._recover()
         group = self.param_groups[0]
         names = group.get("param_names", [None])
         if model is not None:
@@ -229,6 +232,13 @@ class DenseVON(Optimizer):
         """``S`` and the number of steps, which are kept with the first parameter."""
         state: dict[str, Any] = self.state[self.param_groups[0]["params"][0]]
         return state
+
+    def _recover(self) -> None:
+        """Put the mean back into the parameters that hold a sample, also where a signal has interrupted a step."""
+        state = self._state()
+        if "mean" in state:
+            self._write(state["mean"])
+            del state["mean"]
 
     def _precision(self) -> Tensor:
         """``N S + lambda I``, without the prior's part at ``tau = 0``."""

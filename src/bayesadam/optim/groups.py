@@ -17,7 +17,7 @@ BOOKKEEPING = {"perturb": True, "noise_step": 0, "skipped_steps": 0, "weights": 
 """Entries of parameter groups that are not arguments of the constructor."""
 COUNTED = ("noise_step", "skipped_steps")
 """Entries that are the same in all groups."""
-SHARED = ("mc_samples", "antithetic", "seed", "nonfinite", "compile", "rank_samples", "low_memory")
+SHARED = ("mc_samples", "antithetic", "seed", "nonfinite", "compile", "rank_samples")
 """Hyper-parameters that must be the same in all groups."""
 
 
@@ -54,7 +54,7 @@ def check_common(group: Mapping[str, Any]) -> None:
     check_temperature(group["temperature"])
     check_count("mc_samples", group["mc_samples"])
     check("seed", group["seed"], "an integer in [0, 2**64)", lambda v: isinstance(v, int) and 0 <= v < 2**64)
-    for name in ("antithetic", "perturb", "maximize", "rank_samples", "low_memory"):
+    for name in ("antithetic", "perturb", "maximize", "rank_samples"):
         check(name, group[name], "True or False", lambda v: isinstance(v, bool))
     check("compile", group["compile"], "True, False or None", lambda v: isinstance(v, bool | None))
     if group["antithetic"]:

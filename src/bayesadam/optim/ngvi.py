@@ -90,7 +90,6 @@ class NGVI(SecondOrderOptimizer):
         mc_samples: int = 1,
         antithetic: bool = False,
         rank_samples: bool = False,
-        low_memory: bool = False,
         seed: int = 0,
         maximize: bool = False,
         nonfinite: str = "raise",

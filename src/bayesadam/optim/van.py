@@ -41,7 +41,6 @@ class VAN(VON):
         mc_samples: int = 1,
         antithetic: bool = False,
         rank_samples: bool = False,
-        low_memory: bool = False,
         seed: int = 0,
         maximize: bool = False,
         nonfinite: str = "raise",

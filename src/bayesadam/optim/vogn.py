@@ -84,7 +84,6 @@ class VOGN(PerturbedOptimizer):
         mc_samples: int = 1,
         antithetic: bool = False,
         rank_samples: bool = False,
-        low_memory: bool = False,
         seed: int = 0,
         maximize: bool = False,
         nonfinite: str = "raise",

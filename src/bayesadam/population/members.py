@@ -29,7 +29,7 @@ POSSIBLE = {
     "correction": ("elementwise", None),
 }
 _OF_ADAM = ("lr", "betas", "eps", "weight_decay", "seed", "num_data", "prior")
-_REFUSED = ("maximize", "curvature", "rank_samples", "low_memory", "compile")
+_REFUSED = ("maximize", "curvature", "rank_samples", "compile")
 SHARED = ("mc_samples", "antithetic")
 COMMON = ("lr", "betas", "num_data", "temperature", "prior_precision", "initial_precision")
 _REPORTED = ("method", "seed", *SHARED, *COMMON)

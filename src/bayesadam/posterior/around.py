@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bayesadam import noise
 from bayesadam.native import device as kernels
+from bayesadam.native.memory import are_backed
 
 
 class Around:
@@ -41,7 +42,10 @@ class Around:
 
     def fill(self, outs: Mapping[int, Tensor], sample: int) -> bool:
         """Fill the tensors, on a device whose kernel is known to be right."""
-        places = [(out.data_ptr(), out.stride()) for out in outs.values()]
+        tensors = [*outs.values(), *self.means.values(), *self.deviations.values()]
+        if not are_backed(tensors):
+            raise RuntimeError("means, standard deviations and tensors to fill must be in memory, got freed storage")
+        places = [(tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in tensors]
         if places != self._places:
             self._places, self._table = places, self._made(outs)
         if self._table is None:
@@ -63,7 +67,7 @@ class Around:
         for index, out in outs.items():
             mean, deviation = self.means[index], self.deviations[index]
             order = kernels.order_of(out, mean, deviation)
-            if order is None:
+            if order is None or not out.shape == mean.shape == deviation.shape:
                 return None
             row = noise.table_row(out.data_ptr(), (index, 0, out.numel(), out.numel()), self.seed, 0, 0)
             rows.append([*row, mean.data_ptr(), deviation.data_ptr(), *order])
