@@ -46,10 +46,10 @@ def first_bad(grads: Sequence[Tensor], *, compiles: bool | None) -> int | None:
 @cache
 def _compiled() -> Callable[[Sequence[Tensor]], int | None] | None:
     """The compiled function, or ``None`` if there is none."""
-    try:
-        function = native.load(native.read("finite.cpp")).first_bad
-    except native.CompilationError:  # the kernels report this if compilation was requested
+    library = native.load(native.read("finite.cpp"))
+    if library is None:
         return None
+    function = library.first_bad
     function.restype = ctypes.c_int64
 
     def walk(grads: Sequence[Tensor]) -> int | None:
