@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from bayesadam.files import whole_file
+from bayesadam import files
 
 FLAGS = (
     *("-O3", "-std=c++17", "-shared", "-fPIC", "-march=native", "-fopenmp"),
@@ -98,17 +98,20 @@ def _load(source: str) -> ctypes.CDLL:
     if library is not None:
         return library
     with tempfile.TemporaryDirectory(prefix="bayesadam-", ignore_cleanup_errors=True) as scratch:
-        path = Path(scratch) / "library.so"
+        path, reason = Path(scratch) / "library.so", None
         _run([compiler, *flags, "-x", "c++", "-", "-o", str(path)], source, TMPDIR=scratch)
         try:
             path = _keep(key, path.read_bytes())
         except (OSError, RuntimeError) as error:
-            _warn(f"every process compiles its kernels again, as there is no cache for them: {error}")
+            reason = str(error)
         try:
-            return ctypes.CDLL(str(path))
+            library = ctypes.CDLL(str(path))
         except OSError:
             path.unlink(missing_ok=True)
             raise
+    if reason is not None:
+        _warn(f"every process compiles its kernels again, as there is no cache for them: {reason}")
+    return library
 
 
 def _cached(key: str) -> ctypes.CDLL | None:
@@ -123,7 +126,7 @@ def _cached(key: str) -> ctypes.CDLL | None:
 def _keep(key: str, content: bytes) -> Path:
     """Write a library to the cache."""
     path = _folder() / _name(key, content)
-    with whole_file(path, mode=0o600) as temporary:
+    with files.whole_file(path, mode=0o600) as temporary:
         temporary.write_bytes(content)
     return path
 
