@@ -251,12 +251,11 @@ def _compiled(work: Pass, weights: torch.dtype, real: torch.dtype) -> Compiled |
         return f"{_without(work)}: {error}"
     if library is None:
         return None
-    function = library.run
-    function.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 3, ctypes.c_int]
+    library.run.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 3, ctypes.c_int]
 
     def kernel(runs: NDArray[np.int64], numbers: NDArray[np.float64], words: NDArray[np.int64], numel: int) -> None:
         threads = 1 if numel <= noise.ALONE else torch.get_num_threads()
-        function(len(runs), runs.ctypes.data, numbers.ctypes.data, words.ctypes.data, threads)
+        library.run(len(runs), runs.ctypes.data, numbers.ctypes.data, words.ctypes.data, threads)
 
     def call(runs: NDArray[np.int64], numbers: Mapping[str, float], words: NDArray[np.int64]) -> None:
         runs[:, 4] = 0

@@ -144,9 +144,10 @@ def _folder() -> Path:
         OSError: There is none, and it cannot be made; or others can write to it.
         RuntimeError: The user has no home directory.
     """
-    chosen = os.environ.get("BAYESADAM_CACHE")
-    folder = Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bayesadam")
-    folder = folder.absolute()  # a name without a slash would be looked for elsewhere
+    name = os.environ.get("BAYESADAM_CACHE")
+    if not name:
+        name = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bayesadam"
+    folder = Path(name).absolute()  # the system looks for a library elsewhere if its path has no slash
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if sys.platform != "win32" and (status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022):
@@ -185,7 +186,7 @@ def _run(command: list[str], text: str, **variables: str) -> str:
         RuntimeError: It failed; the message is one line.
         subprocess.TimeoutExpired: It took more than ``SECONDS``.
     """
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -194,8 +195,7 @@ def _run(command: list[str], text: str, **variables: str) -> str:
         errors="replace",
         env={**os.environ, **variables},
         start_new_session=True,
-    )
-    with process:
+    ) as process:
         try:
             output, messages = process.communicate(text, timeout=SECONDS)
         except BaseException:
