@@ -146,7 +146,7 @@ def _folder() -> Path:
     """
     name = os.environ.get("BAYESADAM_CACHE")
     if not name:
-        name = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bayesadam"
+        name = f"{os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/bayesadam"
     folder = Path(name).absolute()  # the system looks for a library elsewhere if its path has no slash
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
