@@ -43,11 +43,15 @@ class DamagedFile(ValueError):
 
 
 @contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+def whole_file(path: str | os.PathLike[str], *, mode: int | None = None) -> Iterator[Path]:
     """Context that gives an empty file to write to; it replaces ``path`` if the block ends without an error.
 
     The file has the name of the target, in a temporary folder beside it. A symbolic link is replaced, and the file that
-    it points to is not touched. The new file has the permissions of the old one, or those that the umask leaves.
+    it points to is not touched.
+
+    Args:
+        path: Path of the file.
+        mode: Permissions of the file; by default those of the old one, or those that the umask leaves.
 
     Raises:
         OSError: The file cannot be written, or something else than a file is there. An existing file is left unchanged.
@@ -63,7 +67,8 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         temporary = folder / target.name
         temporary.touch()
-        mode = (target if target.exists() else temporary).stat().st_mode
+        if mode is None:
+            mode = (target if target.exists() else temporary).stat().st_mode
         yield temporary
         temporary.chmod(stat.S_IMODE(mode))  # safetensors makes a file that only its owner can read
         with temporary.open("rb+") as file:

@@ -317,18 +317,13 @@ def _compiled() -> Fill | None:
     """The compiled function, after comparison with PyTorch's operations; ``None`` if it cannot be compiled or
     differs.
     """
-    if not native.has_compiler():
-        native.warn_without_compiler()
-        return None
-    try:
-        function = native.load(native.read("normal.cpp")).normals
-    except native.CompilationError as error:
-        warnings.warn(f"noise is drawn without its compiled function: {error}", RuntimeWarning, stacklevel=2)
+    library = native.load(native.read("normal.cpp"))
+    if library is None:
         return None
 
     def fill(table: NDArray[np.int64], numel: int) -> None:
         threads = 1 if numel <= ALONE else torch.get_num_threads()
-        function(ctypes.c_int64(len(table)), ctypes.c_void_p(table.ctypes.data), ctypes.c_int(threads))
+        library.normals(ctypes.c_int64(len(table)), ctypes.c_void_p(table.ctypes.data), ctypes.c_int(threads))
 
     return _tried(fill, torch.device("cpu"))
 

@@ -135,11 +135,8 @@ def _call(name: str, columns: Sequence[Sequence[Tensor]], numbers: tuple[float, 
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """The compiled library, or ``None`` if it cannot be compiled; :mod:`bayesadam.noise` has then warned about it."""
-    try:
-        library = native.load(native.read("sample.cpp")) if native.has_compiler() else None
-    except native.CompilationError:
-        return None
+    """The compiled library, or ``None`` if there is none."""
+    library = native.load(native.read("sample.cpp"))
     if library is not None:
         for function in (library.sample, library.sample_backward):
             numbers = [ctypes.c_float, ctypes.c_float]

@@ -56,10 +56,10 @@ def first_bad(gradients: Mapping[Flat, Gradients], *, compiles: bool | None) -> 
 @cache
 def _compiled() -> Callable[[Sequence[int], Sequence[NDArray[np.int64]]], int | None] | None:
     """The compiled function, or ``None`` if there is none."""
-    try:
-        function = native.load(native.read("finite.cpp")).first_bad
-    except native.CompilationError:  # the kernels report this if compilation was requested
+    library = native.load(native.read("finite.cpp"))
+    if library is None:
         return None
+    function = library.first_bad
     function.restype = ctypes.c_int64
 
     def walk(addresses: Sequence[int], sizes: Sequence[NDArray[np.int64]]) -> int | None:

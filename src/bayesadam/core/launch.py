@@ -220,11 +220,9 @@ def kernel_of(
         asked: Whether the user asked for kernels, and is warned once, with the reason, if there is none.
     """
     if devices.is_available(device):
-        found: Compiled | gpu.Kernels | str = _in_triton(work, weights, real, device)
+        found: Compiled | gpu.Kernels | str | None = _in_triton(work, weights, real, device)
     elif device.type != "cpu":
         return None
-    elif not native.has_compiler():
-        found = "needs a C++ compiler, found none: going on without it"
     else:
         found = _compiled(work, weights, real)
     if not isinstance(found, str):
@@ -239,20 +237,22 @@ def _without(work: Pass) -> str:
 
 
 @cache
-def _compiled(work: Pass, weights: torch.dtype, real: torch.dtype) -> Compiled | str:
-    """A kernel in C++, or the reason why there is none."""
+def _compiled(work: Pass, weights: torch.dtype, real: torch.dtype) -> Compiled | str | None:
+    """A kernel in C++, or the reason why there is none; ``None`` if nothing can be compiled here."""
     if weights not in cpp.TYPES:
         return f"{_without(work)}: weights of {weights} have none"
     program = program_of(work, weights, real)
     try:
-        function = native.load(cpp.source(program, work.draws, real)).run
-    except (native.CompilationError, NotElementwise) as error:
+        library = native.load(cpp.source(program, work.draws, real))
+    except NotElementwise as error:
         return f"{_without(work)}: {error}"
-    function.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 3, ctypes.c_int]
+    if library is None:
+        return None
+    library.run.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 3, ctypes.c_int]
 
     def kernel(runs: NDArray[np.int64], numbers: NDArray[np.float64], words: NDArray[np.int64], numel: int) -> None:
         threads = 1 if numel <= noise.ALONE else torch.get_num_threads()
-        function(len(runs), runs.ctypes.data, numbers.ctypes.data, words.ctypes.data, threads)
+        library.run(len(runs), runs.ctypes.data, numbers.ctypes.data, words.ctypes.data, threads)
 
     def call(runs: NDArray[np.int64], numbers: Mapping[str, float], words: NDArray[np.int64]) -> None:
         runs[:, 4] = 0

@@ -1,8 +1,9 @@
 """Compiling small C++ sources with the system's compiler and loading them; without a compiler the library is slower.
 
-A library is compiled once per source, compiler and instruction set, and kept in the user's cache folder
-(``$BAYESADAM_CACHE``, by default ``~/.cache/bayesadam``). ``BAYESADAM_NATIVE=0`` in the environment switches all
-native code off.
+A library is compiled once per source, compiler, flags and instruction set, and kept in the user's cache folder
+(``$BAYESADAM_CACHE``, by default ``~/.cache/bayesadam``). Its name there consists of the digest of these and of that of
+its content, which is compared before it is loaded. ``BAYESADAM_CXXFLAGS`` adds flags of the compiler, and
+``BAYESADAM_NATIVE=0`` switches all native code off.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ import ctypes
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import warnings
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+from bayesadam import files
 
 FLAGS = (
     *("-O3", "-std=c++17", "-shared", "-fPIC", "-march=native", "-fopenmp"),
@@ -29,25 +35,16 @@ SECONDS = 120.0
 """Time after which a compiler that has not finished counts as failed."""
 
 
-class CompilationError(RuntimeError):
-    """Raised if there is no compiler, or it did not compile a source; the message is one line with the reason."""
+class _Process:
+    """What has happened in this process."""
+
+    has_warned = False
+    compiler_hangs = False
 
 
 def has_compiler() -> bool:
     """Whether there is a C++ compiler, and native code is not switched off."""
-    return os.environ.get("BAYESADAM_NATIVE", "1") != "0" and _compiler() is not None
-
-
-@cache
-def warn_without_compiler() -> None:
-    """Warn, once, that there is no compiler, unless native code is switched off."""
-    if os.environ.get("BAYESADAM_NATIVE", "1") != "0" and _compiler() is None:
-        warnings.warn(
-            "there is no C++ compiler: steps of optimisers and samples of posteriors take several times as long; "
-            "install one (g++ or clang++), or set BAYESADAM_NATIVE=0 in the environment to go on without it",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    return not _is_switched_off() and _compiler() is not None
 
 
 def read(name: str) -> str:
@@ -57,23 +54,105 @@ def read(name: str) -> str:
     return "".join(read(line.split('"')[1]) if line.startswith('#include "') else line for line in lines)
 
 
-def load(source: str) -> ctypes.CDLL:
+def load(source: str) -> ctypes.CDLL | None:
     """Load the library of a C++ source, which is compiled if it is not in the cache.
 
-    Raises:
-        CompilationError: There is no compiler, or the source does not compile or load.
+    Returns:
+        The library. Without one, PyTorch's operations are to be used: native code is switched off, there is no
+        compiler, or it fails or hangs. The first failure in a process gives a warning with the reason.
     """
-    if not has_compiler():
-        raise CompilationError("there is no C++ compiler (or BAYESADAM_NATIVE=0 is set)")
-    flags, macros = _target(str(_compiler()))
-    name = hashlib.sha256("\0".join((source, macros, *flags)).encode()).hexdigest()[:32]
-    path = _folder() / f"{name}.so"
-    if not path.exists():
-        _compile(source, flags, path)
+    if _is_switched_off() or _Process.compiler_hangs:
+        return None
     try:
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise CompilationError(f"the compiled library cannot be loaded: {error}") from None
+        return _load(source)
+    except subprocess.TimeoutExpired:
+        _Process.compiler_hangs = True
+        reason = f"the compiler took more than {SECONDS:.0f} seconds"
+    except (OSError, RuntimeError) as error:
+        reason = str(error)
+    _warn(
+        f"{reason}: PyTorch's operations are used in place of compiled kernels, and steps of optimisers and samples of "
+        "posteriors take several times as long; BAYESADAM_NATIVE=0 in the environment goes on so without this warning"
+    )
+    return None
+
+
+def _is_switched_off() -> bool:
+    return os.environ.get("BAYESADAM_NATIVE", "1") == "0"
+
+
+def _warn(message: str) -> None:
+    if not _Process.has_warned:
+        _Process.has_warned = True
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+def _load(source: str) -> ctypes.CDLL:
+    """:func:`load`, with an error of the system or of the compiler if there is no library."""
+    compiler = _compiler()
+    if compiler is None:
+        raise RuntimeError("there is no C++ compiler (install g++ or clang++)")
+    flags, macros = _target(compiler, os.environ.get("BAYESADAM_CXXFLAGS", ""))
+    key = hashlib.sha256("\0".join((source, macros, *flags)).encode()).hexdigest()[:32]
+    library = _cached(key)
+    if library is not None:
+        return library
+    with tempfile.TemporaryDirectory(prefix="bayesadam-", ignore_cleanup_errors=True) as scratch:
+        path, reason = Path(scratch) / "library.so", None
+        _run([compiler, *flags, "-x", "c++", "-", "-o", str(path)], source, TMPDIR=scratch)
+        try:
+            path = _keep(key, path.read_bytes())
+        except (OSError, RuntimeError) as error:
+            reason = str(error)
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+    if reason is not None:
+        _warn(f"every process compiles its kernels again, as there is no cache for them: {reason}")
+    return library
+
+
+def _cached(key: str) -> ctypes.CDLL | None:
+    """The library in the cache, if there is one and its content is what was written."""
+    with suppress(OSError, RuntimeError):
+        for path in _folder().glob(f"{key}-*.so"):
+            if path.name == _name(key, path.read_bytes()):
+                return ctypes.CDLL(str(path))
+    return None
+
+
+def _keep(key: str, content: bytes) -> Path:
+    """Write a library to the cache."""
+    path = _folder() / _name(key, content)
+    with files.whole_file(path, mode=0o600) as temporary:
+        temporary.write_bytes(content)
+    return path
+
+
+def _name(key: str, content: bytes) -> str:
+    return f"{key}-{hashlib.sha256(content).hexdigest()}.so"
+
+
+def _folder() -> Path:
+    """The cache folder, to which only the user (and the superuser) can write.
+
+    Nobody else can therefore exchange a library between the comparison of its digest and its loading.
+
+    Raises:
+        OSError: There is none, and it cannot be made; or others can write to it.
+        RuntimeError: The user has no home directory.
+    """
+    name = os.environ.get("BAYESADAM_CACHE")
+    if not name:
+        name = f"{os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/bayesadam"
+    folder = Path(name).absolute()  # the system looks for a library elsewhere if its path has no slash
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if sys.platform != "win32" and (status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022):
+        raise PermissionError(f"the cache folder must be writable by the user alone (mode 0700), got {str(folder)!r}")
+    return folder
 
 
 def _compiler() -> str | None:
@@ -82,51 +161,52 @@ def _compiler() -> str | None:
 
 
 @cache
-def _target(compiler: str) -> tuple[tuple[str, ...], str]:
-    """Flags that this compiler accepts, and all macros that it predefines with them.
+def _target(compiler: str, further: str) -> tuple[tuple[str, ...], str]:
+    """Flags that this compiler accepts, with further ones, and all macros that it predefines with them.
 
     The macros contain its version and the features of the processor, and together they identify the target of a
     library.
     """
-    for flags in ((*FLAGS, WIDE), FLAGS, tuple(flag for flag in FLAGS if flag not in ("-march=native", "-fopenmp"))):
-        command = [compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-        if found.returncode == 0:
-            return flags, found.stdout
-    raise CompilationError(f"the compiler {compiler} refuses even an empty source: {_first_line(found.stderr)}")
+    portable = tuple(flag for flag in FLAGS if flag not in ("-march=native", "-fopenmp"))
+    *choices, last = ((*flags, *further.split()) for flags in ((*FLAGS, WIDE), FLAGS, portable))
+    for flags in choices:
+        with suppress(RuntimeError):
+            return flags, _macros(compiler, flags)
+    return last, _macros(compiler, last)
 
 
-def _folder() -> Path:
-    """The cache folder, or a folder of this process where there is none."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(os.environ.get("BAYESADAM_CACHE") or Path(base) / "bayesadam")
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK | os.X_OK):
-            return folder
-    except OSError:
-        pass
-    return _own_folder()
+def _macros(compiler: str, flags: tuple[str, ...]) -> str:
+    return _run([compiler, *flags, "-dM", "-E", "-x", "c++", "-"], "")
 
 
-@cache
-def _own_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="bayesadam-"))
+def _run(command: list[str], text: str, **variables: str) -> str:
+    """What a compiler prints for a source; it is ended with all processes that it has started if it takes too long.
 
-
-def _compile(source: str, flags: tuple[str, ...], path: Path) -> None:
-    """Compile to another name first, so that no other process sees an incomplete library."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        code, made = Path(folder) / "source.cpp", Path(folder) / "library.so"
-        code.write_text(source)
-        command = [str(_compiler()), *flags, str(code), "-o", str(made)]
+    Raises:
+        RuntimeError: It failed; the message is one line.
+        subprocess.TimeoutExpired: It took more than ``SECONDS``.
+    """
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        env={**os.environ, **variables},
+        start_new_session=True,
+    ) as process:
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-        except subprocess.TimeoutExpired:
-            raise CompilationError(f"the compiler took more than {SECONDS:.0f} seconds") from None
-        if done.returncode:
-            raise CompilationError(f"the compiler failed: {_first_line(done.stderr)}")
-        made.replace(path)
+            output, messages = process.communicate(text, timeout=SECONDS)
+        except BaseException:
+            process.kill()
+            if sys.platform != "win32":
+                with suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode:
+        raise RuntimeError(f"the compiler failed: {_first_line(messages)}")
+    return output
 
 
 def _first_line(text: str) -> str:

@@ -6,7 +6,7 @@
 
 namespace {
 
-constexpr int64_t CHUNK = 4096;
+constexpr int64_t CHUNK = 512;  // elements whose sums are in float32, short enough for narrow vectors, too
 constexpr float SMALL = -15.0f;  // below it the logarithm of softplus(rho) is rho, to rounding
 
 inline float exponential(float x) {  // for x <= 0; the polynomial is that of Cephes
