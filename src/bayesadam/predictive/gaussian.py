@@ -254,11 +254,15 @@ def standard_normals(samples: int, like: Tensor, seed: int) -> Tensor:
     return draws[:, : like.numel()].reshape(samples, *like.shape)
 
 
+SINGULAR = 1e-9
+"""Share of an output's variance that the outputs before it leave open, below which a covariance counts as singular."""
+
+
 def square_root(covariance: Tensor) -> Tensor:
     """``L`` with ``L L' = covariance`` for matrices ``(N, K, K)`` that may be singular, in float64.
 
-    It is lower triangular where the Cholesky decomposition succeeds, and symmetric where it does not. Rows of outputs
-    whose variance is zero are exactly zero.
+    It is lower triangular, and symmetric for matrices that are singular up to rounding, whose Cholesky decomposition
+    may succeed or not with the last bits. Rows of outputs whose variance is zero are exactly zero.
     """
     matrix = covariance.double()
     certain = matrix.diagonal(dim1=-2, dim2=-1) <= 0
@@ -268,7 +272,8 @@ def square_root(covariance: Tensor) -> Tensor:
     root, failed = torch.linalg.cholesky_ex(matrix)
     finite = matrix.isfinite().flatten(1).all(1)
     root[~finite] = math.nan
-    failed = (failed > 0) & finite
+    remaining = root.diagonal(dim1=-2, dim2=-1).square() / matrix.diagonal(dim1=-2, dim2=-1)
+    failed = ((failed > 0) | (remaining < SINGULAR).any(1)) & finite
     if failed.any():
         values, vectors = torch.linalg.eigh(matrix[failed])
         root[failed] = (vectors * values.clamp_min(0.0).sqrt().unsqueeze(1)) @ vectors.mT
