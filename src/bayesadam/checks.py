@@ -75,6 +75,12 @@ def check_count(name: str, value: Any) -> None:
     check(name, value, "a whole number of at least 1", is_whole)
 
 
+def check_tensor(name: str, value: Any) -> None:
+    """Raise ``ValueError`` unless a value is a tensor."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} must be a tensor, got {type(value).__name__}")
+
+
 def check_model(model: Any) -> None:
     """Raise ``ValueError`` unless a value is a network; it may be a posterior, if arguments were swapped."""
     if not isinstance(model, nn.Module):

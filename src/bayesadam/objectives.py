@@ -14,6 +14,7 @@ from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import DiagonalGaussian, Mixture
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.predictive.how import How
+from bayesadam.predictive.mixture import check_at_samples
 from bayesadam.predictive.monte_carlo import outputs_at_samples
 from bayesadam.priors import Prior, as_prior
 
@@ -72,7 +73,9 @@ def elbo(
     count = how.count_for(posterior)
     divergence = _divergence(posterior, prior, count, seed)
     outputs = outputs_at_samples(model, posterior, inputs, range(count), how)
-    log_prob = likelihood.log_prob(outputs, target.to(outputs.device)).double().flatten(1)
+    target = target.to(outputs.device)
+    check_at_samples(likelihood, outputs, target)
+    log_prob = likelihood.log_prob(outputs, target).double().flatten(1)
     total = log_prob.mean() * (log_prob.shape[1] if num_data is None else num_data)
     return total.cpu() - divergence.cpu()
 

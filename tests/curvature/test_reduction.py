@@ -5,7 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import bayesadam as ba
 from bayesadam.curvature import reduction_of
+from bayesadam.curvature.reduction import ignored_labels
 
 M, K = 6, 4
 model = nn.Linear(3, K)
@@ -87,3 +89,37 @@ def test_outputs_as_many_as_examples():
     """The mean over examples, summed over as many outputs, must not pass for a sum over examples."""
     square = nn.Linear(3, M)
     assert reduction_of(square(x).square().mean(0).sum(), M) is None
+
+
+class TestIgnoredLabels:
+    """A mean over the labels that count: the squares have the factor M / m."""
+
+    LABELS = torch.tensor([0, -100, 1, -100, 2, 3])
+
+    @pytest.mark.parametrize("smoothing", [0.0, 0.1])
+    def test_are_warned_of_if_the_loss_is_seen(self, smoothing):
+        def squares(rows, labels):
+            found = ba.PerExampleSquares(model)
+            found.start()
+            loss = F.cross_entropy(model(rows), labels, label_smoothing=smoothing)
+            found.backward(0.5 * loss)
+            found.stop()
+            return found.mean_squares(model.weight).clone()
+
+        counts = self.LABELS >= 0
+        right = squares(x[counts], self.LABELS[counts])
+        with pytest.warns(UserWarning, match="^2 of 6 examples have a label that the mean of the loss leaves out, but"):
+            found = squares(x, self.LABELS)
+        torch.testing.assert_close(found, 6 / 4 * right)
+
+    def test_nothing_is_said_where_it_is_not_so(self):
+        ones = torch.full((M, 2), -100)
+        ones[:, 0] = 0
+        for loss, size in (
+            (cross(), M),
+            (F.cross_entropy(model(x), self.LABELS, reduction="sum"), M),
+            (F.cross_entropy(model(x).view(M, 2, 2).movedim(2, 1), ones), M),
+            (F.mse_loss(model(x), ys), M),
+            (F.cross_entropy(model(x), self.LABELS), None),
+        ):
+            assert ignored_labels(loss, size) == 0

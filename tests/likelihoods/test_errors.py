@@ -74,7 +74,7 @@ VALUES = {
     "bernoulli: shape": (lambda: ba.Bernoulli().nll(Z, Y[:, 0]), "target must be of the output's shape (3, 2)"),
     "poisson: shape": (lambda: Poisson().nll(Z, Y[:, 0]), "the output's shape (3, 2), got (3,)"),
     "own: shape": (lambda: Exponential().nll(Z, Y[:, 0]), "the output's shape (3, 2), got (3,)"),
-    "mixture: shape": (lambda: mixture(Exponential()).log_prob(Y), "the output's shape (5, 4, 2), got (3, 2)"),
+    "mixture: shape": (lambda: mixture(Exponential()).log_prob(Y), "the output's shape (4, 2), got (3, 2)"),
     "classes: shape": (lambda: ba.Categorical().nll(CLASSES, torch.zeros(5, 1).long()), "without classes (5,), got"),
     "classes: one-hot": (lambda: ba.Categorical().nll(CLASSES, torch.zeros(5, 3).long()), "without classes (5,), got"),
     # targets that cannot occur

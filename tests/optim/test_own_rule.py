@@ -10,6 +10,7 @@ import torch
 
 import bayesadam as ba
 from bayesadam.core import launch
+from bayesadam.optim.vogn import VOGNRule
 from optim.methods import loss_of, make_net, train, weights
 from population import conftest as reference
 from population.problems import BATCH, F64, models_of, noise_of, regression
@@ -134,3 +135,74 @@ def test_what_is_not_element_wise_is_refused(own, word):
     net, opt = make(Odd)
     with pytest.raises(TypeError, match=rf"Rule must be element-wise, but it calls {called}"):
         train(net, opt, 1)
+
+
+def full(value):
+    """A number as a tensor of all weights."""
+    return lambda like, hp: torch.full_like(like, value)
+
+
+CONSTANTS = {
+    "curvature": {"curvature": full(100.0)},
+    "of a hyper-parameter": {"curvature": lambda like, hp: torch.zeros_like(like) + 2.0 * hp.num_data},
+    "state": {"curvature": full(100.0), "state": full(100.0)},
+    "precision": {"curvature": full(100.0), "precision": full(5001.0)},
+}
+"""What may be a number in a rule, and is computed from the state otherwise; the precision is 50 * 100 + 1."""
+
+
+@pytest.mark.parametrize("compiled", [False, None])
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("word", CONSTANTS)
+def test_a_rule_may_return_constants(own, word, samples, compiled):
+    made = CONSTANTS[word]
+
+    class Constant(own.SoftSignRule):
+        def curvature(self, grad, deviation, state, hp):
+            return made["curvature"](grad, hp)
+
+        def update(self, mean, state, grad, curvature, hp):
+            moved, new = super().update(mean, state, grad, curvature, hp)
+            return moved, {**new, "exp_avg_sq": made.get("state", lambda like, hp: curvature)(mean, hp)}
+
+        def precision(self, state, hp):
+            computed = hp.num_data * state["exp_avg_sq"] + hp.prior_precision
+            return made.get("precision", lambda like, hp: computed)(state["exp_avg_sq"], hp)
+
+    class Odd(own.SoftSign):
+        rule = Constant()
+
+    for mode in ("block", "train") if samples == 1 else ("block",):
+        net, opt = make(Odd, torch.float64, mc_samples=samples, compile=compiled)
+        train(net, opt, 2, mode=mode)
+        opt.eval()
+        for variance in opt.posterior().variance.values():
+            torch.testing.assert_close(variance, torch.full_like(variance, 1 / 5001), rtol=1e-12, atol=0.0)
+
+
+class OwnCurvature(VOGNRule):
+    """Of a constant instead of squared gradients of examples."""
+
+    def curvature(self, grad, deviation, state, hp):
+        return 100.0 + 0.0 * grad
+
+
+class OwnVOGN(ba.VOGN):
+    rule = OwnCurvature()
+
+
+@pytest.mark.parametrize("mode", ["block", "train"])
+def test_vogn_uses_the_curvature_of_its_rule(mode):
+    net = make_net(torch.float64)
+    opt = OwnVOGN(net.parameters(), num_data=50, betas=(0.0, 0.0), curvature=ba.PerExampleSquares(net))
+    train(net, opt, 2, mode=mode)
+    opt.eval()
+    for variance in opt.posterior(net).variance.values():
+        torch.testing.assert_close(variance, torch.full_like(variance, 1 / 5001), rtol=1e-12, atol=0.0)
+
+
+def test_so_does_a_population():
+    options = {"method": OwnVOGN, "epochs": 2, "batch_size": BATCH, "betas": (0.0, 0.0), "progress": False}
+    nets = ba.population.train(models_of(), regression((50,))[0], likelihood=noise_of(4.0), **options)
+    for variance in nets.variance.values():
+        torch.testing.assert_close(variance, torch.full_like(variance, 1 / 5001), rtol=1e-12, atol=0.0)

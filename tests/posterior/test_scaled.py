@@ -82,3 +82,38 @@ def test_half_precision_keeps_the_uncertainty(kind, dtype):
         torch.testing.assert_close(half.variance[name].double(), q.variance[name].double(), rtol=1e-5, atol=1e-17)
         assert all(draw.dtype == dtype for draw in half.sample(2).values())
     assert float(half.entropy()) == pytest.approx(float(q.entropy()), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_subclass_stays_one(kind):
+    q = KINDS[kind]()
+    q.__class__ = type("Own", (type(q),), {})
+    assert type(q.scaled(0.5)) is type(q.to(dtype=torch.float64)) is type(q)
+
+
+def test_samples_of_a_subclass_are_its_own():
+    class Shifted(ba.DiagonalGaussian):
+        def writer(self, seed=0):
+            write_gaussian = super().writer(seed)
+
+            def write(targets, number):
+                write_gaussian(targets, number)
+                for target in targets.values():
+                    target.add_(3.0)
+
+            return write
+
+    model = torch.nn.Linear(1, 1)
+    shapes = {"weight": (1, 1), "bias": (1,)}
+    zeros, ones = ({name: make(shape) for name, shape in shapes.items()} for make in (torch.zeros, torch.ones))
+    q = Shifted(zeros, ones)
+    pred = ba.predict(model, q.scaled(1e-6), torch.ones(4, 1), likelihood=ba.Gaussian(1.0), mc_samples=5)
+    torch.testing.assert_close(pred.mean, torch.full((4, 1), 6.0), rtol=0.0, atol=1e-3)
+
+
+def test_samples_are_defined_in_one_place():
+    with pytest.raises(TypeError, match="^Own must define writer, by which predictions and mixtures draw samples, got"):
+
+        class Own(ba.DiagonalGaussian):
+            def sample(self, count, *, seed=0, first=0):
+                return {name: mean.expand(count, *mean.shape) + 3.0 for name, mean in self.mean.items()}

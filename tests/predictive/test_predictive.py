@@ -698,6 +698,9 @@ class TestClassification:
     ("call", "message"),
     [
         (lambda: regression(3, 5).log_prob(torch.zeros(5, 1)), r"^target must be of shape \(5,\), got \(5, 1\)$"),
+        (lambda: regression(3, 5).log_prob(7), "^target must be a tensor, got int$"),
+        (lambda: regression(3, 5).cdf(7), "^target must be a tensor, got int$"),
+        (lambda: classification(4, 5, 3).log_prob([0, 1]), "^target must be a tensor, got list$"),
         (lambda: regression(3, 5).quantile(1.0), r"^probabilities must be in \(0, 1\), got 1.0$"),
         (lambda: regression(3, 5).quantile([0.5, math.nan]), r"^probabilities must be in \(0, 1\), got .*nan"),
         (lambda: classification(4, 5, 3).log_prob(torch.zeros(5, 1)), r"^target must be of shape \(5,\), got \(5,"),

@@ -88,3 +88,14 @@ def test_the_advice_works(kind, output):
     model = network(module, outputs)
     found = ba.predict(model, around(model), X, likelihood=likelihood, method="mean", output=output)
     torch.testing.assert_close(found.probs, model(X))
+
+
+@pytest.mark.parametrize("method", ["monte_carlo", "mean", "linearized", "moments"])
+def test_outputs_that_are_no_numbers(method):
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 1), torch.randn(4, 3)
+    x[1, 2] = torch.nan
+    count = r"10 of 40" if method == "monte_carlo" else "1 of 4"
+    with pytest.warns(UserWarning, match=f"^the outputs of the model must be numbers, got NaN for {count} "):
+        pred = ba.predict(model, around(model), x, likelihood=ba.Gaussian(1.0), mc_samples=10, method=method)
+    assert pred.mean.isnan().flatten().tolist() == [False, True, False, False]

@@ -190,15 +190,15 @@ class TestFindings:
         missing = "missing values, of which the training rows had none (they are replaced by typical values)"
         assert findings.cells == [
             "column 'n': 1 row has cells that are not finite numbers ('oops' in line 5): they count as missing",
+            f"column 'n': 2 rows have {missing}",
             "column 't': 1 row has cells that are not true or false ('no' in line 5): they count as missing",
+            f"column 't': 2 rows have {missing}",
         ]
         assert findings.others == [
             "column 'c': 2 rows have categories that are rare or absent in the training rows ('x' in line 2, 'y' in "
             "line 4): they are taken as 'other'",
             "column 'n': 1 row has values far outside of the training rows' range of 1 to 4 (5.7 in line 4): do not "
             "rely on the predictions there, nor on their intervals",
-            f"column 'n': 2 rows have {missing}",
-            f"column 't': 2 rows have {missing}",
         ]
 
     @pytest.mark.parametrize(

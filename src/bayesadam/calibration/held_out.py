@@ -23,8 +23,8 @@ from bayesadam.predictive.pairs import Data, batches
 from bayesadam.predictive.predict import Run, network_outputs
 from bayesadam.predictive.result import Predictive
 
-STEPS = 20
-"""Number of steps of the search for a temperature in one bracket; the temperature is then known to 0.1%."""
+BRACKET, STEPS = (1e-4, 1e4), 21
+"""First bracket of the search for a temperature, and its steps in one bracket, after which it is known to 0.1%."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,11 @@ def mean(values: Tensor) -> float:
 
 
 def temperatures(likelihood: Likelihood) -> tuple[float, float]:
-    """Return the limits of a temperature; they are wider for regression, whose noise may have any scale."""
-    return (1e-4, 1e4) if likelihood.defines("log_probs") else (1e-20, 1e20)
+    """Return the limits of a temperature, which has the scale of the logits or of the noise.
+
+    Classes are predicted by chance at the upper one, so that higher ones would differ by rounding only.
+    """
+    return 1e-20, 1e4 if likelihood.defines("log_probs") else 1e20
 
 
 def best_temperature(
@@ -140,13 +143,11 @@ def best_temperature(
         likelihood: The likelihood that is tempered.
         prior: Half the squared logarithm of the temperature, times this number, is added to the mean score.
     """
-    limits = temperatures(likelihood)
-    bracket = (0.1, 10.0) if likelihood.defines("log_probs") else (1e-4, 1e4)
 
     def penalised(value: float) -> float:
         return mean(score(likelihood.tempered(value))) + 0.5 * prior * math.log(value) ** 2
 
-    return least_within(penalised, bracket, limits, STEPS)
+    return least_within(penalised, BRACKET, temperatures(likelihood), STEPS)
 
 
 def tempered_by_data(likelihood: Likelihood, temperature: float) -> Likelihood:

@@ -74,7 +74,7 @@ def calibrate(
             ``"auto"`` leaves the network as it is.
 
     Returns:
-        ``likelihood.tempered(temperature)``, with a temperature in [1e-4, 1e4] for classes and in [1e-20, 1e20] for
+        ``likelihood.tempered(temperature)``, with a temperature in [1e-20, 1e4] for classes and in [1e-20, 1e20] for
         noise. A warning is issued if every lower temperature is better, down to the lower limit (all rows are predicted
         correctly, or exactly); the temperature is 1 then. If every higher one is better, up to the upper limit, a
         warning is issued as well, and the temperature is this limit.

@@ -157,11 +157,13 @@ def record(
     recorder = _Recorder(program, inputs)
     with torch.no_grad(), torch.device("cpu"), recorder:  # independent of the default device
         results = function(values, scalars)
+    widest = max(values.values(), key=Tensor.element_size)
     for name, value in results.items():
+        if name not in scalars and recorder.operand(value) not in recorder.varying:
+            with torch.no_grad(), recorder:  # a number, which every weight gets
+                value = torch.where(widest == widest, value, widest)
         variable = recorder.operand(value)
-        if not isinstance(variable, Variable):
-            raise NotElementwise(f"it sets {name!r} to a constant")
-        if not value.ndim:
+        if name in scalars:
             program.counters[name] = variable
         elif variable != tensor_variable(name):
             program.results[name] = variable
@@ -169,10 +171,18 @@ def record(
 
 
 class _Recorder(TorchDispatchMode):
+    """Records operations.
+
+    Attributes:
+        varying: Variables that differ between weights. What is computed from numbers alone is a number, whatever its
+            shape, and so belongs to the header.
+    """
+
     def __init__(self, program: Program, inputs: Sequence[tuple[Variable, Tensor]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.program = program
         self.variables: dict[int, Any] = {id(tensor): variable for variable, tensor in inputs}
+        self.varying = {variable for variable, tensor in inputs if tensor.ndim}
         self.alive: list[Tensor] = [tensor for _, tensor in inputs]  # kept alive, so that no other tensor gets its id
 
     def __torch_dispatch__(
@@ -210,14 +220,17 @@ class _Recorder(TorchDispatchMode):
             name, operands = "sub", operands[::-1]
         if name == "div" and result.ndim and isinstance(args[1], Tensor) and not args[1].ndim:
             # A division by a number that is the same for all weights is a product, which is much faster.
-            name, operands[1] = "mul", self._append("reciprocal", [operands[1]], torch.float64, 0)
-        dtype = result.dtype if result.ndim or result.dtype == torch.bool else torch.float64
-        return self._append(name, operands, dtype, result.ndim)
+            name, operands[1] = "mul", self._append("reciprocal", [operands[1]], torch.float64)
+        return self._append(name, operands, result.dtype)
 
-    def _append(self, name: str, operands: Sequence[Any], dtype: torch.dtype, axes: int) -> Variable:
+    def _append(self, name: str, operands: Sequence[Any], dtype: torch.dtype) -> Variable:
         variable = Variable(f"v{len(self.program.header) + len(self.program.body)}")
-        where = self.program.body if axes else self.program.header
-        where.append(Operation(variable, name, tuple(operands), dtype))
+        if self.varying.isdisjoint(operands):
+            part, dtype = self.program.header, dtype if dtype == torch.bool else torch.float64
+        else:
+            part = self.program.body
+            self.varying.add(variable)
+        part.append(Operation(variable, name, tuple(operands), dtype))
         return variable
 
     def _bind(self, tensor: Tensor, variable: Any) -> None:

@@ -144,6 +144,11 @@ class Rule(ABC):
         return {}
 
 
+def computes_curvature(rule: Rule) -> bool:
+    """Whether a rule computes its curvature from gradient and noise, and needs no other source of it."""
+    return type(rule).curvature is not Rule.curvature
+
+
 def advanced(rule: Rule, hp: Hyper) -> dict[str, Number]:
     """The counters of :data:`COUNTERS` after a step, from those before it."""
     step = hp.step + 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,7 +15,7 @@ from bayesadam.curvature.closed import ClosedForm
 from bayesadam.curvature.collector import Collector
 from bayesadam.curvature.layers import Form
 from bayesadam.curvature.passes import Method, Slot
-from bayesadam.curvature.reduction import reduction_of
+from bayesadam.curvature.reduction import ignored_labels, reduction_of
 from bayesadam.sharding import is_sharded
 
 
@@ -35,7 +36,8 @@ class PerExampleSquares:
     has the same length by chance (as for a square of positions) cannot be detected. All positions of a sequence are one
     example, whose loss is their sum. If the loss is their mean, the squares are too small, by a factor of their number
     if they are independent. Rows that a mean leaves out (targets of -100) must not be in the minibatch: they count as
-    examples, and the squares are too large by the ratio of all rows to the others.
+    examples, and the squares are too large by the ratio of all rows to the others. Only :meth:`backward`, which sees
+    the loss, can warn of them.
 
     Layers with a closed form are ``Linear``, ``Conv1d`` to ``Conv3d``, ``Embedding``, ``LayerNorm``, ``RMSNorm``,
     ``GroupNorm``, ``InstanceNorm`` and ``BatchNorm`` in eval mode. Any other module with parameters of its own is
@@ -155,6 +157,8 @@ class PerExampleSquares:
     def check(self, loss: Tensor) -> None:
         """Check that the loss of the last forward pass reduces the losses of the examples as announced.
 
+        A warning is issued if it is a mean that leaves out some of the examples.
+
         Raises:
             ValueError: The loss is a sum where a mean was announced, or the reverse, as far as its graph shows.
         """
@@ -163,6 +167,15 @@ class PerExampleSquares:
             raise ValueError(
                 f"the loss must be the {self.reduction} of the examples' losses, got their {found} (say "
                 f"PerExampleSquares(model, reduction={found!r}), or change the loss)"
+            )
+        ignored = ignored_labels(loss, self._collector.last_size)
+        if ignored:
+            warnings.warn(
+                f"{ignored:,} of {self._collector.last_size:,} examples have a label that the mean of the loss leaves "
+                "out, but count as examples in the mean of the squared gradients, which is therefore too large: leave "
+                "them out of the minibatch",
+                UserWarning,
+                stacklevel=3,
             )
 
     def mean_squares(self, parameter: Tensor) -> Tensor | None:

@@ -11,6 +11,9 @@ from torch import Tensor
 _NODES = 1000
 """Number of nodes of a graph above which it is not searched, and nothing is known of the loss."""
 
+_NEAR = 20
+"""Number of nodes next to a loss among which that of a mean over labels is searched."""
+
 _ONE_AXIS = ("SelectBackward0", "SliceBackward0", "IndexBackward0", "IndexSelectBackward0", "UnbindBackward0")
 _JOINING = ("CatBackward0", "StackBackward0")
 
@@ -34,6 +37,27 @@ def reduction_of(loss: Tensor, size: int | None) -> str | None:
     if size is None or size <= 1 or loss.grad_fn is None:
         return None
     return _reduction(loss.grad_fn, size)
+
+
+def ignored_labels(loss: Tensor, size: int | None) -> int:
+    """Number of examples that a mean over labels leaves out (``ignore_index``), as far as is known: before the backward
+    pass, and if every example has one label.
+
+    Args:
+        loss: A scalar with a graph.
+        size: Number of examples.
+    """
+    queue = [] if loss.grad_fn is None else [loss.grad_fn]
+    for node in queue:
+        if node.name().startswith("NllLoss"):
+            try:
+                target, ignored = node._saved_target, node._saved_ignore_index  # type: ignore[attr-defined]
+            except RuntimeError:  # the graph was backwarded
+                return 0
+            signed = ignored - 2**64 if ignored >= 2**63 else ignored
+            return int((target == signed).sum()) if target.numel() == size and _own_reduction(node, "") == "mean" else 0
+        queue += [following for following, _ in node.next_functions if following is not None][: _NEAR - len(queue)]
+    return 0
 
 
 def _reduction(node: Any, size: int) -> str | None:

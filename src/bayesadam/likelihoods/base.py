@@ -13,7 +13,14 @@ from torch.distributions import Distribution, constraints
 from bayesadam.functional.generators import seeded
 from bayesadam.functional.inheritance import leave_out_derived
 from bayesadam.likelihoods import fallbacks
-from bayesadam.likelihoods.parameters import check_every_axis, check_shape, check_values, summed
+from bayesadam.likelihoods.parameters import (
+    check_densities,
+    check_every_axis,
+    check_shape,
+    check_terms,
+    check_values,
+    summed,
+)
 
 DRAWS = 1024
 """Number of draws from which mean and variance of the target are estimated if only ``sample`` is defined."""
@@ -124,19 +131,12 @@ class Likelihood(nn.Module):
 
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raise ``ValueError`` if the target does not fit the output, by shape or by value."""
-        each, width = self.outputs_per_target, output.shape[-1] if output.ndim else 1
-        if each == 1:
-            check_shape(output.shape, target)
-        elif width % each:
-            raise ValueError(
-                f"output must have {each} numbers for each target along its last axis, got shape {tuple(output.shape)}"
-            )
-        else:
-            shape = torch.Size([*output.shape[:-1], width // each])
-            check_shape(shape, target, f"a shape with one number for every {each} outputs,")
+        each = self.outputs_per_target
+        described = "the output's shape" if each == 1 else f"a shape with one number for every {each} outputs,"
+        check_shape(self._target_shape(output), target, described)
         if not self.defines("distribution"):
             return
-        given = self.distribution(output)
+        given = self._distribution("check", output)
         support = support_of(given)
         if support is not None:
             fine = torch.as_tensor(support.check(target))
@@ -155,8 +155,10 @@ class Likelihood(nn.Module):
         """:meth:`log_prob` without the check of values, for targets that were checked before."""
         if self.defines("element_log_density"):
             terms = self.element_log_density(output, target)
+            check_terms("element_log_density", terms.shape, target)
             return summed(terms, target)
         given = self._distribution("log_density", output)
+        check_terms("distribution", given.batch_shape + given.event_shape, target)
         terms, support = given.log_prob(target), support_of(given)
         if support is not None:
             terms = torch.where(torch.as_tensor(support.check(target)), terms, -math.inf)
@@ -175,10 +177,11 @@ class Likelihood(nn.Module):
         Leading sample axes are kept.
 
         Raises:
-            ValueError: The target does not fit the output (see :meth:`check`).
+            ValueError: The target does not fit the output (see :meth:`check`), or a subclass returns numbers of another
+                shape.
         """
         self.check(output, target)
-        return self.log_density(output, target)
+        return check_densities(self.log_density(output, target), output, target)
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean negative log-likelihood over the data points that are not ignored: the training loss, 0-d.
@@ -367,7 +370,22 @@ class Likelihood(nn.Module):
             raise self.missing(f"{capability} or distribution")
         given = self.distribution(output)
         given._validate_args = False  # targets are checked by `check` alone
+        shape = given.batch_shape + given.event_shape
+        if not self.defines("check") and shape != self._target_shape(output):
+            wanted = tuple(self._target_shape(output))
+            raise ValueError(f"distribution must be of targets of the shape {wanted}, got {tuple(shape)}")
         return given
+
+    def _target_shape(self, output: Tensor) -> torch.Size:
+        """The shape of the targets, after sample axes, unless a subclass defines :meth:`check`."""
+        each = self.outputs_per_target
+        if each == 1:
+            return output.shape
+        if output.ndim == 0 or output.shape[-1] % each:
+            raise ValueError(
+                f"output must have {each} numbers for each target along its last axis, got shape {tuple(output.shape)}"
+            )
+        return torch.Size([*output.shape[:-1], output.shape[-1] // each])
 
     def missing(self, capability: str) -> MissingCapabilityError:
         """Make the error for a missing capability."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayesadam.functional.moments.quadrature import gauss_hermite
 from bayesadam.likelihoods.adaptive import log_expectation
-from bayesadam.likelihoods.parameters import summed
+from bayesadam.likelihoods.parameters import check_densities, check_terms, summed
 
 if TYPE_CHECKING:
     from bayesadam.likelihoods.base import Likelihood
@@ -26,7 +26,7 @@ def score(likelihood: Likelihood, output: Tensor, target: Tensor) -> Tensor:
     """Derivative of the log density by automatic differentiation; see :meth:`Likelihood.score`."""
     leaf = output.detach().requires_grad_()
     with torch.enable_grad():
-        density = likelihood.log_density(leaf, target)
+        density = check_densities(likelihood.log_density(leaf, target), output, target)
         (gradient,) = torch.autograd.grad(density.sum(), leaf)
     return gradient
 
@@ -36,7 +36,7 @@ def observed_factor(likelihood: Likelihood, output: Tensor, target: Tensor) -> T
     leaf = output.detach().requires_grad_()
     rows: list[Tensor] = []
     with torch.enable_grad():
-        density = likelihood.log_density(leaf, target)
+        density = check_densities(likelihood.log_density(leaf, target), output, target)
         (gradient,) = torch.autograd.grad(density.sum(), leaf, create_graph=True)
         blocks = gradient.reshape(len(output), density[:1].numel(), -1)
         if not blocks.requires_grad:  # the log density is piecewise linear
@@ -88,10 +88,12 @@ def _terms(likelihood: Likelihood, capability: str, mean: Tensor, target: Tensor
     point.
     """
     if likelihood.defines("element_log_density"):
-        return (
-            lambda output: likelihood.element_log_density(output, target),
-            lambda values: summed(values, target),
-        )
+
+        def total(values: Tensor) -> Tensor:
+            check_terms("element_log_density", values.shape, target)
+            return check_densities(summed(values, target), mean, target)
+
+        return lambda output: likelihood.element_log_density(output, target), total
     with torch.no_grad():
         shape = likelihood.log_density(mean, target).shape
     if shape.numel() != mean.numel():

@@ -12,7 +12,7 @@ from torch.distributions import Distribution, Normal
 from bayesadam.checks import check, is_positive
 from bayesadam.functional import moments as maps
 from bayesadam.likelihoods.base import Likelihood
-from bayesadam.likelihoods.parameters import check_shape, diagonal_factor, set_log, summed, with_log
+from bayesadam.likelihoods.parameters import check_equal_shapes, check_shape, diagonal_factor, set_log, summed, with_log
 
 
 class RegressionLikelihood(Likelihood, abc.ABC):
@@ -33,7 +33,9 @@ class RegressionLikelihood(Likelihood, abc.ABC):
 
     def check(self, output: Tensor, target: Tensor) -> None:
         """Check that the target has the mean's shape (``(N,)`` against ``(N, 1)`` would broadcast to N x N)."""
-        check_shape(self.mean_and_log_variance(output)[0].shape, target)
+        mean, log_variance = self.mean_and_log_variance(output)
+        check_shape(mean.shape, target)
+        check_equal_shapes("mean_and_log_variance", mean, log_variance)
 
     def log_density(self, output: Tensor, target: Tensor) -> Tensor:
         """Log density, summed over the outputs of a data point."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from bayesadam.checks import check
+from bayesadam.checks import check, check_tensor
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -54,9 +54,40 @@ def check_every_axis(points: torch.Size, output: Tensor, target: Tensor) -> None
 
 
 def check_shape(shape: torch.Size, target: Tensor, described: str = "the output's shape") -> None:
-    """Raise ``ValueError`` unless the target has the given shape, except for sample axes before it."""
+    """Raise ``ValueError`` unless the target is a tensor of the given shape, except for sample axes before it."""
+    check_tensor("target", target)
     if shape[len(shape) - target.ndim :] != target.shape or len(shape) < target.ndim:
         raise ValueError(f"target must be of {described} {tuple(shape)}, got {tuple(target.shape)}")
+
+
+def check_terms(method: str, shape: torch.Size, target: Tensor) -> None:
+    """Raise ``ValueError`` unless what a likelihood's method returns has the axes of the target, after sample axes.
+
+    An axis that is missing would be broadcast, and sums over it would be those of other numbers.
+    """
+    if len(shape) < target.ndim or (target.ndim and shape[-1] != target.shape[-1]):
+        raise ValueError(f"{method} must have the axes of the target {tuple(target.shape)}, got shape {tuple(shape)}")
+
+
+def check_equal_shapes(method: str, first: Tensor, second: Tensor) -> None:
+    """Raise ``ValueError`` unless the two tensors that a likelihood's method returns have one shape: they would
+    broadcast.
+    """
+    if first.shape != second.shape:
+        raise ValueError(
+            f"{method} must return two tensors of one shape, got {tuple(first.shape)} and {tuple(second.shape)}"
+        )
+
+
+def check_densities(densities: Tensor, output: Tensor, target: Tensor) -> Tensor:
+    """Return log densities; raise ``ValueError`` unless there is one for each data point of the output."""
+    shapes = [output.shape] if target.ndim <= 1 else []  # with one output for each, without an axis
+    if output.ndim > 1 or target.ndim == 0:
+        shapes.append(output.shape[:-1])
+    if densities.shape not in shapes:
+        wanted, got = tuple(shapes[-1]), tuple(densities.shape)
+        raise ValueError(f"log_density must be one number for each data point {wanted}, got shape {got}")
+    return densities
 
 
 def check_values(target: Tensor, fine: Tensor, rule: str) -> None:

@@ -6,7 +6,16 @@ from typing import Any
 
 from torch import Tensor
 
-from bayesadam.core.rule import Hyper, Option, State, Updated, average, tempered_average, with_prior
+from bayesadam.core.rule import (
+    Hyper,
+    Option,
+    State,
+    Updated,
+    average,
+    computes_curvature,
+    tempered_average,
+    with_prior,
+)
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.optim.base import PerturbedOptimizer, Prior
 from bayesadam.optim.groups import checked_squares
@@ -59,7 +68,7 @@ class VOGN(PerturbedOptimizer):
             mean or a sum over the examples of a minibatch. With a sum, ``p.grad`` is the gradient of the mean after a
             sampling block; in drop-in training it is the gradient of the sum, and the step divides it. All backward
             passes of a step must go through the module, and gradients must be cleared by the optimiser's
-            ``zero_grad``, which clears the squares too.
+            ``zero_grad``, which clears the squares too. A subclass whose rule defines a ``curvature`` does not use it.
         betas: Decay rates of momentum and curvature; without momentum by default, as in Khan et al. 2018.
 
     Raises:
@@ -89,5 +98,5 @@ class VOGN(PerturbedOptimizer):
         nonfinite: str = "raise",
         compile: bool | None = None,
     ) -> None:
-        self._source = checked_squares(curvature)
+        self._source = None if computes_curvature(self.rule) else checked_squares(curvature)
         self._set_up(locals())

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesadam.core.rule import COUNTERS, INITIAL_COUNTERS, Hyper, Rule, advanced
+from bayesadam.core.rule import COUNTERS, INITIAL_COUNTERS, Hyper, Rule, advanced, computes_curvature
 from bayesadam.population.batches import Batch, Pool
 from bayesadam.population.draws import Draws
 from bayesadam.population.losses import Losses
@@ -75,6 +75,7 @@ class Chunk:
             self._counters = {name: np.full((len(members), 1), value) for name, value in self._counters.items()}
         noisy = losses.perturbed if setup.noisy else 0
         hessian = self._shared.get("hessian")
+        squared = hessian == "empirical_fisher" and not computes_curvature(self._rule)
         self._segments = [
             Segment(
                 self._rule,
@@ -82,7 +83,7 @@ class Chunk:
                 self._shared,
                 slice(start, stop),
                 noisy=start < noisy,
-                has_curvature=hessian == "exact" or (hessian == "empirical_fisher" and start < losses.perturbed),
+                has_curvature=hessian == "exact" or (squared and start < losses.perturbed),
             )
             for start, stop in ((0, noisy), (noisy, losses.layout.numel))
             if stop > start

@@ -179,7 +179,7 @@ class Losses:
         if not isinstance(output, Tensor):
             raise TypeError(f"models must return a tensor, got {type(output).__name__}")
         try:
-            likelihood.check(output.expand(len(y), *output.shape[1:]), y)
+            likelihood.log_prob(output.expand(len(y), *output.shape[1:]), y)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
 

@@ -30,6 +30,9 @@ Self = TypeVar("Self", bound="Posterior")
 class Posterior(NetworkDistribution):
     """Base class of distributions over named weights.
 
+    A subclass draws its samples in :meth:`writer`. It keeps all that it is made of in :meth:`tensors` and
+    ``hyperparameters``, since copies such as :meth:`scaled` are made by :meth:`from_tensors`.
+
     The weights may include buffers, such as the statistics of a batch norm layer. A posterior keeps the tensors that it
     is made of and does not copy them. They may be those of a network: predictions and :meth:`applied` leave them
     unchanged, but training the network further changes the posterior.
@@ -47,6 +50,14 @@ class Posterior(NetworkDistribution):
     hyperparameters: dict[str, Any]
     parts: ClassVar[tuple[str, ...]] = ()
     _known_random: tuple[list[tuple[int, int]] | None, list[Tensor], tuple[str, ...]] = (None, [], ())
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        samples, writes = (next(c for c in cls.__mro__ if name in vars(c)) for name in ("sample", "writer"))
+        if not issubclass(writes, samples):
+            raise TypeError(
+                f"{cls.__name__} must define writer, by which predictions and mixtures draw samples, got sample alone"
+            )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.mean)} tensors, {self.num_weights:,} weights)"
@@ -142,6 +153,11 @@ class Posterior(NetworkDistribution):
         make: Any = cls
         posterior: Self = make(*found.values(), hyperparameters=hyperparameters)
         return posterior
+
+    def _with_parts(self: Self, hyperparameters: Mapping[str, Any], **parts: Mapping[str, Tensor]) -> Self:
+        """A posterior of the same class with other tensors in some of its parts."""
+        changed = {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
+        return self.from_tensors({**self.tensors(), **changed}, hyperparameters)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the posterior to one safetensors file, without pickle and with a digest. The file is written whole or

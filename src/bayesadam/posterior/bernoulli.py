@@ -116,7 +116,7 @@ class BernoulliPosterior(Posterior):
             ratio = p + factor**2 * (1.0 - p)
             probability[name] = torch.where(p == 0, 0.0, p / ratio.clamp_min(torch.finfo(ratio.dtype).tiny))
             scale[name] = (self.scale[name] * ratio).to(self.scale[name].dtype)
-        return BernoulliPosterior(probability, scale, hyperparameters=hyperparameters)
+        return self._with_parts(hyperparameters, probability=probability, scale=scale)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> BernoulliPosterior:
         """Return the same posterior on another device or with scales of another floating dtype; probabilities are not
@@ -127,7 +127,7 @@ class BernoulliPosterior(Posterior):
             name: p.to(scale[name].device, torch.promote_types(p.dtype, scale[name].dtype))
             for name, p in self.probability.items()
         }
-        return BernoulliPosterior(probability, scale, hyperparameters=self.hyperparameters)
+        return self._with_parts(self.hyperparameters, probability=probability, scale=scale)
 
     def _random(self, name: str) -> Tensor:
         """Mask of the weights of a tensor that are not point masses, in its shape."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from bayesadam.functional import gaussian
 from bayesadam.posterior.around import Around
 from bayesadam.posterior.gaussian import GaussianPosterior, mean_rule
 from bayesadam.posterior.wrappers import innermost
+
+Self = TypeVar("Self", bound="DiagonalGaussian")
 
 
 class DiagonalGaussian(GaussianPosterior):
@@ -155,11 +157,11 @@ class DiagonalGaussian(GaussianPosterior):
             for (name, mean), (p_mean, p_variance) in zip(self.mean.items(), priors, strict=True)
         )
 
-    def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> DiagonalGaussian:
+    def _scaled(self: Self, factor: float, hyperparameters: Mapping[str, Any]) -> Self:
         """The scaled posterior, as in the base class; zero variances are not copied, since they may take no memory."""
         random = self.random_names
         variance = {name: value * factor**2 if name in random else value for name, value in self.variance.items()}
-        return DiagonalGaussian(self.mean, variance, hyperparameters=hyperparameters)
+        return self._with_parts(hyperparameters, variance=variance)
 
 
 def _room(target: Tensor, mean: Tensor) -> Tensor:

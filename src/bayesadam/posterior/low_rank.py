@@ -223,7 +223,7 @@ class LowRankGaussian(GaussianPosterior):
         """The scaled posterior, as in the base class."""
         diagonal = {name: value * factor**2 for name, value in self.diagonal.items()}
         factors = {name: value * factor for name, value in self.factors.items()}
-        return LowRankGaussian(self.mean, diagonal, factors, hyperparameters=hyperparameters)
+        return self._with_parts(hyperparameters, diagonal=diagonal, factors=factors)
 
     def _matrix(self, name: str) -> Tensor:
         """The factors of one tensor as a matrix ``(R, weights)``."""

@@ -58,7 +58,7 @@ class Mixture(Posterior):
         self.hyperparameters = {**(hyperparameters or {}), "components": told}
 
     def __repr__(self) -> str:
-        return f"Mixture({len(self.components)} components, the first {self.components[0]!r})"
+        return f"{type(self).__name__}({len(self.components)} components, the first {self.components[0]!r})"
 
     @cached_property
     def mean(self) -> dict[str, Tensor]:  # type: ignore[override]
@@ -125,7 +125,7 @@ class Mixture(Posterior):
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> Mixture:
         """The scaled mixture, as in the base class; the variance between the components does not change."""
-        return Mixture([q.scaled(factor) for q in self.components], hyperparameters=hyperparameters)
+        return type(self)([q.scaled(factor) for q in self.components], hyperparameters=hyperparameters)
 
     def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
         """Joint log density ``log (1/K sum_k q_k(theta))`` of all weights, in float64.
@@ -153,7 +153,7 @@ class Mixture(Posterior):
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Mixture:
         """Return the same mixture on another device or in another floating dtype, as the components' ``to`` does."""
-        return Mixture([q.to(device, dtype) for q in self.components], hyperparameters=self.hyperparameters)
+        return type(self)([q.to(device, dtype) for q in self.components], hyperparameters=self.hyperparameters)
 
     def tensors(self) -> dict[str, Tensor]:
         """``{"<number>/<kind>/<key>": ...}``, with the keys of each component's own tensors."""

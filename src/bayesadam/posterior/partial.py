@@ -71,7 +71,7 @@ class PartialGaussian(GaussianPosterior):
         self.hyperparameters = dict(random.hyperparameters if hyperparameters is None else hyperparameters)
 
     def __repr__(self) -> str:
-        return f"PartialGaussian({self.random!r}, {self.num_weights - self.random.num_weights:,} weights fixed)"
+        return f"{type(self).__name__}({self.random!r}, {self.num_weights - self.random.num_weights:,} weights fixed)"
 
     def _scale(self, names: Iterable[str]) -> Tensor:
         """The Cholesky factor, as in the base class; rows and columns of fixed weights are zero.
@@ -146,7 +146,7 @@ class PartialGaussian(GaussianPosterior):
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> PartialGaussian:
         """The scaled posterior, as in the base class."""
-        return PartialGaussian(
+        return type(self)(
             self.random.scaled(factor), self.fixed, order=list(self.mean), hyperparameters=hyperparameters
         )
 
@@ -154,12 +154,12 @@ class PartialGaussian(GaussianPosterior):
         """The pruned posterior, as in the base class."""
         fixed = {name: torch.where(kept[name], value, 0.0) for name, value in self.fixed.items()}
         random = self.random._keeping(kept, self.random.hyperparameters)
-        return PartialGaussian(random, fixed, order=list(self.mean), hyperparameters=hyperparameters)
+        return type(self)(random, fixed, order=list(self.mean), hyperparameters=hyperparameters)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> PartialGaussian:
         """Return the same posterior on another device, or with means in another floating dtype."""
         fixed = {name: value.to(device=device, dtype=dtype) for name, value in self.fixed.items()}
-        return PartialGaussian(
+        return type(self)(
             self.random.to(device, dtype), fixed, order=list(self.mean), hyperparameters=self.hyperparameters
         )
 

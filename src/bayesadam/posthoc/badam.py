@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Adagrad, Adam, NAdam, Optimizer, RAdam, RMSprop
+from torch.optim import Adagrad, Adam, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
 from bayesadam.calibration.safe import SAFE, Watched, harmless_share
 from bayesadam.checks import check, check_positive, require
@@ -196,7 +196,8 @@ def _adagrad(state: State, group: State) -> Tensor:
 
 
 FORMULAE: dict[type[Optimizer], Callable[[State, State], Tensor]] = {
-    Adam: _adam,  # AdamW is a subclass
+    Adam: _adam,
+    AdamW: _adam,  # a subclass of Adam since PyTorch 2.7 only
     NAdam: _adam,
     RAdam: _adam,
     RMSprop: _rmsprop,
@@ -208,11 +209,9 @@ def _formula(optimizer: object) -> Callable[[State, State], Tensor]:
     for cls, formula in FORMULAE.items():
         if isinstance(optimizer, cls):
             return formula
+    names = ", ".join(cls.__name__ for cls in FORMULAE)
     hint = " (it has a posterior of its own: optimizer.posterior())" * isinstance(optimizer, PerturbedOptimizer)
-    raise TypeError(
-        "optimizer must be one of torch.optim's AdamW and "
-        f"{', '.join(cls.__name__ for cls in FORMULAE)}, got {type(optimizer).__name__}{hint}"
-    )
+    raise TypeError(f"optimizer must be one of torch.optim's {names}, got {type(optimizer).__name__}{hint}")
 
 
 def _wide(tensor: Tensor) -> Tensor:

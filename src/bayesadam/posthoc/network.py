@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.likelihoods import Likelihood, check_likelihood
+from bayesadam.likelihoods.parameters import check_densities
 from bayesadam.posterior.calls import call
 from bayesadam.predictive.batches import Rows, in_eval_mode
 
@@ -88,7 +89,7 @@ class Network:
     def log_likelihood(self, output: Tensor, target: Tensor) -> Tensor:
         """Sum of the log densities of all data points that are not ignored, and their number; ``(2,)`` in float64."""
         target, ignored = self._without_ignored(target)
-        density = self.likelihood.log_density(output, target).double()
+        density = check_densities(self.likelihood.log_density(output, target), output, target).double()
         counted = torch.ones_like(density) if ignored is None else (~ignored).double()
         return torch.stack([density.where(counted > 0, 0.0).sum(), counted.sum()])
 

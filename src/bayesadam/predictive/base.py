@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bayesadam.checks import check
+from bayesadam.checks import check, check_tensor
 
 
 class PredictiveDistribution(abc.ABC):
@@ -41,8 +41,9 @@ class PredictiveDistribution(abc.ABC):
                 likelihood labels in [0, 1], ``(N,)`` or ``(N, D)``, which need not be 0 or 1.
 
         Raises:
-            ValueError: The target has another shape, a value is out of range, or class numbers are not integers. On a
-                GPU a label out of range fails there, as with :func:`torch.nn.functional.cross_entropy`.
+            ValueError: The target is no tensor or has another shape, a value is out of range, or class numbers are not
+                integers. On a GPU a label out of range fails there, as with
+                :func:`torch.nn.functional.cross_entropy`.
         """
         return log_mean_exp(self._log_densities(target))
 
@@ -73,6 +74,13 @@ class PredictiveDistribution(abc.ABC):
 def _are_inside(probabilities: float | Sequence[float] | Tensor) -> bool:
     levels = torch.as_tensor(probabilities, dtype=torch.float64)
     return bool(((levels > 0) & (levels < 1)).all())
+
+
+def check_target(target: Tensor, shape: torch.Size) -> None:
+    """Raise ``ValueError`` unless a target is a tensor of this shape, which another one would broadcast against."""
+    check_tensor("target", target)
+    if target.shape != shape:
+        raise ValueError(f"target must be of shape {tuple(shape)}, got {tuple(target.shape)}")
 
 
 def variance_of_strata(values: Tensor, strata: int) -> Tensor:

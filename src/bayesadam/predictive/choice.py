@@ -59,6 +59,18 @@ def warn_of_samples(posterior: NetworkDistribution) -> None:
         )
 
 
+def warn_of_nan(outputs: Tensor) -> None:
+    """Warn if outputs are NaN."""
+    count = int(outputs.isnan().sum())
+    if count:
+        warnings.warn(
+            f"the outputs of the model must be numbers, got NaN for {count:,} of {outputs.numel():,} (inputs with NaN, "
+            "or weights that diverged): predictions there are NaN",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
 def warn_of_probabilities(model: nn.Module, likelihood: Likelihood, outputs: Tensor) -> None:
     """Warn, once for a model, if outputs ``(..., D)`` that should be logits seem to be probabilities."""
     while isinstance(likelihood, TemperedClassification):

@@ -15,6 +15,8 @@ from bayesadam.curvature.totals import chunks
 from bayesadam.functional import moments as maps
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.likelihoods import Likelihood
+from bayesadam.likelihoods.parameters import check_equal_shapes
+from bayesadam.predictive.base import check_target
 from bayesadam.predictive.how import How
 from bayesadam.predictive.mixture import MixturePredictive
 from bayesadam.predictive.result import ClassificationPredictive, Predictive, RegressionPredictive
@@ -66,9 +68,9 @@ class GaussianPredictive(RegressionPredictive):
 
     def log_prob(self, target: Tensor) -> Tensor:
         """Log density of every data point, jointly over its outputs, ``(N,)``, in nats."""
+        check_target(target, self.mean.shape)
         if self.epistemic_covariance is None or target.ndim == 1:
             return self._log_densities(target)[0]
-        self._check(target)
         outputs = target.shape[-1]
         points = math.prod(target.shape[1:-1])
         blocks = self.epistemic_covariance.double().view(-1, points, outputs, points, outputs)
@@ -188,6 +190,7 @@ def from_gaussian(
     covariance = covariance.to(outputs.dtype)
     if likelihood.defines("mean_and_log_variance"):
         mean, log_variance = likelihood.mean_and_log_variance(outputs)
+        check_equal_shapes("mean_and_log_variance", mean, log_variance)
         return GaussianPredictive(mean, covariance, log_variance.exp(), log_variance)
     if not likelihood.defines("log_probs"):
         draws = gaussian_draws(outputs, covariance, how.mc_samples, how.seed, common=how.common)

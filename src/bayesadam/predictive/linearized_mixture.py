@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from bayesadam.predictive.base import variance_of_strata
+from bayesadam.predictive.base import check_target, variance_of_strata
 from bayesadam.predictive.gaussian import GaussianLogitsPredictive, GaussianPredictive
 from bayesadam.predictive.mixture import MixturePredictive
 from bayesadam.predictive.result import ClassificationPredictive, Predictive, RegressionPredictive
@@ -55,7 +55,7 @@ class GaussianMixturePredictive(RegressionPredictive):
 
     def _log_densities(self, target: Tensor) -> Tensor:
         """Log densities of every component and data point, ``(K, N)``, jointly over the outputs of a data point."""
-        self._check(target)
+        check_target(target, self.mean.shape)
         return torch.stack([part.log_prob(target.to(part.device)).to(self.device) for part in self.parts])
 
 

@@ -9,8 +9,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from bayesadam.checks import check_tensor
 from bayesadam.functional.generators import seeded
 from bayesadam.likelihoods import Likelihood, MissingCapabilityError
+from bayesadam.likelihoods.parameters import check_densities, check_equal_shapes
 from bayesadam.predictive.base import PredictiveDistribution, variance_of_strata
 
 DRAWS = 1024
@@ -59,7 +61,9 @@ class MixturePredictive(PredictiveDistribution):
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Mean and variance of the components."""
-        return self.likelihood.moments(self.outputs)
+        mean, variance = self.likelihood.moments(self.outputs)
+        check_equal_shapes("moments", mean, variance)
+        return mean, variance
 
     @cached_property
     def mean(self) -> Tensor:
@@ -102,7 +106,7 @@ class MixturePredictive(PredictiveDistribution):
         Raises:
             MissingCapabilityError: The likelihood has no distribution function.
         """
-        self.likelihood.check(self.outputs, target)
+        check_at_samples(self.likelihood, self.outputs, target)
         return self.likelihood.cdf(self.outputs, target).double().mean(0)
 
     def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
@@ -141,8 +145,8 @@ class MixturePredictive(PredictiveDistribution):
         )
 
     def _log_densities(self, target: Tensor) -> Tensor:
-        self.likelihood.check(self.outputs, target)
-        return self.likelihood.log_density(self.outputs, target)
+        check_at_samples(self.likelihood, self.outputs, target)
+        return check_densities(self.likelihood.log_density(self.outputs, target), self.outputs, target)
 
     def _components(self, count: int, seed: int) -> Tensor:
         """Numbers of ``count`` components, as evenly distributed as possible, in random order."""
@@ -197,6 +201,16 @@ class MixturePredictive(PredictiveDistribution):
         spread = torch.where(positive, relative, variance).sqrt()
         fine = middle.isfinite() & spread.isfinite() & (spread > 0)
         return torch.where(fine, middle, center), torch.where(fine, spread, width), positive
+
+
+def check_at_samples(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> None:
+    """Raise ``ValueError`` if a target does not fit outputs ``(S, N, ...)``; the message has shapes without ``S``."""
+    check_tensor("target", target)
+    try:
+        likelihood.check(outputs, target)
+    except ValueError:
+        likelihood.check(outputs[0], target)
+        raise
 
 
 def zero_between(function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, scale: Tensor) -> Tensor:

@@ -21,7 +21,13 @@ from bayesadam.posterior.sharded import unsharded
 from bayesadam.posterior.training_inputs import inputs_of
 from bayesadam.predictive.batch_norm import WithOwnStatistics, warn_of_running_statistics
 from bayesadam.predictive.batches import repeatable
-from bayesadam.predictive.choice import MOST_OUTPUTS, suited_method, warn_of_probabilities, warn_of_samples
+from bayesadam.predictive.choice import (
+    MOST_OUTPUTS,
+    suited_method,
+    warn_of_nan,
+    warn_of_probabilities,
+    warn_of_samples,
+)
 from bayesadam.predictive.gaussian import from_gaussian
 from bayesadam.predictive.how import AUTO, GAUSSIAN, How
 from bayesadam.predictive.last_layer import last_layer_outputs, random_layer
@@ -128,7 +134,9 @@ def predict(
     if method == "monte_carlo":
         warn_of_samples(posterior)
     how = How(likelihood, mc_samples, seed, method, link, output, batch_size, batch_norm, progress)
-    return network_outputs(model, posterior, inputs, how)(likelihood)
+    run = network_outputs(model, posterior, inputs, how)
+    warn_of_nan(run.outputs)
+    return run(likelihood)
 
 
 @dataclass(frozen=True)
@@ -137,10 +145,13 @@ class Run:
 
     Attributes:
         method: The method by which it was run.
+        outputs: Outputs at all samples, ``(S, N, ...)``, or at the mean, ``(N, ...)``; for a mixture of linearised
+            networks those of the first component.
         takes_scale: Whether the posterior's width can be changed without running the network again.
     """
 
     method: str
+    outputs: Tensor
     _predictive: Callable[..., Predictive]
     takes_scale: bool = False
 
@@ -197,7 +208,7 @@ def network_outputs(
         with exclusively(model), unsharded(model):
             moments = propagated_outputs(model, posterior, inputs, how)
         warn_of_probabilities(model, how.likelihood, moments.mean)
-        return Run("moments", partial(from_moments, moments, how=how))
+        return Run("moments", moments.mean, partial(from_moments, moments, how=how))
     if how.method == "linearized":
         with exclusively(model), unsharded(model):
             outputs, covariance = linearized_outputs(model, posterior, inputs, how, most=most)
@@ -207,7 +218,7 @@ def network_outputs(
             spread = covariance if scale == 1.0 else covariance * scale**2
             return from_gaussian(outputs, spread, likelihood, how)
 
-        return Run("linearized", linearized, takes_scale=True)
+        return Run("linearized", outputs, linearized, takes_scale=True)
     strata, numbers = 1, None
     if how.method == "monte_carlo":
         strata = posterior.strata
@@ -224,10 +235,10 @@ def network_outputs(
         def sampled(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
             return from_outputs(samples if scale == 1.0 else center + scale * (samples - center), likelihood)
 
-        return Run("monte_carlo", sampled, takes_scale=True)
+        return Run("monte_carlo", samples, sampled, takes_scale=True)
     drawn = outputs_at_samples(model, posterior, inputs, numbers, how)
     warn_of_probabilities(model, how.likelihood, drawn)
-    return Run(how.method, partial(from_outputs, drawn, strata=strata))
+    return Run(how.method, drawn, partial(from_outputs, drawn, strata=strata))
 
 
 def _linearized_mixture(model: nn.Module, posterior: Mixture, inputs: Any, how: How, most: float) -> Run:
@@ -248,4 +259,4 @@ def _linearized_mixture(model: nn.Module, posterior: Mixture, inputs: Any, how: 
     def linearized(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
         return mixed([part(likelihood, scale=scale) for part in parts])
 
-    return Run("linearized", linearized, takes_scale=True)
+    return Run("linearized", parts[0].outputs, linearized, takes_scale=True)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bayesadam.likelihoods import Likelihood, gaussian_log_density
-from bayesadam.likelihoods.parameters import check_classes, check_values, summed
-from bayesadam.predictive.base import PredictiveDistribution, log_mean_exp, variance_of_strata
+from bayesadam.likelihoods.parameters import check_classes, check_equal_shapes, check_values, summed
+from bayesadam.predictive.base import PredictiveDistribution, check_target, log_mean_exp, variance_of_strata
 from bayesadam.predictive.mixture import MixturePredictive
 
 
@@ -74,7 +74,7 @@ class RegressionPredictive(PredictiveDistribution):
 
     def cdf(self, target: Tensor) -> Tensor:
         """``P(y <= target)`` of each of the targets, of their shape, in float64."""
-        self._check(target)
+        check_target(target, self.mean.shape)
         white = (target.double() - self.means.double()) * (-0.5 * self.log_variances.double()).exp()
         below: Tensor = torch.special.ndtr(white)
         return below.mean(0)
@@ -103,13 +103,9 @@ class RegressionPredictive(PredictiveDistribution):
         return RegressionPredictive(shift + scale * self.means, variances, log_variances, strata=self.strata)
 
     def _log_densities(self, target: Tensor) -> Tensor:
-        self._check(target)
+        check_target(target, self.mean.shape)
         terms = gaussian_log_density(target - self.means, self.log_variances)
         return summed(terms, target)
-
-    def _check(self, target: Tensor) -> None:
-        if target.shape != self.mean.shape:
-            raise ValueError(f"target must be of shape {tuple(self.mean.shape)}, got {tuple(target.shape)}")
 
 
 class ClassificationPredictive(PredictiveDistribution):
@@ -157,9 +153,7 @@ class ClassificationPredictive(PredictiveDistribution):
         return (self.entropy - _entropy(self.log_probs).mean(0)).clamp_min(0.0)
 
     def _log_densities(self, target: Tensor) -> Tensor:
-        shape = self.log_probs.shape[1:-1]
-        if target.shape != shape:
-            raise ValueError(f"target must be of shape {tuple(shape)}, got {tuple(target.shape)}")
+        check_target(target, self.log_probs.shape[1:-1])
         if self.binary:
             labels = target.to(self.log_probs.dtype)
             check_values(labels, (labels >= 0) & (labels <= 1), "in [0, 1]")
@@ -184,6 +178,7 @@ def from_outputs(outputs: Tensor, likelihood: Likelihood, *, strata: int = 1) ->
     outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
     if likelihood.defines("mean_and_log_variance"):
         mean, log_variance = likelihood.mean_and_log_variance(outputs)
+        check_equal_shapes("mean_and_log_variance", mean, log_variance)
         return RegressionPredictive(mean, log_variance.exp(), log_variance, strata=strata)
     if likelihood.defines("log_probs"):
         log_probs = likelihood.log_probs(outputs)

@@ -13,7 +13,7 @@ from bayesadam.functional.generators import seeded
 from bayesadam.functional.moments.quadrature import gauss_hermite
 from bayesadam.functional.monotone import Monotone
 from bayesadam.likelihoods.parameters import summed
-from bayesadam.predictive.base import PredictiveDistribution
+from bayesadam.predictive.base import PredictiveDistribution, check_target
 from bayesadam.predictive.gaussian import GaussianPredictive
 
 NODES = 64
@@ -103,7 +103,7 @@ class TransformedPredictive(PredictiveDistribution):
         the point mass there is not counted, so that scores are comparable with those of other densities. Below the
         least value it is minus infinity.
         """
-        self._check(target)
+        check_target(target, self._mean.shape)
         value = self.transform(target)
         white = (value - self._mean) / self._scale
         terms = -0.5 * white.square() - self._scale.log() - 0.5 * math.log(2.0 * math.pi)
@@ -114,7 +114,7 @@ class TransformedPredictive(PredictiveDistribution):
 
     def cdf(self, target: Tensor) -> Tensor:
         """``P(y <= target)`` of each of the targets, of their shape."""
-        self._check(target)
+        check_target(target, self._mean.shape)
         below: Tensor = torch.special.log_ndtr((self.transform(target) - self._mean) / self._scale).exp()
         return torch.where(target >= self._least, below, 0.0)
 
@@ -153,7 +153,3 @@ class TransformedPredictive(PredictiveDistribution):
             return found
         pairs = zip(self.functions, values.unbind(-1), strict=True)
         return torch.stack([getattr(function, method)(own) for function, own in pairs], dim=-1)
-
-    def _check(self, target: Tensor) -> None:
-        if target.shape != self._mean.shape:
-            raise ValueError(f"target must be of shape {tuple(self._mean.shape)}, got {tuple(target.shape)}")

@@ -373,6 +373,10 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             inputs = standardized(X, self._x_mean, self._x_std)
         if (absent := np.isnan(X)).any():  # missing values of a column that had none in training become its mean
             inputs[absent] = 0.0
+            findings = Findings()
+            for name, rows in zip(getattr(self, "feature_names_in_", range(X.shape[1])), absent.T, strict=True):
+                findings.missing(name, rows)
+            warnings.warn("; ".join(findings.cells), UserWarning, stacklevel=4)
         near = np.abs(inputs) <= FARTHEST
         if not near.all():
             row, column = np.argwhere(~near)[0].tolist()

@@ -53,7 +53,7 @@ class Findings:
 
     Attributes:
         place: Function that returns the place of a row.
-        cells: Lines on cells that cannot be read.
+        cells: Lines on cells that cannot be read, or are missing as none was in training.
         others: Lines on values that are unlike the training rows.
     """
 
@@ -94,7 +94,7 @@ class Findings:
 
     def missing(self, name: str, where: Mask) -> None:
         """Note missing values."""
-        self.others += _line(
+        self.cells += _line(
             name, where, "missing values, of which the training rows had none (they are replaced by typical values)"
         )
 
