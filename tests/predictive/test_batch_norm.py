@@ -7,7 +7,6 @@ from torch.optim.swa_utils import update_bn
 from torch.testing import assert_close
 
 import bayesadam as ba
-from bayesadam.posterior.training_inputs import inputs_of
 from bayesadam.predictive import batch_norm
 from modules import module_of
 from posterior.kinds import around, draw
@@ -173,94 +172,3 @@ def test_errors_change_nothing():
             ba.predict(plain, around(plain, 0.25), x, likelihood=GAUSSIAN, batch_norm=x)
 
 
-class TestInputsKnownFromTraining:
-    """``batch_norm="auto"``, after a training with an attached optimiser."""
-
-    def trained(self, rows=30, steps=3, **options):
-        net = network()
-        opt = ba.IVON(net.named_parameters(), num_data=100, **options)
-        opt.attach(net)
-        opt.train()
-        seen = [draw(rows, 3, seed=number) for number in range(steps)]
-        for x in seen:
-            opt.zero_grad()
-            net(x).square().mean().backward()
-            opt.step()
-            x.zero_()  # loops may reuse their memory
-        opt.eval()
-        return net, opt, torch.cat([draw(rows, 3, seed=number) for number in range(steps)])
-
-    @pytest.mark.parametrize("method", ["monte_carlo", "mean"])
-    def test_are_used_by_default(self, method):
-        net, opt, seen = self.trained()
-        q, x = opt.posterior(), draw(7, 3, seed=50)
-        before = state(net)
-        options = {"likelihood": GAUSSIAN, "mc_samples": 3, "method": method}
-        default = ba.predict(net, q, x, **options)
-        assert_unchanged(net, before)
-        assert_close(default.means, ba.predict(net, q, x, batch_norm=seen, **options).means)
-        assert not torch.allclose(default.means, ba.predict(net, q, x, batch_norm=None, **options).means, rtol=1e-3)
-        gaussian = {"likelihood": GAUSSIAN, "method": "linearized"}  # whose default are the running statistics
-        default, running = ba.predict(net, q, x, **gaussian), ba.predict(net, q, x, batch_norm=None, **gaussian)
-        assert torch.equal(default.mean, running.mean)
-
-    def test_are_the_latest(self):
-        net, _, seen = self.trained(rows=200, steps=4)
-        assert torch.equal(inputs_of(net), seen[400:])
-        net, _, seen = self.trained(rows=600, steps=2)
-        assert torch.equal(inputs_of(net), seen[600:1112])
-
-    def test_several_inputs_keep_their_form(self):
-        def forward(self, a, b=None):
-            a, b = (a["a"], a["b"]) if isinstance(a, dict) else (a, b)
-            return self.norm(self.first(a) + b)
-
-        for call in (
-            lambda net, a, b: net(a, b),
-            lambda net, a, b: net(a=a, b=b),
-            lambda net, a, b: net({"a": a, "b": b}),
-        ):
-            net = module_of(forward, first=nn.Linear(3, 2), norm=nn.BatchNorm1d(2))
-            opt = ba.IVON(net.named_parameters(), num_data=100)
-            opt.attach(net)
-            opt.train()
-            a, b = torch.randn(8, 3), torch.randn(8, 2)
-            call(net, a, b).square().mean().backward()
-            opt.step()
-            kept = inputs_of(net)
-            box = kept[0] if len(kept) == 1 else kept
-            parts = tuple(box.values()) if isinstance(box, dict) else box
-            assert torch.equal(parts[0], a)
-            assert torch.equal(parts[1], b)
-            opt.eval()
-            ba.predict(net, opt.posterior(), kept, likelihood=GAUSSIAN, mc_samples=2)
-
-    def test_other_words_are_refused(self):
-        net = network()
-        with pytest.raises(ValueError, match="batch_norm must be 'auto', None or inputs, got 'own'"):
-            ba.predict(net, around(net, 0.25), draw(5, 3), likelihood=GAUSSIAN, batch_norm="own")
-
-
-@pytest.mark.parametrize("known", ["", "attached", "attached, in eval mode", "frozen"])
-def test_running_statistics_with_samples_of_an_optimizer_are_warned_of(known):
-    """If neither the inputs of training are known nor that the statistics were fixed, and only then."""
-    net = network()
-    net[:6].requires_grad_(known != "frozen")
-    for norm in (net[1], net[5]):
-        norm.train("eval" not in known)
-    opt = ba.BayesAdam(net.named_parameters(), num_data=20.0, batch_size=20)
-    if "attached" in known:
-        opt.attach(net)
-    for _ in range(3):
-        with opt.sampled_params():
-            opt.zero_grad()
-            GAUSSIAN(net(draw(20, 3)), draw(20, 2, seed=1)).backward()
-        opt.step()
-    q, options = opt.posterior(), {"likelihood": GAUSSIAN, "mc_samples": 2}
-    message = "^the network has batch norm layers, and their running statistics are averages over the weight samples"
-    for learned in () if known else (q, ba.Mixture([q, q])):
-        with pytest.warns(UserWarning, match=message):
-            ba.predict(net, learned, draw(4, 3), **options)
-    for more in [{}] if known else [{"batch_norm": None}, {"batch_norm": draw(20, 3)}, {"method": "mean"}]:
-        ba.predict(net, q, draw(4, 3), **options, **more)
-    ba.predict(net, around(net, 0.25), draw(4, 3), **options)

@@ -200,7 +200,7 @@ class Posterior(NetworkDistribution):
         return files.write_tensors(path, type(self).__name__, self.tensors(), self.hyperparameters)
 
     def match(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return the model's parameters and buffers that this posterior covers, by the posterior's names.
+        """Return the model's parameters that this posterior covers, by the posterior's names.
 
         If the model is a wrapper (``DistributedDataParallel``, ``torch.compile``), the module that it wraps may be
         matched.
@@ -211,25 +211,24 @@ class Posterior(NetworkDistribution):
         """
         for inner in unwrapping(model):
             parameters = dict(inner.named_parameters())
-            tensors: dict[str, Tensor] = {**dict(inner.named_buffers()), **parameters}
-            if self.mean.keys() <= tensors.keys():
+            if self.mean.keys() <= parameters.keys():
                 break
         for name, mean in self.mean.items():
-            if name not in tensors:
-                inside = (repr(n) for n, t in tensors.items() if n.endswith(f".{name}") and t.shape == mean.shape)
+            if name not in parameters:
+                inside = (repr(n) for n, p in parameters.items() if n.endswith(f".{name}") and p.shape == mean.shape)
                 raise ValueError(
                     f"the model must have a parameter {name!r} as the posterior does, got "
                     f"{next(inside, 'none of that name')} (posterior(model) of an optimiser is that of the model alone)"
                 )
-            if tensors[name].shape != mean.shape:
+            if parameters[name].shape != mean.shape:
                 raise ValueError(
                     f"the model's parameter {name!r} must be of the posterior's shape {tuple(mean.shape)}, "
-                    f"got {tuple(tensors[name].shape)}"
+                    f"got {tuple(parameters[name].shape)}"
                 )
         for name, parameter in parameters.items():
             if parameter.requires_grad and name not in self.mean:
                 raise ValueError(f"the posterior must cover the model's trainable parameter {name!r}, got no such name")
-        return {name: tensors[name] for name in self.mean}
+        return {name: parameters[name] for name in self.mean}
 
     @contextmanager
     def draws(self, model: nn.Module, seed: int = 0) -> Iterator[Callable[[int | None], None]]:

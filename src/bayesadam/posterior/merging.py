@@ -79,10 +79,9 @@ def _averaged(parts: Sequence[Mapping[str, Tensor]], exponents: Sequence[float])
     for name, first in parts[0].items():
         values = [part[name].to(first.device) for part in parts]
         if first.is_floating_point() and not all(torch.equal(value, first) for value in values):
-            total = torch.stack([weight * value.double() for weight, value in zip(exponents, values, strict=True)]).sum(
-                0
-            )
-            buffers[name], differ = (total / sum(exponents)).to(first.dtype), True
+            weights = torch.tensor(exponents, dtype=torch.float64, device=first.device) / sum(exponents)
+            mean = torch.tensordot(weights, torch.stack(values).double(), 1)
+            buffers[name], differ = mean.to(first.dtype), True
     return buffers, differ
 
 

@@ -96,7 +96,7 @@ class Mixture(Posterior):
         return [parts[number % size][number // size] * size + number % size for number in range(count)]
 
     def match(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return the model's parameters and buffers that the components cover, by name, as in the base class."""
+        """Return the model's parameters that the components cover, by name, as in the base class."""
         return self.components[0].match(model)
 
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
@@ -226,8 +226,6 @@ def ensemble(models: Iterable[nn.Module], *, hyperparameters: Mapping[str, Any] 
         values = [state[name].detach().to(first.device) for state in states]
         trainable = any(state[name].requires_grad for state in states)
         if trainable or not all(torch.equal(value, values[0]) for value in values):
-            if not first.is_floating_point():
-                raise ValueError(f"models must have equal integer parameters, got different values of {name!r}")
             for member, value in zip(members, values, strict=True):
                 member[name] = value.clone()
     points = [DiagonalGaussian.point_mass(member) for member in members]
