@@ -93,7 +93,7 @@ _HOMES = {
     "posterior": "DenseGaussian DiagonalGaussian KroneckerGaussian LowRankGaussian "
     "Mixture Posterior ensemble load_posterior merge",
     "posthoc": "badam laplace",
-    "predictive": "predict with_batch_norm",
+    "predictive": "predict",
     "pruning": "pruning_curve",
     "swag": "SWAG",
 }

@@ -33,7 +33,7 @@ class SWAG:
     Compute those of the mean; ``predict`` then uses them for all samples (Algorithm 1 of the paper takes new ones for
     every sample, as ``batch_norm=`` of ``predict`` does)::
 
-        q = ba.with_batch_norm(model, q, loader)
+        q = ba.predictive.with_batch_norm(model, q, loader)
 
     The running moments are computed by Welford's method in float64. The paper's formula, the mean of squares minus the
     square of the mean, loses all digits where weights vary by less than 1e-4 of their size, and may be negative.

@@ -330,7 +330,7 @@ class TestAtTheMean:
     def test_are_those_of_the_network_at_the_mean_and_saved(self, tmp_path):
         net, new = fresh(), fresh(2)
         q, before = drop_in(net).posterior(net), state(net)
-        ba.with_batch_norm(net, q, X).save(tmp_path / "q.safetensors")
+        ba.predictive.with_batch_norm(net, q, X).save(tmp_path / "q.safetensors")
         assert [tensor.tolist() for tensor in net.state_dict().values()] == [t.tolist() for t in before[0].values()]
         loaded = ba.load_posterior(tmp_path / "q.safetensors")
         update_bn([X], net)
@@ -342,22 +342,22 @@ class TestAtTheMean:
     def test_every_component_of_a_mixture_has_its_own(self):
         net = fresh()
         parts = [drop_in(fresh(seed), seed=seed).posterior() for seed in range(2)]
-        mixture = ba.with_batch_norm(net, ba.Mixture(parts, hyperparameters={"a": 1}), X)
+        mixture = ba.predictive.with_batch_norm(net, ba.Mixture(parts, hyperparameters={"a": 1}), X)
         for part, component in zip(parts, mixture.components, strict=True):
-            assert_close(dict(component.buffers), dict(ba.with_batch_norm(net, part, X).buffers))
+            assert_close(dict(component.buffers), dict(ba.predictive.with_batch_norm(net, part, X).buffers))
         assert mixture.hyperparameters["a"] == 1
 
     def test_members_of_an_ensemble_have_them(self):
         options = {"likelihood": CLASSES, "epochs": 2, "batch_size": 20, "members": 2, "progress": False}
         q = ba.train_ensemble(fresh, (X, Y), **options).components[0]
-        assert_close(dict(q.buffers), dict(ba.with_batch_norm(fresh(), q, X).buffers))
+        assert_close(dict(q.buffers), dict(ba.predictive.with_batch_norm(fresh(), q, X).buffers))
 
     def test_what_has_none_is_refused(self):
         net = fresh()
         with pytest.raises(ValueError, match="^posterior must be a posterior over weights, got Linear$"):
-            ba.with_batch_norm(net, net[3], X)
+            ba.predictive.with_batch_norm(net, net[3], X)
         with pytest.raises(ValueError, match="^batch_norm must be None for a model without batch norm statistics"):
-            ba.with_batch_norm(net[3], around(net[3]), X)
+            ba.predictive.with_batch_norm(net[3], around(net[3]), X)
 
 
 MESSAGE = "^the network has batch norm layers whose statistics are averages over the weights in training"
@@ -375,7 +375,7 @@ def test_statistics_of_training_are_warned_of(name, method):
         ba.predict(net, q, X, **options)
     for statistics in (None, X):
         ba.predict(net, q, X, **options, batch_norm=statistics)
-    ba.predict(net, ba.with_batch_norm(net, q, X).scaled(0.5), X, **options)
+    ba.predict(net, ba.predictive.with_batch_norm(net, q, X).scaled(0.5), X, **options)
 
 
 def test_statistics_that_random_weights_do_not_change_are_not_warned_of():

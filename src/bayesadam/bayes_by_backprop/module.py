@@ -249,7 +249,8 @@ class VariationalModule(nn.Module):
         """Return the current posterior, by the model's names, with copies in float32 or wider.
 
         It covers the random parameters, and with variance 0 those that are trained without noise. Batch norm statistics
-        are averages over the draws of training: :func:`bayesadam.with_batch_norm` computes those of the mean.
+        are averages over the draws of training; :func:`bayesadam.predictive.with_batch_norm` computes those of the
+        mean.
         """
         settings = {"estimator": self.estimator, "kl": "closed_form" if self.closed_form else "sampled"}
         prior = f"{type(self.prior).__name__}({self.prior.extra_repr()})"

@@ -311,7 +311,8 @@ class PerturbedOptimizer(Checkpointed):
                 :meth:`attach` was given. Without either, the posterior has no buffers, and the names are those that the
                 optimiser was constructed with. Parameters that do not belong to the model are left out; only groups
                 with ``perturb=False`` may have them (a learned noise level). The running statistics of batch norm are
-                averages over the samples of training: :func:`bayesadam.with_batch_norm` computes those of the mean.
+                averages over the samples of training; :func:`bayesadam.predictive.with_batch_norm` computes those of
+                the mean.
 
         Returns:
             The posterior.

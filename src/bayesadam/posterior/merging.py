@@ -27,7 +27,8 @@ def merge(posteriors: Sequence[DiagonalGaussian], *, weights: Sequence[float] | 
 
     Where a variance is 0 (a parameter that was trained without noise), the product is a point mass, at the average of
     those means that are point masses there, weighted by ``weights``. Buffers that differ, such as batch norm
-    statistics, are averaged with these weights, too; :func:`bayesadam.with_batch_norm` computes those of the new mean.
+    statistics, are averaged with these weights, too; :func:`bayesadam.predictive.with_batch_norm` computes those of the
+    new mean.
 
     Args:
         posteriors: At least one posterior; all have the same names and shapes. The result has the dtypes and device

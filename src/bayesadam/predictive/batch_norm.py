@@ -125,9 +125,9 @@ def warn_of_statistics(model: nn.Module, posterior: NetworkDistribution) -> None
     if not statistics_are_fixed(model):
         warnings.warn(
             "the network has batch norm layers whose statistics are averages over the weights in training, with which "
-            "predictions are less accurate and less certain: use q = with_batch_norm(model, q, inputs) with inputs "
-            "like those of training once, before saving the posterior q, or give them to predict as batch_norm, for "
-            "every sample (None keeps the statistics)",
+            "predictions are less accurate and less certain: call bayesadam.predictive.with_batch_norm once "
+            "with inputs like those of training, before the posterior is saved, or give them to predict as batch_norm, "
+            "for every sample (None keeps the statistics)",
             UserWarning,
             stacklevel=4,
         )

@@ -97,10 +97,10 @@ def predict(
             to compute the statistics of batch norm layers anew for every sample, or for the mean network if the method
             uses no others. By default they are those among the posterior's buffers, or the model's own if the posterior
             has none. With averages over the samples of training predictions are worse and less certain, the more so the
-            wider the posterior is: :func:`with_batch_norm` computes the statistics of the mean, once and for the
-            posterior's file, and samples are best with their own. ``"auto"`` warns of such averages, unless everything
-            up to the last such layer is frozen; ``None`` does not (for layers that were in evaluation mode in training,
-            or after ``torch.optim.swa_utils.update_bn``).
+            wider the posterior is: :func:`bayesadam.predictive.with_batch_norm` computes the statistics of the mean,
+            once and for the posterior's file, and samples are best with their own. ``"auto"`` warns of such averages,
+            unless everything up to the last such layer is frozen; ``None`` does not (for layers that were in evaluation
+            mode in training, or after ``torch.optim.swa_utils.update_bn``).
         progress: Whether to show a progress bar; by default it is shown for loaders in a terminal.
 
     Returns:
