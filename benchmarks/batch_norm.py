@@ -2,16 +2,14 @@
 
     python benchmarks/batch_norm.py            # two tasks: writes runs/benchmarks/batch_norm.json
 
-Convolutional networks with three batch norm layers are trained with sampled weights. Each posterior is saved, and
-predicts in a new network: by its mean and by 32 samples, with the statistics that it has from the training, with those
+Convolutional networks with three batch norm layers are trained with sampled weights. Each posterior predicts in a new
+network: by its mean and by 32 samples, with the statistics that it has from the training, with those
 that ``with_batch_norm`` computes at its mean, and with those of every sample.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import tempfile
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -58,10 +56,7 @@ def unit(task: Task, make: Make, seed: int) -> dict[str, list[float]]:
     trained = train(task, data, make, seed)
     inputs, (x, y) = data.train[0], data.test
     scores = {}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "q.safetensors"
-        trained.posterior().save(path)
-        q, model = ba.load_posterior(path), task.model(data)
+    q, model = trained.posterior(), task.model(data)
     at_mean = ba.predictive.with_batch_norm(model, q, inputs)
     for name, posterior, batch_norm, method in (
         ("mean, training", q, None, "mean"),
