@@ -162,10 +162,7 @@ class Trained:
             step(model, sgd, batch)
             if number % each == 0:
                 swag.collect()
-        posterior = swag.posterior()
-        with posterior.applied(model):
-            torch.optim.swa_utils.update_bn(minibatches(self.train, 500, 1), model)
-        return model.eval(), posterior
+        return model.eval(), ba.predictive.with_batch_norm(model, swag.posterior(), self.train[0])
 
 
 Found = tuple[nn.Module, Any, dict[str, Any]]

@@ -52,7 +52,7 @@ def test_is_the_papers_gaussian(model, steps, scale):
     close(covariance(q), expected)
     assert type(q) is LowRankGaussian
     assert q.rank == min(steps, 5)
-    assert q.hyperparameters == {"method": "swag", "rank": 5, "count": steps, "scale": scale}
+    assert q.hyperparameters == {"method": "swag", "rank": 5, "count": steps, "scale": scale, "batch_norm": "training"}
     assert repr(swag) == f"SWAG(rank=5, {steps} collected)"
 
 

@@ -193,7 +193,7 @@ def _posteriors(
 ) -> list[GaussianPosterior]:
     """Return the posterior of every member."""
     if not last_layer:
-        return [DiagonalGaussian.point_mass(q.mean) for q in nets.posteriors]
+        return [DiagonalGaussian.point_mass(q.mean).with_buffers(q.buffers) for q in nets.posteriors]
     return [integrated(model, q, data, likelihood, prior) for q in nets.posteriors]
 
 
@@ -206,7 +206,8 @@ def integrated(
     with torch.no_grad():
         for name, weight in trained.match(model).items():
             weight.copy_(trained.mean[name])
-    return _mode(model, (x, y), likelihood, prior).to(dtype=next(iter(prior.mean.values())).dtype)
+    found = _mode(model, (x, y), likelihood, prior).to(dtype=next(iter(prior.mean.values())).dtype)
+    return found.with_buffers(trained.buffers)
 
 
 def _mode(model: nn.Module, data: Pair, likelihood: Likelihood, prior: DiagonalGaussian) -> GaussianPosterior:

@@ -16,6 +16,8 @@ from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim import OPTIMIZERS, VOGN, BayesAdam, PerturbedOptimizer
 from bayesadam.population import METHODS, order
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, KroneckerGaussian, Mixture, PartialGaussian
+from bayesadam.posterior.buffers import statistics_are_fixed
+from bayesadam.predictive import with_batch_norm
 from bayesadam.progress import Advance, progress_bar
 
 Gaussians = DenseGaussian | DiagonalGaussian | KroneckerGaussian
@@ -63,8 +65,8 @@ def train_ensemble(
         progress: Whether to show a progress bar; by default it is shown in a terminal.
 
     Returns:
-        An equal mixture of the members' posteriors, and of the statistics of their batch norm layers, if they have any;
-        for samples of a posterior, give :func:`bayesadam.predict` training inputs as ``batch_norm`` instead.
+        An equal mixture of the members' posteriors. The statistics of batch norm layers are those of every member's
+        mean; give :func:`bayesadam.predict` training inputs as ``batch_norm`` for those of every sample.
 
     Raises:
         ValueError: A number is out of range, the method is unknown, something is no likelihood or one with learned
@@ -96,9 +98,11 @@ def train_ensemble(
                 _train(model, optimizer, data, likelihood, epochs, batch_size, number, advance)
             if isinstance(optimizer, PerturbedOptimizer):
                 posterior: Gaussians = optimizer.posterior(model)
+                if not statistics_are_fixed(model):
+                    posterior = with_batch_norm(model, posterior, data[0])
             else:
                 posterior = DiagonalGaussian.point_mass(model)
-            found.append((posterior, _constants(model, posterior)))
+            found.append((posterior, _constants(model)))
     return Mixture(_together(found), hyperparameters=told)
 
 
@@ -167,19 +171,15 @@ def _check_finite(losses: list[Tensor], seed: int) -> None:
         )
 
 
-def _constants(model: nn.Module, posterior: Gaussians) -> dict[str, Tensor]:
-    """Everything else in a network, such as the statistics of its batch normalisation."""
-    everything = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: value.detach().clone() for name, value in everything.items() if name not in posterior.mean}
+def _constants(model: nn.Module) -> dict[str, Tensor]:
+    """The frozen parameters of a network."""
+    return {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
 
 
 def _together(found: list[tuple[Gaussians, dict[str, Tensor]]]) -> list[Gaussians | PartialGaussian]:
     """The members' posteriors, with those of their constants that are not the same for all."""
     first = found[0][1]
     differing = [name for name in first if any(not torch.equal(first[name], other[name]) for _, other in found)]
-    for name in differing:
-        if not first[name].is_floating_point():
-            raise ValueError(f"make_model must give networks with equal integer buffers, got others for {name!r}")
     if not differing:
         return [q for q, _ in found]
-    return [PartialGaussian(q, {name: other[name] for name in differing}) for q, other in found]
+    return [PartialGaussian(q, {name: other[name] for name in differing}).with_buffers(q.buffers) for q, other in found]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bayesadam.checks import check, check_positive, is_whole, truths
 from bayesadam.functional.curvature import wide
 from bayesadam.posterior import LowRankGaussian
+from bayesadam.posterior.buffers import buffers_of, of_training
 from bayesadam.posterior.wrappers import innermost
 
 
@@ -29,11 +30,10 @@ class SWAG:
         q = swag.posterior()
 
     The batch norm statistics in the model belong to its last weights, and not to the mean of the weights collected.
-    Update them before predicting; ``predict`` then uses them for all samples (Algorithm 1 of the paper takes new ones
-    for every sample, as ``batch_norm=`` of ``predict`` does)::
+    Compute those of the mean; ``predict`` then uses them for all samples (Algorithm 1 of the paper takes new ones for
+    every sample, as ``batch_norm=`` of ``predict`` does)::
 
-        with q.applied(model):
-            torch.optim.swa_utils.update_bn(loader, model)
+        q = ba.predictive.with_batch_norm(model, q, loader)
 
     The running moments are computed by Welford's method in float64. The paper's formula, the mean of squares minus the
     square of the mean, loses all digits where weights vary by less than 1e-4 of their size, and may be negative.
@@ -51,7 +51,8 @@ class SWAG:
 
     def __init__(self, model: nn.Module, *, rank: int = 20) -> None:
         check("rank", rank, "0 or a whole number of at least 2", lambda v: is_whole(v, 0) and v != 1)
-        self._parameters = {name: p for name, p in innermost(model).named_parameters() if p.requires_grad}
+        self._model = innermost(model)
+        self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         if not self._parameters:
             raise ValueError("model must have a trainable parameter, got none")
         self.rank = rank
@@ -100,8 +101,8 @@ class SWAG:
                 1.
 
         Returns:
-            A posterior with copies of the moments, in float32 or wider, and with ``scale``, ``rank`` and ``count``
-            among its hyper-parameters.
+            A posterior with copies of the moments, in float32 or wider, and of the model's buffers, and with ``scale``,
+            ``rank`` and ``count`` among its hyper-parameters.
 
         Raises:
             ValueError: The scale is not positive.
@@ -118,8 +119,8 @@ class SWAG:
             factors[name] = mean[name].new_empty((len(self._deviations), *parameter.shape))
             for row, deviations in zip(factors[name], self._deviations, strict=True):
                 torch.mul(deviations[name], (scale / (len(self._deviations) - 1)) ** 0.5, out=row)
-        told = {"method": "swag", "rank": self.rank, "count": self.count, "scale": scale}
-        return LowRankGaussian(mean, diagonal, factors, hyperparameters=told)
+        told = {"method": "swag", "rank": self.rank, "count": self.count, "scale": scale, **of_training(self._model)}
+        return LowRankGaussian(mean, diagonal, factors, hyperparameters=told).with_buffers(buffers_of(self._model))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for :meth:`load_state_dict` as a dict of numbers and of tensors, which are not copies."""

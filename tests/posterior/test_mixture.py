@@ -77,8 +77,9 @@ class TestEnsemble:
         nn.init.zeros_(models[1][3].bias)
         models[1][1].num_batches_tracked += 3
         q = ensemble(models, hyperparameters={"method": "ensemble"})
-        trainable = ["0.weight", "0.bias", "1.weight", "1.bias"]
-        assert list(q.mean) == [*trainable, "3.weight", "1.running_mean", "1.running_var"]
+        assert list(q.mean) == ["0.weight", "0.bias", "1.weight", "1.bias", "3.weight"]
+        for model, component in zip(models, q.components, strict=True):
+            assert_same(component.buffers, dict(model.named_buffers()))
         assert q.hyperparameters == {"method": "ensemble", "components": [{}, {}]}
 
     def test_is_a_copy_and_only_one(self):

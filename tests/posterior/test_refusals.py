@@ -56,8 +56,12 @@ def fixed(**change):
 def network(*shape, table=None, **options):
     layer = torch.nn.Linear(*shape, **options)
     if table is not None:
-        layer.register_buffer("table", torch.tensor([table]))
+        layer.table = torch.nn.Parameter(torch.tensor([table]), requires_grad=False)
     return layer
+
+
+def buffered(name):
+    return diagonal().with_buffers({name: torch.zeros(2)})
 
 
 CASES = [
@@ -136,7 +140,9 @@ CASES = [
     (lambda: ensemble([]), "models must have at least one network, got none"),
     (lambda: ensemble([network(3, 2), network(3, 4)]), r"models must be of one architecture, got 'weight' \(\(2, 3\),"),
     (lambda: ensemble([network(3, 2), network(3, 2, bias=False)]), "models must be of .* in model 0 and None in mod"),
-    (lambda: ensemble([network(3, 2, table=0), network(3, 2, table=1)]), "models must have equal integer and boolean"),
+    (lambda: ensemble([network(3, 2, table=0), network(3, 2, table=1)]), "mean of 'table' must be a floating-point"),
+    (lambda: ba.Mixture([buffered("a"), buffered("b")]), r"components\[1\] must have the buffers \['a'\], got \['b'\]"),
+    (lambda: ba.merge([buffered("a"), diagonal()]), r"posteriors\[1\] must have the buffers \['a'\], got \[\]"),
     (lambda: ba.merge([]), "posteriors must have at least one posterior, got none"),
     (lambda: ba.merge([diagonal(), dense()]), "posteriors must be DiagonalGaussians .* got DenseGaussian"),
     (lambda: ba.merge([diagonal(), diagonal(means({"a": ()}))]), "posteriors.1. must have the weights 'z.weight', got"),

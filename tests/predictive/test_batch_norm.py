@@ -1,4 +1,6 @@
-"""``predict(batch_norm=...)``: statistics of batch norm layers that are every sample's own."""
+"""Batch norm statistics: those of a posterior and its file, of its mean, and of every sample."""
+
+import warnings
 
 import pytest
 import torch
@@ -7,7 +9,6 @@ from torch.optim.swa_utils import update_bn
 from torch.testing import assert_close
 
 import bayesadam as ba
-from bayesadam.posterior.training_inputs import inputs_of
 from bayesadam.predictive import batch_norm
 from modules import module_of
 from posterior.kinds import around, draw
@@ -173,94 +174,232 @@ def test_errors_change_nothing():
             ba.predict(plain, around(plain, 0.25), x, likelihood=GAUSSIAN, batch_norm=x)
 
 
-class TestInputsKnownFromTraining:
-    """``batch_norm="auto"``, after a training with an attached optimiser."""
-
-    def trained(self, rows=30, steps=3, **options):
-        net = network()
-        opt = ba.IVON(net.named_parameters(), num_data=100, **options)
-        opt.attach(net)
-        opt.train()
-        seen = [draw(rows, 3, seed=number) for number in range(steps)]
-        for x in seen:
-            opt.zero_grad()
-            net(x).square().mean().backward()
-            opt.step()
-            x.zero_()  # loops may reuse their memory
-        opt.eval()
-        return net, opt, torch.cat([draw(rows, 3, seed=number) for number in range(steps)])
-
-    @pytest.mark.parametrize("method", ["monte_carlo", "mean"])
-    def test_are_used_by_default(self, method):
-        net, opt, seen = self.trained()
-        q, x = opt.posterior(), draw(7, 3, seed=50)
-        before = state(net)
-        options = {"likelihood": GAUSSIAN, "mc_samples": 3, "method": method}
-        default = ba.predict(net, q, x, **options)
-        assert_unchanged(net, before)
-        assert_close(default.means, ba.predict(net, q, x, batch_norm=seen, **options).means)
-        assert not torch.allclose(default.means, ba.predict(net, q, x, batch_norm=None, **options).means, rtol=1e-3)
-        gaussian = {"likelihood": GAUSSIAN, "method": "linearized"}  # whose default are the running statistics
-        default, running = ba.predict(net, q, x, **gaussian), ba.predict(net, q, x, batch_norm=None, **gaussian)
-        assert torch.equal(default.mean, running.mean)
-
-    def test_are_the_latest(self):
-        net, _, seen = self.trained(rows=200, steps=4)
-        assert torch.equal(inputs_of(net), seen[400:])
-        net, _, seen = self.trained(rows=600, steps=2)
-        assert torch.equal(inputs_of(net), seen[600:1112])
-
-    def test_several_inputs_keep_their_form(self):
-        def forward(self, a, b=None):
-            a, b = (a["a"], a["b"]) if isinstance(a, dict) else (a, b)
-            return self.norm(self.first(a) + b)
-
-        for call in (
-            lambda net, a, b: net(a, b),
-            lambda net, a, b: net(a=a, b=b),
-            lambda net, a, b: net({"a": a, "b": b}),
-        ):
-            net = module_of(forward, first=nn.Linear(3, 2), norm=nn.BatchNorm1d(2))
-            opt = ba.IVON(net.named_parameters(), num_data=100)
-            opt.attach(net)
-            opt.train()
-            a, b = torch.randn(8, 3), torch.randn(8, 2)
-            call(net, a, b).square().mean().backward()
-            opt.step()
-            kept = inputs_of(net)
-            box = kept[0] if len(kept) == 1 else kept
-            parts = tuple(box.values()) if isinstance(box, dict) else box
-            assert torch.equal(parts[0], a)
-            assert torch.equal(parts[1], b)
-            opt.eval()
-            ba.predict(net, opt.posterior(), kept, likelihood=GAUSSIAN, mc_samples=2)
-
-    def test_other_words_are_refused(self):
-        net = network()
-        with pytest.raises(ValueError, match="batch_norm must be 'auto', None or inputs, got 'own'"):
-            ba.predict(net, around(net, 0.25), draw(5, 3), likelihood=GAUSSIAN, batch_norm="own")
+X, Y = draw(40, 3, dtype=torch.float32), draw(40, dtype=torch.float32, seed=1).gt(0).long()
+LOSS, CLASSES = nn.functional.cross_entropy, ba.Categorical()
 
 
-@pytest.mark.parametrize("known", ["", "attached", "attached, in eval mode", "frozen"])
-def test_running_statistics_with_samples_of_an_optimizer_are_warned_of(known):
-    """If neither the inputs of training are known nor that the statistics were fixed, and only then."""
-    net = network()
-    net[:6].requires_grad_(known != "frozen")
-    for norm in (net[1], net[5]):
-        norm.train("eval" not in known)
-    opt = ba.BayesAdam(net.named_parameters(), num_data=20.0, batch_size=20)
-    if "attached" in known:
-        opt.attach(net)
-    for _ in range(3):
+def fresh(seed=7):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2))
+
+
+def trained(net, opt, steps=4):
+    """Drop-in training by any optimiser."""
+    net.train()
+    for _ in range(steps):
+        opt.zero_grad()
+        LOSS(net(X), Y).backward()
+        opt.step()
+    return opt
+
+
+def drop_in(net, **options):
+    opt = ba.IVON(net.named_parameters(), lr=0.1, num_data=40, **options)
+    opt.train()
+    trained(net, opt).eval()
+    return opt
+
+
+def in_blocks(net):
+    opt = ba.BayesAdam(net.named_parameters(), num_data=40, batch_size=40, total_steps=4)
+    opt.attach(net)
+    for _ in range(4):
         with opt.sampled_params():
             opt.zero_grad()
-            GAUSSIAN(net(draw(20, 3)), draw(20, 2, seed=1)).backward()
+            LOSS(net(X), Y).backward()
         opt.step()
-    q, options = opt.posterior(), {"likelihood": GAUSSIAN, "mc_samples": 2}
-    message = "^the network has batch norm layers, and their running statistics are averages over the weight samples"
-    for learned in () if known else (q, ba.Mixture([q, q])):
-        with pytest.warns(UserWarning, match=message):
-            ba.predict(net, learned, draw(4, 3), **options)
-    for more in [{}] if known else [{"batch_norm": None}, {"batch_norm": draw(20, 3)}, {"method": "mean"}]:
-        ba.predict(net, q, draw(4, 3), **options, **more)
-    ba.predict(net, around(net, 0.25), draw(4, 3), **options)
+    return opt.posterior()
+
+
+def dense_von(net):
+    opt = ba.DenseVON(net.parameters(), num_data=40)
+    opt.step(lambda: LOSS(net(X), Y))
+    return opt.posterior(net)
+
+
+def by_badam(net):
+    return ba.badam(trained(net, torch.optim.Adam(net.parameters())), net, num_data=40, prior_precision=1.0)
+
+
+def by_laplace(structure):
+    def make(net):
+        trained(net, torch.optim.Adam(net.parameters()))
+        return ba.laplace(net, (X, Y), likelihood=CLASSES, structure=structure, prior_precision=1.0)
+
+    return make
+
+
+def swag(net):
+    swag, sgd = ba.SWAG(net), torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        trained(net, sgd)
+        swag.collect()
+    return swag.posterior()
+
+
+def variational(net):
+    bayesian = ba.variational(net)
+    for _ in range(3):
+        bayesian(X)
+    return bayesian.posterior()
+
+
+def fawn(**options):
+    def make(net):
+        net(X)
+        return ba.fawn(net.eval(), **options).posterior()
+
+    return make
+
+
+def last_layer(net):
+    module = ba.variational_last_layer(net)
+    net(X)
+    return module.posterior()
+
+
+def ensemble(net):
+    other = fresh(1)
+    for model in (net, other):
+        trained(model, torch.optim.Adam(model.parameters()))
+    return ba.ensemble([net, other])
+
+
+def population(net):
+    """Members whose batch norm has statistics of their own."""
+    nets = [fresh(1).eval(), net.eval()]
+    net[1].running_mean += 1
+    members = ba.population.train(nets, (X, Y), likelihood=CLASSES, method="adam", epochs=1, batch_size=20)
+    return members.posteriors[1]
+
+
+def anchored(net):
+    def make(model=None):
+        model = fresh().eval() if model is None else model
+        model[1].running_mean += 1
+        return model
+
+    make(net)
+    return ba.anchored_ensemble(make, (X, Y), likelihood=CLASSES, members=2, steps=2, batch_size=20)
+
+
+MAKERS = {
+    "drop-in": lambda net: drop_in(net).posterior(net),
+    "blocks": in_blocks,
+    "DenseVON": dense_von,
+    "badam": by_badam,
+    "laplace": by_laplace("diagonal"),
+    "laplace, last layer": by_laplace("last_layer"),
+    "SWAG": swag,
+    "Bayes by Backprop": variational,
+    "FAWN": fawn(),
+    "FAWN, Bernoulli": fawn(weights="bernoulli"),
+    "variational last layer": last_layer,
+    "ensemble": ensemble,
+    "ensemble of one": lambda net: ba.ensemble([trained(net, torch.optim.Adam(net.parameters())) and net]),
+    "merged": lambda net: ba.merge([in_blocks(net), in_blocks(fresh(1))]),
+    "mixture": lambda net: ba.Mixture([in_blocks(net), in_blocks(fresh(1))]),
+    "population": population,
+    "anchored": anchored,
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_posterior_from_a_file_predicts_alone(name, tmp_path):
+    """A new network with it gives the predictions of the trained one, whose statistics it has."""
+    net, new = fresh(), fresh(2)
+    q = MAKERS[name](net)
+    buffers = {key: buffer.clone() for key, buffer in net.named_buffers()}
+    q.save(tmp_path / "q.safetensors")
+    loaded = ba.load_posterior(tmp_path / "q.safetensors")
+    methods = ["monte_carlo", *["mean"] * (not isinstance(q, ba.Mixture))]
+    for method in [*methods, *["linearized", "moments"] * isinstance(q, ba.DiagonalGaussian)]:
+        options = {"likelihood": CLASSES, "mc_samples": 4, "batch_norm": None, "method": method}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*linearised network")
+            pred = ba.predict(new, loaded, X, **options)
+            assert_close(pred.probs, ba.predict(net, q, X, **options).probs)
+    if name != "merged":  # whose statistics are averages
+        with loaded.applied(new, 0):
+            assert_close({key: buffer.clone() for key, buffer in new.named_buffers()}, buffers)
+
+
+class TestAtTheMean:
+    """``with_batch_norm``."""
+
+    def test_are_those_of_the_network_at_the_mean_and_saved(self, tmp_path):
+        net, new = fresh(), fresh(2)
+        q, before = drop_in(net).posterior(net), state(net)
+        ba.predictive.with_batch_norm(net, q, X).save(tmp_path / "q.safetensors")
+        assert [tensor.tolist() for tensor in net.state_dict().values()] == [t.tolist() for t in before[0].values()]
+        loaded = ba.load_posterior(tmp_path / "q.safetensors")
+        update_bn([X], net)
+        assert_close(dict(loaded.buffers), {key: b.clone() for key, b in net.named_buffers()})
+        pred = ba.predict(new, loaded, X, likelihood=CLASSES, method="mean")
+        assert_close(pred.probs[:, 1], net.eval()(X).softmax(-1)[:, 1].detach())
+        assert q.buffers["1.running_mean"].ne(loaded.buffers["1.running_mean"]).all()
+
+    def test_every_component_of_a_mixture_has_its_own(self):
+        net = fresh()
+        parts = [drop_in(fresh(seed), seed=seed).posterior() for seed in range(2)]
+        mixture = ba.predictive.with_batch_norm(net, ba.Mixture(parts, hyperparameters={"a": 1}), X)
+        for part, component in zip(parts, mixture.components, strict=True):
+            assert_close(dict(component.buffers), dict(ba.predictive.with_batch_norm(net, part, X).buffers))
+        assert mixture.hyperparameters["a"] == 1
+
+    def test_members_of_an_ensemble_have_them(self):
+        options = {"likelihood": CLASSES, "epochs": 2, "batch_size": 20, "members": 2, "progress": False}
+        q = ba.train_ensemble(fresh, (X, Y), **options).components[0]
+        assert_close(dict(q.buffers), dict(ba.predictive.with_batch_norm(fresh(), q, X).buffers))
+
+    def test_what_has_none_is_refused(self):
+        net = fresh()
+        with pytest.raises(ValueError, match="^posterior must be a posterior over weights, got Linear$"):
+            ba.predictive.with_batch_norm(net, net[3], X)
+        with pytest.raises(ValueError, match="^batch_norm must be None for a model without batch norm statistics"):
+            ba.predictive.with_batch_norm(net[3], around(net[3]), X)
+
+
+MESSAGE = "^the network has batch norm layers whose statistics are averages over the weights in training"
+
+
+@pytest.mark.parametrize("name", ["drop-in", "blocks", "DenseVON", "SWAG", "Bayes by Backprop", "merged", "mixture"])
+@pytest.mark.parametrize("method", ["monte_carlo", "mean"])
+def test_statistics_of_training_are_warned_of(name, method):
+    """Unless they were computed again, here or for the posterior, or are wanted."""
+    net = fresh()
+    q, options = MAKERS[name](net), {"likelihood": CLASSES, "mc_samples": 2, "method": method}
+    if name == "mixture" and method == "mean":
+        return
+    with pytest.warns(UserWarning, match=MESSAGE):
+        ba.predict(net, q, X, **options)
+    for statistics in (None, X):
+        ba.predict(net, q, X, **options, batch_norm=statistics)
+    ba.predict(net, ba.predictive.with_batch_norm(net, q, X).scaled(0.5), X, **options)
+
+
+def test_statistics_that_random_weights_do_not_change_are_not_warned_of():
+    net = fresh()
+    net[:2].requires_grad_(False)
+    ba.predict(net, drop_in(net).posterior(net), X, likelihood=CLASSES, mc_samples=2)
+    net = fresh()
+    ba.predict(net, by_badam(net), X, likelihood=CLASSES, mc_samples=2)
+
+
+def test_of_a_posterior_without_a_network_are_those_of_the_network():
+    net = fresh()
+    q = drop_in(net).posterior()
+    assert not q.buffers
+    with pytest.warns(UserWarning, match=MESSAGE):
+        ba.predict(net, q, X, likelihood=CLASSES, mc_samples=2)
+
+
+def test_attach_adds_nothing_to_a_pass():
+    net = fresh()
+    ba.IVON(net.named_parameters(), num_data=40).attach(net)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+
+
+def test_other_words_are_refused():
+    with pytest.raises(ValueError, match="batch_norm must be 'auto', None or inputs, got 'own'"):
+        ba.predict(fresh(), around(fresh()), X, likelihood=CLASSES, batch_norm="own")

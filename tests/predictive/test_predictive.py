@@ -407,16 +407,16 @@ class TestWrappers:
         net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
         model = wrap[name](net).eval()
         before = snapshot(net)
-        shapes = ["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias", "1.running_mean"]
-        tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
-        mean = {key: draw(*tensors[key].shape, seed=len(key), dtype=torch.float32) for key in shapes}
-        variance = {key: torch.full_like(value, 0.0 if "mean" in key else 0.1) for key, value in mean.items()}
-        inside = ba.DiagonalGaussian(mean, variance)
-        own = {id(t): key for key, t in [*model.named_parameters(), *model.named_buffers()]}
+        buffers = {"1.running_mean": draw(3, dtype=torch.float32)}
+        mean = {key: draw(*p.shape, seed=len(key), dtype=torch.float32) for key, p in net.named_parameters()}
+        variance = {key: torch.full_like(value, 0.1) for key, value in mean.items()}
+        inside = ba.DiagonalGaussian(mean, variance).with_buffers(buffers)
+        own = {id(p): key for key, p in model.named_parameters()}
         prefix = own[id(net[0].weight)].removesuffix("0.weight")
         q = inside
         if names == "outside":
             q = ba.DiagonalGaussian(*({prefix + key: v for key, v in part.items()} for part in (q.mean, q.variance)))
+            q = q.with_buffers(buffers)
         for method in ("monte_carlo", "mean", "linearized", "applied", "moments"):
             close(self.found(model, q, self.X, method), self.expected(name, net, inside, method), rtol=1e-5, atol=1e-6)
         assert_unchanged(net, before)

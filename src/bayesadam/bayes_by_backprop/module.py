@@ -35,6 +35,7 @@ from bayesadam.functional.recomputation import in_backward, recomputed_by
 from bayesadam.functional.reparameterized import inverse_softplus, softplus
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import DiagonalGaussian
+from bayesadam.posterior.buffers import of_training
 from bayesadam.posterior.calls import Inputs, call
 from bayesadam.priors import GaussianPrior, Prior, as_prior
 
@@ -247,14 +248,15 @@ class VariationalModule(nn.Module):
     def posterior(self) -> DiagonalGaussian:
         """Return the current posterior, by the model's names, with copies in float32 or wider.
 
-        It covers the random parameters, and with variance 0 those that are trained without noise.
+        It covers the random parameters, and with variance 0 those that are trained without noise. Batch norm statistics
+        are averages over the draws of training; :func:`bayesadam.predictive.with_batch_norm` computes those of the
+        mean.
         """
         settings = {"estimator": self.estimator, "kl": "closed_form" if self.closed_form else "sampled"}
         prior = f"{type(self.prior).__name__}({self.prior.extra_repr()})"
         variance = {name: softplus(rho.detach()).square() for name, rho in self._rhos().items()}
-        return as_posterior(
-            self.model, variance, {"method": "BayesByBackprop", "prior": prior, "seed": self.seed, **settings}
-        )
+        told = {"method": "BayesByBackprop", "prior": prior, "seed": self.seed, **settings, **of_training(self.model)}
+        return as_posterior(self.model, variance, told)
 
     def get_extra_state(self) -> Tensor:
         """State of the noise: low and high half of the seed, and number of the next draw."""

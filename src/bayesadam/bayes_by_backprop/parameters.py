@@ -15,6 +15,7 @@ from bayesadam.bayes_by_backprop.fused import dense
 from bayesadam.checks import check_model
 from bayesadam.functional.curvature import wide
 from bayesadam.posterior import DiagonalGaussian
+from bayesadam.posterior.buffers import buffers_of
 
 Net = TypeVar("Net", bound=nn.Module)
 InitialStd = float | Mapping[str, float | Tensor] | Callable[[str, nn.Parameter], float | Tensor]
@@ -98,7 +99,7 @@ def replaced(model: nn.Module, parameters: Mapping[str, Tensor], values: Mapping
 def as_posterior(
     model: nn.Module, variance: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]
 ) -> DiagonalGaussian:
-    """Make the Gaussian around a network's parameters, with copies in float32 or wider.
+    """Make the Gaussian around a network's parameters, with copies in float32 or wider, and with its buffers.
 
     Args:
         model: Network whose trainable parameters are the means.
@@ -110,7 +111,7 @@ def as_posterior(
         if name in variance or parameter.requires_grad:
             mean[name] = parameter.detach().to(wide(parameter.dtype), copy=True)
             variances[name] = variance[name].detach() if name in variance else torch.zeros_like(mean[name])
-    return DiagonalGaussian(mean, variances, hyperparameters=hyperparameters)
+    return DiagonalGaussian(mean, variances, hyperparameters=hyperparameters).with_buffers(buffers_of(model))
 
 
 def around(net: nn.Module, wrapper: nn.Module | None) -> nn.Module:

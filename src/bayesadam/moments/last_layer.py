@@ -24,6 +24,7 @@ from bayesadam.moments.objectives import expected_log_likelihood
 from bayesadam.moments.observer import Observer, version_of
 from bayesadam.moments.values import Moments
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, PartialGaussian
+from bayesadam.posterior.buffers import buffers_of
 from bayesadam.posterior.calls import Inputs, arguments
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.priors import Prior, as_prior
@@ -209,7 +210,8 @@ class LastLayerModule(nn.Module):
             random = DiagonalGaussian(mean, variance, hyperparameters=told)
         else:
             random = DenseGaussian.from_scale_tril(mean, self._scale_tril(), hyperparameters=told)
-        return PartialGaussian(random, fixed, order=list(values)) if fixed else random
+        found = PartialGaussian(random, fixed, order=list(values)) if fixed else random
+        return found.with_buffers(buffers_of(self.model))
 
     def _scale_tril(self) -> Tensor:
         """Cholesky factor of the covariance of all weights, row by row, followed by that of the biases."""

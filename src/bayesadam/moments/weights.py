@@ -14,6 +14,7 @@ from bayesadam.functional import empirical, kl
 from bayesadam.functional.curvature import wide
 from bayesadam.moments.values import Moments
 from bayesadam.posterior import BernoulliPosterior, DiagonalGaussian
+from bayesadam.posterior.buffers import buffers_of
 from bayesadam.priors import EmpiricalGaussianPrior, Prior, as_prior
 
 SCALES = ("outputs", "inputs")
@@ -166,7 +167,8 @@ class BernoulliWeights(nn.Module):
             elif parameter.requires_grad:
                 scale[name] = parameter.detach().to(wide(parameter.dtype), copy=True)
                 probability[name] = torch.ones_like(scale[name])
-        return BernoulliPosterior(probability, scale, hyperparameters={**hyperparameters, "prior": self.prior})
+        told = {**hyperparameters, "prior": self.prior}
+        return BernoulliPosterior(probability, scale, hyperparameters=told).with_buffers(buffers_of(self.model))
 
     def _of(self, name: str) -> tuple[Tensor, Tensor]:
         return getattr(self.scale, escaped(name)), getattr(self.logit, escaped(name))

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from bayesadam.core.layout import Layout
 from bayesadam.posterior.sharded import spread
-from bayesadam.posterior.training_inputs import TrainingInputs
 from bayesadam.posterior.wrappers import innermost
 
 
@@ -80,7 +79,6 @@ def join(optimizer: Any, model: nn.Module) -> None:
     inner = innermost(model)
     others = attached(inner)
     add_hooks(optimizer, model)
-    TrainingInputs(weakref.ref(optimizer)).watch(model)
     if optimizer not in others and any(share_noise(optimizer, other) for other in others):
         warnings.warn(
             f"another optimiser of this model has the same seed={optimizer.param_groups[0]['seed']}, so the noise of "

@@ -22,6 +22,7 @@ from bayesadam.core.sampling import MEAN
 from bayesadam.optim import attach, groups, priors
 from bayesadam.optim.checkpoint import Checkpointed
 from bayesadam.posterior import DiagonalGaussian
+from bayesadam.posterior.buffers import buffers_of
 from bayesadam.posterior.report import PER_TENSOR, PosteriorReport
 from bayesadam.sharding import full, local
 
@@ -296,9 +297,12 @@ class PerturbedOptimizer(Checkpointed):
         """Return the current posterior, with copies of means and variances of the full tensors in float32 or wider.
 
         Args:
-            model: Module from which the parameters' names are taken. It is needed only if the optimiser was not
-                constructed from ``named_parameters()`` and :meth:`attach` was not called. Parameters that do not belong
-                to it are left out; only groups with ``perturb=False`` may have them (a learned noise level).
+            model: Module from which the parameters' names and the buffers are taken; default: the one that
+                :meth:`attach` was given. Without either, the posterior has no buffers, and the names are those that the
+                optimiser was constructed with. Parameters that do not belong to the model are left out; only groups
+                with ``perturb=False`` may have them (a learned noise level). The running statistics of batch norm are
+                averages over the samples of training; :func:`bayesadam.predictive.with_batch_norm` computes those of
+                the mean.
 
         Returns:
             The posterior.
@@ -317,7 +321,9 @@ class PerturbedOptimizer(Checkpointed):
             for name, flat, number in covered
         }
         origins = self._origins(covered, variances, hypers)
-        return DiagonalGaussian(means, variances, hyperparameters={**self._reported(), PER_TENSOR: origins})
+        found = DiagonalGaussian(means, variances, hyperparameters={**self._reported(), PER_TENSOR: origins})
+        model = self._take_names() if model is None else model
+        return found if model is None else found.with_buffers(buffers_of(model))
 
     def report(self, model: nn.Module | None = None) -> PosteriorReport:
         """Report what the posterior has learned, for each tensor: the widths, and the share of the start in them.

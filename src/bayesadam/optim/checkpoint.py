@@ -74,9 +74,6 @@ class Checkpointed(Optimizer):
         one. Copies and pickles of model and optimiser together are attached to each other, too. No number of a training
         changes.
 
-        For models with batch norm layers, the latest 512 training inputs are kept, with which
-        :func:`bayesadam.predict` estimates their statistics.
-
         Raises:
             ValueError: A perturbed parameter of this optimiser does not belong to the model; nothing is attached.
 

@@ -20,6 +20,7 @@ from bayesadam.optim import groups
 from bayesadam.optim.attach import names_in
 from bayesadam.optim.newton import CLIP_RADIUS
 from bayesadam.posterior import DenseGaussian
+from bayesadam.posterior.buffers import buffers_of, of_training
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.sharding import rank_and_size
 
@@ -196,7 +197,8 @@ class DenseVON(Optimizer):
         """Return the current posterior, with copies of means and precision.
 
         Args:
-            model: Module from which the parameters' names are taken, if the optimiser was not made from named ones.
+            model: Module from which the parameters' names and the buffers are taken. Without it, the posterior has no
+                buffers, and the optimiser must have been made from named parameters.
 
         Raises:
             RuntimeError: The name of a parameter is not known.
@@ -214,7 +216,12 @@ class DenseVON(Optimizer):
         mean = {name: p.detach().clone() for name, p in zip(names, group["params"], strict=True)}
         told = {name: group[name] for name in ("num_data", "prior_precision", "temperature", "seed")}
         told["method"] = type(self).__name__
-        return DenseGaussian.from_precision(mean, self._precision(), hyperparameters=told)
+        if model is None:
+            return DenseGaussian.from_precision(mean, self._precision(), hyperparameters=told)
+        told |= of_training(model)
+        return DenseGaussian.from_precision(mean, self._precision(), hyperparameters=told).with_buffers(
+            buffers_of(model)
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict; with the parameters of that time, the training continues to the bit.

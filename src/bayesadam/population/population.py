@@ -16,6 +16,7 @@ from bayesadam.likelihoods import Likelihood
 from bayesadam.population.losses import Losses
 from bayesadam.population.objective import Objective
 from bayesadam.posterior import DiagonalGaussian
+from bayesadam.posterior.buffers import buffers_of
 from bayesadam.posterior.padding import padding_rows
 from bayesadam.predictive.result import Predictive, from_outputs
 
@@ -123,12 +124,13 @@ class Population:
     @cached_property
     def posteriors(self) -> list[DiagonalGaussian]:
         """The posterior of every member; its tensors are views of the population's."""
+        buffers, own = buffers_of(self._losses.template.model), self._losses.constants
         return [
             DiagonalGaussian(
                 {name: value[member] for name, value in self.mean.items()},
                 {name: value[member] for name, value in self.variance.items()},
                 hyperparameters=hyper,
-            )
+            ).with_buffers({name: own[name][member] if name in own else value for name, value in buffers.items()})
             for member, hyper in enumerate(self._hypers)
         ]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import abc
+import copy
 import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -21,10 +23,12 @@ from bayesadam.posterior.modes import quietly
 from bayesadam.posterior.network import NetworkDistribution
 from bayesadam.posterior.padding import padding_rows
 from bayesadam.posterior.sharded import unsharded, writing_parts
-from bayesadam.posterior.wrappers import unwrapping
+from bayesadam.posterior.wrappers import innermost, unwrapping
 from bayesadam.sharding import is_sharded
 
 Self = TypeVar("Self", bound="Posterior")
+_BUFFERS = "buffers/"
+"""Beginning of the keys of buffers among the tensors that are saved."""
 
 
 class Posterior(NetworkDistribution):
@@ -33,14 +37,16 @@ class Posterior(NetworkDistribution):
     A subclass draws its samples in :meth:`writer`. It keeps all that it is made of in :meth:`tensors` and
     ``hyperparameters``, since copies such as :meth:`scaled` are made by :meth:`from_tensors`.
 
-    The weights may include buffers, such as the statistics of a batch norm layer. A posterior keeps the tensors that it
-    is made of and does not copy them. They may be those of a network: predictions and :meth:`applied` leave them
-    unchanged, but training the network further changes the posterior.
+    A posterior keeps the tensors that it is made of and does not copy them. They may be those of a network: predictions
+    and :meth:`applied` leave them unchanged, but training the network further changes the posterior.
 
     Attributes:
         mean: Mean of every weight tensor, by the name that ``named_parameters()`` gives it.
         variance: Variance of every weight, by the names of ``mean``.
         hyperparameters: How the posterior was found, as plain JSON values, for people and for reports.
+        buffers: Tensors of the network that are no parameters, such as the running statistics of batch norm, by the
+            name that ``named_buffers()`` gives them. They are the same in all samples, are saved with the posterior,
+            and are put into a network together with the weights. A mixture has none; its components have them.
         parts: Names of the attributes with tensors by name that a posterior of the class is made of, in the order of
             the constructor's arguments.
     """
@@ -48,6 +54,7 @@ class Posterior(NetworkDistribution):
     mean: dict[str, Tensor]
     variance: dict[str, Tensor]
     hyperparameters: dict[str, Any]
+    buffers: Mapping[str, Tensor] = MappingProxyType({})
     parts: ClassVar[tuple[str, ...]] = ()
     _known_random: tuple[list[tuple[int, int]] | None, list[Tensor], tuple[str, ...]] = (None, [], ())
 
@@ -133,19 +140,54 @@ class Posterior(NetworkDistribution):
         """
         check("factor", factor, "a finite number of at least 0", lambda value: 0 <= value < math.inf)
         told = {**self.hyperparameters, "scaled": self.hyperparameters.get("scaled", 1.0) * float(factor)}
-        return self._scaled(float(factor), told)
+        return self._scaled(float(factor), told).with_buffers(self.buffers)
 
     def _scaled(self: Self, factor: float, hyperparameters: Mapping[str, Any]) -> Self:
         """The result of :meth:`scaled`, with the given hyper-parameters."""
         raise TypeError(f"posterior must be of a class that can be scaled, got {type(self).__name__}")
 
+    def to(self: Self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Return the same posterior on another device or in another floating dtype.
+
+        In half precision only the means are, since it has no numbers for small variances, or 8 bits for any, which
+        would lose the uncertainty; what variances are computed from is not rounded. Buffers keep their dtype.
+        """
+        buffers = {name: value.to(device) for name, value in self.buffers.items()}
+        return self._to(device, dtype).with_buffers(buffers)
+
+    def _to(self: Self, device: torch.device | str | None, dtype: torch.dtype | None) -> Self:
+        """The result of :meth:`to`, without buffers."""
+        wide = None if dtype is None else torch.promote_types(dtype, torch.float32)
+        moved = {
+            key: value.to(device=device, dtype=dtype if key.startswith("mean/") else wide)
+            for key, value in self._tensors().items()
+        }
+        return self._from_tensors(moved, self.hyperparameters)
+
+    def with_buffers(self: Self, buffers: Mapping[str, Tensor]) -> Self:
+        """Return the same posterior with these buffers, which are kept, not copied, in place of its own."""
+        other = copy.copy(self)
+        other.buffers = dict(buffers)
+        return other
+
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that are saved, ``{"<part>/<name>": ..., ...}``."""
-        return {f"{part}/{name}": value for part in self.parts for name, value in getattr(self, part).items()}
+        """The tensors that are saved: those of the weights, and ``{"buffers/<name>": ...}``."""
+        return {**self._tensors(), **{f"{_BUFFERS}{name}": value for name, value in self.buffers.items()}}
 
     @classmethod
     def from_tensors(cls: type[Self], tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Self:
         """Make a posterior from the result of ``tensors``; ``KeyError`` or ``ValueError`` if they do not fit."""
+        buffers = {key.removeprefix(_BUFFERS): value for key, value in tensors.items() if key.startswith(_BUFFERS)}
+        weights = {key: value for key, value in tensors.items() if not key.startswith(_BUFFERS)}
+        return cls._from_tensors(weights, hyperparameters).with_buffers(buffers)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The tensors of the weights that are saved, ``{"<part>/<name>": ..., ...}``."""
+        return {f"{part}/{name}": value for part in self.parts for name, value in getattr(self, part).items()}
+
+    @classmethod
+    def _from_tensors(cls: type[Self], tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`_tensors`."""
         found: dict[str, dict[str, Tensor]] = {part: {} for part in cls.parts}
         for key, value in tensors.items():
             part, _, name = key.partition("/")
@@ -174,7 +216,7 @@ class Posterior(NetworkDistribution):
         return files.write_tensors(path, type(self).__name__, self.tensors(), self.hyperparameters)
 
     def match(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return the model's parameters and buffers that this posterior covers, by the posterior's names.
+        """Return the model's parameters that this posterior covers, by the posterior's names.
 
         If the model is a wrapper (``DistributedDataParallel``, ``torch.compile``), the module that it wraps may be
         matched.
@@ -185,44 +227,46 @@ class Posterior(NetworkDistribution):
         """
         for inner in unwrapping(model):
             parameters = dict(inner.named_parameters())
-            tensors: dict[str, Tensor] = {**dict(inner.named_buffers()), **parameters}
-            if self.mean.keys() <= tensors.keys():
+            if self.mean.keys() <= parameters.keys():
                 break
         for name, mean in self.mean.items():
-            if name not in tensors:
-                inside = (repr(n) for n, t in tensors.items() if n.endswith(f".{name}") and t.shape == mean.shape)
+            if name not in parameters:
+                inside = (repr(n) for n, p in parameters.items() if n.endswith(f".{name}") and p.shape == mean.shape)
                 raise ValueError(
                     f"the model must have a parameter {name!r} as the posterior does, got "
                     f"{next(inside, 'none of that name')} (posterior(model) of an optimiser is that of the model alone)"
                 )
-            if tensors[name].shape != mean.shape:
+            if parameters[name].shape != mean.shape:
                 raise ValueError(
                     f"the model's parameter {name!r} must be of the posterior's shape {tuple(mean.shape)}, "
-                    f"got {tuple(tensors[name].shape)}"
+                    f"got {tuple(parameters[name].shape)}"
                 )
         for name, parameter in parameters.items():
             if parameter.requires_grad and name not in self.mean:
                 raise ValueError(f"the posterior must cover the model's trainable parameter {name!r}, got no such name")
-        return {name: tensors[name] for name in self.mean}
+        return {name: parameters[name] for name in self.mean}
 
     @contextmanager
     def draws(self, model: nn.Module, seed: int = 0) -> Iterator[Callable[[int | None], None]]:
         """Return a context whose function writes samples into the model, as in the base class.
 
-        The weights are written in place. Inside the context those of a sharded network are whole. The padding row of an
-        ``nn.Embedding`` keeps its mean: PyTorch gives it no gradient, so that its variance is that of no data.
+        Weights and buffers are written in place. Inside the context those of a sharded network are whole. The padding
+        row of an ``nn.Embedding`` keeps its mean: PyTorch gives it no gradient, so that its variance is that of no
+        data.
 
         Raises:
-            ValueError: The model's trainable parameters are not those of the posterior.
+            ValueError: The model's trainable parameters are not those of the posterior, or it lacks a buffer.
         """
         with exclusively(model), quietly(model), unsharded(model):
-            tensors = self.match(model)
+            tensors = {**self.match(model), **self._match_buffers(model)}
             apart, padding = self._apart_from(tensors.values()), padding_rows(model, tensors)
             write_noisy = apart.writer(seed)
 
             @torch.no_grad()
             def write(targets: Mapping[str, Tensor], number: int | None) -> None:
                 write_noisy(targets, number)
+                for name, value in apart._buffers_of(number).items():
+                    targets[name].copy_(value)
                 if number is not None and padding:
                     center = apart._center(number)
                     for name, row in padding.items():
@@ -237,9 +281,24 @@ class Posterior(NetworkDistribution):
                         tensor.copy_(before[name])
                 torch.clear_autocast_cache()
 
+    def _match_buffers(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return the model's buffers that this posterior has, by name."""
+        buffers = dict(innermost(model).named_buffers())
+        for name, value in self._buffers_of(0).items():
+            if name not in buffers or buffers[name].shape != value.shape:
+                shape = f"one of shape {tuple(buffers[name].shape)}" if name in buffers else "none of that name"
+                raise ValueError(
+                    f"the model must have a buffer {name!r} of the posterior's shape {tuple(value.shape)}, got {shape}"
+                )
+        return {name: buffers[name] for name in self._buffers_of(0)}
+
     def _center(self, number: int) -> Mapping[str, Tensor]:
         """Means of the distribution that sample ``number`` is drawn from, by name."""
         return self.mean
+
+    def _buffers_of(self, number: int | None) -> Mapping[str, Tensor]:
+        """Buffers of the network that is sample ``number``, by name."""
+        return self.buffers
 
     def _apart_from(self, targets: Iterable[Tensor]) -> Posterior:
         """A posterior that does not change when the targets are written to; it is this one if they share no memory."""
@@ -266,6 +325,12 @@ class Posterior(NetworkDistribution):
         for name, shape in self.shapes.items():
             if shapes[name] != shape:
                 raise ValueError(f"{what} of {name!r} must be of shape {tuple(shape)}, got {tuple(shapes[name])}")
+
+    def _check_buffers(self, other: Posterior, what: str) -> None:
+        """Check that another posterior has buffers of the same names."""
+        names, others = (list(q._buffers_of(0)) for q in (self, other))
+        if set(names) != set(others):
+            raise ValueError(f"{what} must have the buffers {names}, got {others}")
 
     def _check_names(self, other: Mapping[str, Any], what: str) -> None:
         shapes = self.shapes

@@ -118,10 +118,8 @@ class BernoulliPosterior(Posterior):
             scale[name] = (self.scale[name] * ratio).to(self.scale[name].dtype)
         return self._with_parts(hyperparameters, probability=probability, scale=scale)
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> BernoulliPosterior:
-        """Return the same posterior on another device or with scales of another floating dtype; probabilities are not
-        rounded.
-        """
+    def _to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> BernoulliPosterior:
+        """The posterior without buffers, as in the base class; probabilities are not rounded."""
         scale = {name: value.to(device=device, dtype=dtype) for name, value in self.scale.items()}
         probability = {
             name: p.to(scale[name].device, torch.promote_types(p.dtype, scale[name].dtype))

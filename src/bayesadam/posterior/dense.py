@@ -215,23 +215,21 @@ class DenseGaussian(GaussianPosterior):
             hyperparameters=hyperparameters,
         )
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DenseGaussian:
-        """Return the same posterior on another device, or with means in another floating dtype; the factor stays
-        float64.
-        """
+    def _to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> DenseGaussian:
+        """The posterior without buffers, as in the base class; the factor stays float64."""
         return self.from_scale_tril(
             {name: value.to(device=device, dtype=dtype) for name, value in self.mean.items()},
             self.scale_tril.to(device=device),
             hyperparameters=self.hyperparameters,
         )
 
-    def tensors(self) -> dict[str, Tensor]:
+    def _tensors(self) -> dict[str, Tensor]:
         """``{"mean/<name>": ..., "scale_tril": ...}``."""
         return {**{f"mean/{name}": value for name, value in self.mean.items()}, "scale_tril": self.scale_tril}
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> DenseGaussian:
-        """The inverse of :meth:`tensors`."""
+    def _from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> DenseGaussian:
+        """The inverse of :meth:`_tensors`."""
         mean = {}
         for key, value in tensors.items():
             kind, _, name = key.partition("/")

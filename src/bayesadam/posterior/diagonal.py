@@ -12,6 +12,7 @@ from bayesadam import noise
 from bayesadam.checks import require
 from bayesadam.functional import gaussian
 from bayesadam.posterior.around import Around
+from bayesadam.posterior.buffers import buffers_of
 from bayesadam.posterior.gaussian import GaussianPosterior, mean_rule
 from bayesadam.posterior.wrappers import innermost
 
@@ -65,16 +66,19 @@ class DiagonalGaussian(GaussianPosterior):
         """Make a posterior without uncertainty from a trained network; its variances are zeros that take no memory.
 
         Args:
-            weights: A network, whose trainable parameters are copied; or weights by name, which are kept, not copied.
+            weights: A network, whose trainable parameters and buffers are copied; or weights by name, which are kept,
+                not copied.
             hyperparameters: JSON values, as for the class.
 
         Raises:
             ValueError: There are no weights, or values are not finite.
         """
+        buffers: Mapping[str, Tensor] = {}
         if isinstance(weights, nn.Module):
+            buffers = buffers_of(weights)
             weights = {name: p.detach().clone() for name, p in innermost(weights).named_parameters() if p.requires_grad}
         variance = {name: value.new_zeros(()).expand_as(value) for name, value in weights.items()}
-        return cls(weights, variance, hyperparameters=hyperparameters)
+        return cls(weights, variance, hyperparameters=hyperparameters).with_buffers(buffers)
 
     def _scale(self, names: Iterable[str]) -> Tensor:
         """Standard deviations of the named tensors' weights, ``(D,)`` in float64."""

@@ -51,19 +51,6 @@ class GaussianPosterior(Posterior):
     def _log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
         """Joint log density of weights that were checked, in float64, with the shape of the leading axes."""
 
-    def to(self: Self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """Return the same posterior on another device or in another floating dtype.
-
-        In half precision only the means are, since it has no numbers for small variances, or 8 bits for any, which
-        would lose the uncertainty; what variances are computed from stays in float32.
-        """
-        wide = None if dtype is None else torch.promote_types(dtype, torch.float32)
-        moved = {
-            key: value.to(device=device, dtype=dtype if key.startswith("mean/") else wide)
-            for key, value in self.tensors().items()
-        }
-        return self.from_tensors(moved, self.hyperparameters)
-
     def kl_divergence(self, prior: float | GaussianPosterior) -> Tensor:
         """``KL(q || prior)`` in nats, summed (not averaged) over the random weights; 0-d float64.
 
@@ -90,7 +77,8 @@ class GaussianPosterior(Posterior):
         """Return the diagonal Gaussian with the same means and marginal variances."""
         from bayesadam.posterior.diagonal import DiagonalGaussian  # a subclass
 
-        return DiagonalGaussian(self.mean, self.variance, hyperparameters=self.hyperparameters)
+        marginal = DiagonalGaussian(self.mean, self.variance, hyperparameters=self.hyperparameters)
+        return marginal.with_buffers(self.buffers)
 
     def signal_to_noise(self) -> dict[str, Tensor]:
         """``|mean| / standard deviation`` of every weight; 0 for a pruned weight, infinite for any other point mass."""
@@ -136,14 +124,15 @@ class GaussianPosterior(Posterior):
         order = scores.argsort(stable=True)
         kept = torch.ones_like(order, dtype=torch.bool)
         kept[order[: round(fraction * len(order))]] = False
-        return self._keeping(self._split(kept), {**self.hyperparameters, "pruned_fraction": fraction})
+        pruned = self._keeping(self._split(kept), {**self.hyperparameters, "pruned_fraction": fraction})
+        return pruned.with_buffers(self.buffers)
 
     def _keeping(self: Self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Self:
         """A copy with other hyper-parameters in which weights outside the masks ``kept`` (by name, in their shapes) are
         zero.
         """
-        zeroed = {key: torch.where(kept[key.partition("/")[2]], v, 0.0) for key, v in self.tensors().items()}
-        return self.from_tensors(zeroed, hyperparameters)
+        zeroed = {key: torch.where(kept[key.partition("/")[2]], v, 0.0) for key, v in self._tensors().items()}
+        return self._from_tensors(zeroed, hyperparameters)
 
     def _split(self, flat: Tensor) -> dict[str, Tensor]:
         """Split a flat tensor of all weights into tensors by name, in their shapes."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from bayesadam.checks import check, is_positive
+from bayesadam.posterior.buffers import OF_TRAINING, STATISTICS
 from bayesadam.posterior.diagonal import DiagonalGaussian
 
 
@@ -25,7 +26,9 @@ def merge(posteriors: Sequence[DiagonalGaussian], *, weights: Sequence[float] | 
     the precision of one training.
 
     Where a variance is 0 (a parameter that was trained without noise), the product is a point mass, at the average of
-    those means that are point masses there, weighted by ``weights``.
+    those means that are point masses there, weighted by ``weights``. Buffers that differ, such as batch norm
+    statistics, are averaged with these weights, too; :func:`bayesadam.predictive.with_batch_norm` computes those of the
+    new mean.
 
     Args:
         posteriors: At least one posterior; all have the same names and shapes. The result has the dtypes and device
@@ -49,6 +52,7 @@ def merge(posteriors: Sequence[DiagonalGaussian], *, weights: Sequence[float] | 
     first, *others = posteriors
     for number, q in enumerate(others, 1):
         first._check_weights(q, f"posteriors[{number}]")
+        first._check_buffers(q, f"posteriors[{number}]")
     exponents = [1.0] * len(posteriors) if weights is None else [float(weight) for weight in weights]
     if len(exponents) != len(posteriors):
         raise ValueError(f"weights must have one number for each of {len(posteriors)} posteriors, got {exponents}")
@@ -64,7 +68,22 @@ def merge(posteriors: Sequence[DiagonalGaussian], *, weights: Sequence[float] | 
     methods = {q.hyperparameters.get("method") for q in posteriors}
     if len(methods) == 1 and None not in methods:
         told["method"] = methods.pop()  # by which ``predict`` chooses between sampling and linearisation
-    return DiagonalGaussian(mean, variance, hyperparameters=told)
+    buffers, differ = _averaged([q.buffers for q in posteriors], exponents)
+    if differ or OF_TRAINING in {q.hyperparameters.get(STATISTICS) for q in posteriors}:
+        told[STATISTICS] = OF_TRAINING
+    return DiagonalGaussian(mean, variance, hyperparameters=told).with_buffers(buffers)
+
+
+def _averaged(parts: Sequence[Mapping[str, Tensor]], exponents: Sequence[float]) -> tuple[dict[str, Tensor], bool]:
+    """Weighted averages of buffers, of integers the first, and whether any buffers differ."""
+    buffers, differ = dict(parts[0]), False
+    for name, first in parts[0].items():
+        values = [part[name].to(first.device) for part in parts]
+        if first.is_floating_point() and not all(torch.equal(value, first) for value in values):
+            weights = torch.tensor(exponents, dtype=torch.float64, device=first.device) / sum(exponents)
+            mean = torch.tensordot(weights, torch.stack(values).double(), 1)
+            buffers[name], differ = mean.to(first.dtype), True
+    return buffers, differ
 
 
 def _product(means: list[Tensor], variances: list[Tensor], exponents: list[float]) -> tuple[Tensor, Tensor]:

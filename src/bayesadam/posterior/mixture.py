@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bayesadam import noise
 from bayesadam.posterior.base import Posterior, posterior_kinds
+from bayesadam.posterior.buffers import buffers_of
 from bayesadam.posterior.diagonal import DiagonalGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.posterior.wrappers import innermost
@@ -32,13 +33,14 @@ class Mixture(Posterior):
     ``predict(method="mean")``.
 
     Args:
-        components: Gaussian posteriors or mixtures, over weights of the same names and shapes. They are kept, not
-            copied.
+        components: Gaussian posteriors or mixtures, over weights of the same names and shapes, with buffers of the same
+            names. They are kept, not copied.
         hyperparameters: JSON values that say how the mixture was found; those of the components are added as
             ``"components"``.
 
     Raises:
-        ValueError: There are no components, or components of another kind or over different weights.
+        ValueError: There are no components, or components of another kind, over different weights or with different
+            buffers.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Mixture(Posterior):
             if not isinstance(q, GaussianPosterior | Mixture):
                 raise ValueError(f"components must be Gaussian posteriors or mixtures, got {type(q).__name__}")
             self.components[0]._check_weights(q, f"components[{number}]")
+            self.components[0]._check_buffers(q, f"components[{number}]")
         told = [q.hyperparameters for q in self.components]
         self.hyperparameters = {**(hyperparameters or {}), "components": told}
 
@@ -93,7 +96,7 @@ class Mixture(Posterior):
         return [parts[number % size][number // size] * size + number % size for number in range(count)]
 
     def match(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return the model's parameters and buffers that the components cover, by name, as in the base class."""
+        """Return the model's parameters that the components cover, by name, as in the base class."""
         return self.components[0].match(model)
 
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
@@ -123,6 +126,12 @@ class Mixture(Posterior):
         count = len(self.components)
         return self.components[number % count]._center(number // count)
 
+    def _buffers_of(self, number: int | None) -> Mapping[str, Tensor]:
+        """Buffers of the component that the sample is from, as in the base class."""
+        assert number is not None  # which the function of :meth:`writer` refuses
+        count = len(self.components)
+        return self.components[number % count]._buffers_of(number // count)
+
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> Mixture:
         """The scaled mixture, as in the base class; the variance between the components does not change."""
         return type(self)([q.scaled(factor) for q in self.components], hyperparameters=hyperparameters)
@@ -151,11 +160,11 @@ class Mixture(Posterior):
         terms = [q.log_prob(theta) for q in self.components]
         return torch.stack([term.to(terms[0].device) for term in terms]).logsumexp(0) - math.log(len(terms))
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Mixture:
-        """Return the same mixture on another device or in another floating dtype, as the components' ``to`` does."""
+    def _to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> Mixture:
+        """The mixture of the moved components."""
         return type(self)([q.to(device, dtype) for q in self.components], hyperparameters=self.hyperparameters)
 
-    def tensors(self) -> dict[str, Tensor]:
+    def _tensors(self) -> dict[str, Tensor]:
         """``{"<number>/<kind>/<key>": ...}``, with the keys of each component's own tensors."""
         return {
             f"{number}/{type(q).__name__}/{key}": value
@@ -164,8 +173,8 @@ class Mixture(Posterior):
         }
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Mixture:
-        """The inverse of :meth:`tensors`."""
+    def _from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Mixture:
+        """The inverse of :meth:`_tensors`."""
         parts: dict[tuple[str, str], dict[str, Tensor]] = {}
         for key, value in tensors.items():
             number, kind, rest = key.split("/", 2)
@@ -187,21 +196,24 @@ def ensemble(models: Iterable[nn.Module], *, hyperparameters: Mapping[str, Any] 
 
     Args:
         models: Networks of one architecture, trained from different initial values. Parameters that are trainable in
-            any of them are copied, and so is everything else that differs: frozen parameters, and floating-point
-            buffers such as the running statistics of batch norm. Tensors that are equal in all networks are taken from
-            the model given to ``predict``. All tensors are moved to the device of the first network; the modes of the
-            networks do not matter.
+            any of them are copied, and so are frozen parameters that differ, and buffers such as the running statistics
+            of batch norm. Frozen parameters that are equal in all networks are taken from the model given to
+            ``predict``. All tensors are moved to the device of the first network; the modes of the networks do not
+            matter.
         hyperparameters: JSON values that say how the networks were trained.
 
     Raises:
-        ValueError: There are no models; their parameters or buffers have other names, shapes or dtypes; integer buffers
-            differ (except ``num_batches_tracked``); or weights are not finite.
+        ValueError: There are no models; their parameters or buffers have other names, shapes or dtypes; integer
+            parameters differ; or weights are not finite.
     """
     models = list(map(innermost, models))
     if not models:
         raise ValueError("models must have at least one network, got none")
-    states = [{**dict(model.named_parameters()), **dict(model.named_buffers())} for model in models]
-    kinds = [{name: (tuple(value.shape), value.dtype) for name, value in state.items()} for state in states]
+    states, buffers = [dict(model.named_parameters()) for model in models], [buffers_of(model) for model in models]
+    kinds = [
+        {name: (tuple(value.shape), value.dtype) for name, value in {**state, **others}.items()}
+        for state, others in zip(states, buffers, strict=True)
+    ]
     for number, kind in enumerate(kinds):
         for name in {**kinds[0], **kind}:
             if kind.get(name) != kinds[0].get(name):
@@ -214,14 +226,12 @@ def ensemble(models: Iterable[nn.Module], *, hyperparameters: Mapping[str, Any] 
         values = [state[name].detach().to(first.device) for state in states]
         trainable = any(state[name].requires_grad for state in states)
         if trainable or not all(torch.equal(value, values[0]) for value in values):
-            if first.is_floating_point():
-                for member, value in zip(members, values, strict=True):
-                    member[name] = value.clone()
-            elif name.rpartition(".")[2] != "num_batches_tracked":
-                raise ValueError(
-                    f"models must have equal integer and boolean tensors, got different values of {name!r}"
-                )
-    return Mixture([DiagonalGaussian.point_mass(member) for member in members], hyperparameters=hyperparameters)
+            for member, value in zip(members, values, strict=True):
+                member[name] = value.clone()
+    points = [DiagonalGaussian.point_mass(member) for member in members]
+    device = next(iter(states[0].values())).device
+    components = [q.with_buffers(others).to(device) for q, others in zip(points, buffers, strict=True)]
+    return Mixture(components, hyperparameters=hyperparameters)
 
 
 def _average(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -156,14 +156,14 @@ class PartialGaussian(GaussianPosterior):
         random = self.random._keeping(kept, self.random.hyperparameters)
         return type(self)(random, fixed, order=list(self.mean), hyperparameters=hyperparameters)
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> PartialGaussian:
-        """Return the same posterior on another device, or with means in another floating dtype."""
+    def _to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> PartialGaussian:
+        """The posterior without buffers, as in the base class."""
         fixed = {name: value.to(device=device, dtype=dtype) for name, value in self.fixed.items()}
         return type(self)(
             self.random.to(device, dtype), fixed, order=list(self.mean), hyperparameters=self.hyperparameters
         )
 
-    def tensors(self) -> dict[str, Tensor]:
+    def _tensors(self) -> dict[str, Tensor]:
         """``{"fixed/<name>": ..., "random/<kind>/<its own keys>": ...}``, the means in the order of ``mean``."""
         prefix = f"random/{type(self.random).__name__}/"
         stored = {f"fixed/{name}": value for name, value in self.fixed.items()}
@@ -172,8 +172,8 @@ class PartialGaussian(GaussianPosterior):
         return {key: stored[key] for key in dict.fromkeys([*means, *stored])}
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> PartialGaussian:
-        """The inverse of :meth:`tensors`."""
+    def _from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> PartialGaussian:
+        """The inverse of :meth:`_tensors`."""
         fixed, parts, order, kinds = {}, {}, [], set()
         for key, value in tensors.items():
             part, _, rest = key.partition("/")

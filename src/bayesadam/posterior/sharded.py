@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.posterior.training_inputs import TrainingInputs
 from bayesadam.sharding import gathers_weights, is_sharded, local, own_part
 
 Write = Callable[[Mapping[str, Tensor], int | None], None]
@@ -82,11 +81,9 @@ def kind_of(module: nn.Module) -> type[nn.Module]:
 
 
 def has_hooks(module: nn.Module, *allowed: type) -> bool:
-    """Whether a module has forward hooks other than the allowed kinds, and those that gather whole weights or watch
-    training inputs.
-    """
+    """Whether a module has forward hooks other than the allowed kinds, and those that gather whole weights."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return not all(isinstance(hook, (TrainingInputs, *allowed)) or gathers_weights(module, hook) for hook in hooks)
+    return not all(isinstance(hook, allowed) or gathers_weights(module, hook) for hook in hooks)
 
 
 def _is_fsdp(module: nn.Module) -> bool:

@@ -15,6 +15,7 @@ from bayesadam.checks import check, check_count, check_positive, check_temperatu
 from bayesadam.curvature.ranks import unwrapped
 from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood
+from bayesadam.posterior.buffers import buffers_of
 from bayesadam.posterior.dense import DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
 from bayesadam.posterior.exclusive import exclusively
@@ -156,6 +157,7 @@ class LaplaceApproximation:
                     _check_curved(network, self.curvature)
             finally:
                 total.close()
+        self._buffers = buffers_of(network.model)
         self.random = tuple(total.names) if isinstance(total, LastLayer) else tuple(self.mean)
         self.num_data = count if num_data is None else num_data
         self._rescale(self.num_data / count)
@@ -213,7 +215,15 @@ class LaplaceApproximation:
         told = {"method": "laplace", **self._told, **numbers}
         if prior is not None:
             del told["prior_precision"]
-            return continued(self.curvature, scale, self._copies(), prior, told)
+            found: GaussianPosterior = continued(self.curvature, scale, self._copies(), prior, told)
+        else:
+            found = self._around(scale, prior_precision, rank, told)
+        return found.with_buffers(self._buffers)
+
+    def _around(
+        self, scale: float, prior_precision: float, rank: int | None, told: dict[str, Any]
+    ) -> GaussianPosterior:
+        """The posterior with the given factor of the curvature and an isotropic prior."""
         if isinstance(self.curvature, dict):
             variance = {k: (scale * c + prior_precision).reciprocal_() for k, c in self.curvature.items()}
             return DiagonalGaussian(self._copies(), variance, hyperparameters=told)

@@ -17,6 +17,7 @@ from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.posterior import DiagonalGaussian
+from bayesadam.posterior.buffers import buffers_of
 from bayesadam.posterior.wrappers import innermost
 from bayesadam.predictive.pairs import Data
 from bayesadam.sharding import full
@@ -126,7 +127,7 @@ def badam(
         prior_precision=1.0 if isinstance(prior_precision, str) else prior_precision,
         weights=weights,
         optimizer=type(optimizer).__name__,
-    )
+    ).with_buffers(buffers_of(inner))
     if data is None or likelihood is None:
         return harmless_share(posterior) if prior_precision == SAFE else posterior
     watched = Watched(inner, data, likelihood, output, batch_size)

@@ -3,6 +3,7 @@ parts.
 """
 
 from bayesadam.predictive.base import PredictiveDistribution as PredictiveDistribution
+from bayesadam.predictive.batch_norm import with_batch_norm as with_batch_norm
 from bayesadam.predictive.gaussian import GaussianLogitsPredictive as GaussianLogitsPredictive
 from bayesadam.predictive.gaussian import GaussianPredictive as GaussianPredictive
 from bayesadam.predictive.mixture import MixturePredictive as MixturePredictive

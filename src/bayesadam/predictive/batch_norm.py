@@ -1,4 +1,4 @@
-"""Batch norm statistics that are estimated anew for every posterior sample.
+"""Batch norm statistics that are estimated anew at a posterior's mean, or for every sample.
 
 In training, a batch norm layer divides by the standard deviation of the batch at the sampled weights. It thus removes
 the effect of weight noise in earlier layers on the means and scales of its channels. Running statistics are averages
@@ -12,17 +12,17 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesadam.posterior import Mixture, NetworkDistribution, Posterior
+from bayesadam.posterior.buffers import OF_MEAN, OF_TRAINING, STATISTICS, buffers_of, normalized, statistics_are_fixed
 from bayesadam.posterior.calls import call
 from bayesadam.posterior.exclusive import exclusively
 from bayesadam.posterior.report import PER_TENSOR
-from bayesadam.posterior.training_inputs import normalized, statistics_are_fixed
 from bayesadam.predictive.batches import Rows, as_batches, groups, in_eval_mode, no_batches
 
 ROWS = 1000
@@ -81,16 +81,53 @@ class WithOwnStatistics(NetworkDistribution):
                     buffer.copy_(before)
 
 
-def warn_of_running_statistics(model: nn.Module, posterior: NetworkDistribution) -> None:
-    """Warn if samples of an optimiser's posterior are about to be used with statistics that may be averages of them."""
+P = TypeVar("P", bound=NetworkDistribution)
+
+
+def with_batch_norm(model: nn.Module, posterior: P, inputs: Any) -> P:
+    """Return a posterior with the batch norm statistics of its mean, which :func:`bayesadam.predict` then uses.
+
+    Running statistics are averages over the weights that a network had in training. For the posterior of a training
+    with sampled weights, or of SWAG, these are not the statistics of its mean, with which predictions are more accurate
+    and more certain. They are buffers of the posterior and saved with it; call the function again after changing the
+    posterior's means, as by pruning. For a mixture they are computed for every component.
+
+    Args:
+        model: The network, which is as before afterwards.
+        posterior: The posterior over its weights.
+        inputs: Inputs like those of training, in any form that :func:`bayesadam.predict` takes. Of a tensor, tuple or
+            dict about 1,000 evenly spaced rows are used; of a loader, the first batches that have as many rows.
+
+    Returns:
+        The same posterior with all buffers of the model, among which the statistics are new.
+
+    Raises:
+        ValueError: The model has no batch norm layers with running statistics or does not match the posterior, the
+            posterior is none, or the loader is empty.
+    """
+    if isinstance(posterior, Mixture):
+        parts = [with_batch_norm(model, part, inputs) for part in posterior.components]
+        return cast("P", Mixture(parts, hyperparameters=posterior.hyperparameters))
+    if not isinstance(posterior, Posterior):
+        raise ValueError(f"posterior must be a posterior over weights, got {type(posterior).__name__}")
+    with WithOwnStatistics(posterior, inputs).applied(model):
+        found = posterior.with_buffers(buffers_of(model))
+    found.hyperparameters = {**posterior.hyperparameters, STATISTICS: OF_MEAN}
+    return found
+
+
+def warn_of_statistics(model: nn.Module, posterior: NetworkDistribution) -> None:
+    """Warn if the batch norm statistics that are about to be used may be averages over samples of training."""
     parts = posterior.components if isinstance(posterior, Mixture) else (posterior,)
-    trained = any(isinstance(part, Posterior) and PER_TENSOR in part.hyperparameters for part in parts)
-    if trained and not statistics_are_fixed(model):
+    told = [part.hyperparameters for part in parts if isinstance(part, Posterior)]
+    if OF_TRAINING not in {of.get(STATISTICS, OF_TRAINING if PER_TENSOR in of else OF_MEAN) for of in told}:
+        return
+    if not statistics_are_fixed(model):
         warnings.warn(
-            "the network has batch norm layers, and their running statistics are averages over the weight samples of "
-            "training, with which predictions may be useless: call attach(model) of the optimiser before training "
-            "(it keeps inputs that are tensors, but none of a step that is compiled or after model.compile()), or give "
-            "predict inputs like those of training as batch_norm (None keeps the running statistics)",
+            "the network has batch norm layers whose statistics are averages over the weights in training, with which "
+            "predictions are less accurate and less certain: call bayesadam.predictive.with_batch_norm once "
+            "with inputs like those of training, before the posterior is saved, or give them to predict as batch_norm, "
+            "for every sample (None keeps the statistics)",
             UserWarning,
             stacklevel=4,
         )

@@ -15,7 +15,7 @@ from bayesadam.posterior import NetworkDistribution
 
 METHODS = ("auto", "monte_carlo", "linearized", "moments", "mean")
 AUTO = "auto"
-"""Value of ``batch_norm`` that stands for the inputs that are known from training, if any."""
+"""Value of ``batch_norm`` that stands for the statistics of the posterior, with a warning if they are poor."""
 GAUSSIAN = ("linearized", "moments")
 """Methods with Gaussian outputs, for which a link converts logits to probabilities."""
 LINKS = ("monte_carlo", "probit")

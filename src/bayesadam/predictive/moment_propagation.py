@@ -71,8 +71,7 @@ def propagated_outputs(model: nn.Module, posterior: NetworkDistribution, inputs:
     known = {name: value.variance for name, value in weights.items() if value.variance is not None}
     has = truths(variance.any() for variance in known.values())
     random = {name for name, random in zip(known, has, strict=True) if random}
-    # Buffers are read where they are; parameters are not.
-    buffers = any(name in covered for name, _ in inner.named_buffers())
+    buffers = cast(Posterior, posterior).buffers  # read where they are; parameters are not
     device = next(model.parameters(), torch.empty(0)).device
     with in_eval_mode(model), posterior.draws(model) if buffers else nullcontext(lambda _: None) as put:
         put(None)

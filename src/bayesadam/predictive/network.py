@@ -13,11 +13,10 @@ from bayesadam.posterior.calls import Output, call
 
 
 def own_names(model: nn.Module, covered: Mapping[str, Tensor]) -> dict[str, str]:
-    """Map the names of tensors that a posterior covers, which may be those inside a wrapper, to the model's own
+    """Map the names of parameters that a posterior covers, which may be those inside a wrapper, to the model's own
     names.
     """
-    tensors = {**dict(model.named_buffers()), **dict(model.named_parameters())}
-    own = {id(tensor): name for name, tensor in tensors.items()}
+    own = {id(parameter): name for name, parameter in model.named_parameters()}
     return {name: own[id(tensor)] for name, tensor in covered.items()}
 
 

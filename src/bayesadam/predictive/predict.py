@@ -18,8 +18,7 @@ from bayesadam.posterior import Mixture, NetworkDistribution
 from bayesadam.posterior.exclusive import exclusively
 from bayesadam.posterior.mixture import component_seed
 from bayesadam.posterior.sharded import unsharded
-from bayesadam.posterior.training_inputs import inputs_of
-from bayesadam.predictive.batch_norm import WithOwnStatistics, warn_of_running_statistics
+from bayesadam.predictive.batch_norm import WithOwnStatistics, warn_of_statistics, with_batch_norm
 from bayesadam.predictive.batches import repeatable
 from bayesadam.predictive.choice import (
     MOST_OUTPUTS,
@@ -100,17 +99,14 @@ def predict(
             as a few rows show, or if a tensor has another length. The number of rows is halved when memory runs out.
             The first tensor of a tuple or dict determines the number of rows; tensors of another length are passed
             whole with every part. Outputs must have the rows of the inputs along their first axis.
-        batch_norm: How the statistics of batch norm layers are found. With ``"auto"``, if the optimiser that trained
-            the model was attached to it (``attach`` or ``follow``), they are estimated anew for every sample on the
-            latest 512 training inputs, and for the mean network with ``method="mean"``; otherwise the running
-            statistics are used. The running statistics are averages over the samples of training, and with them
-            predictions are worse and less certain, the more so the wider the posterior is. You can also give inputs
-            like those of training, in any form that ``inputs`` may have, about 1,000 of which are used. ``None`` stands
-            for the running statistics; use it if the model was trained further by other means. ``"auto"`` never
-            changes the statistics for ``"linearized"`` and ``"moments"``, nor layers whose statistics were fixed in
-            training. A warning is issued if it uses running statistics with samples of an optimiser's posterior, unless
-            everything up to the last such layer is frozen, or the model was attached and the layers were in evaluation
-            mode in training.
+        batch_norm: Inputs like those of training, in any form that ``inputs`` may have, about 1,000 of which are used
+            to compute the statistics of batch norm layers anew for every sample, or for the mean network if the method
+            uses no others. By default they are those among the posterior's buffers, or the model's own if the posterior
+            has none. With averages over the samples of training predictions are worse and less certain, the more so the
+            wider the posterior is: :func:`bayesadam.predictive.with_batch_norm` computes the statistics of the mean,
+            once and for the posterior's file, and samples are best with their own. ``"auto"`` warns of such averages,
+            unless everything up to the last such layer is frozen; ``None`` does not (for layers that were in evaluation
+            mode in training, or after ``torch.optim.swa_utils.update_bn``).
         progress: Whether to show a progress bar; by default it is shown for loaders in a terminal.
 
     Returns:
@@ -194,16 +190,11 @@ def network_outputs(
     if how.method == "linearized" and isinstance(posterior, Mixture):
         return _linearized_mixture(model, posterior, inputs, how, most)
     if isinstance(how.batch_norm, str):
-        how = replace(how, batch_norm=None if how.method in GAUSSIAN else inputs_of(model))
-        if how.batch_norm is None and how.method == "monte_carlo":
-            warn_of_running_statistics(model, posterior)
-    if how.batch_norm is not None:
-        distribution = WithOwnStatistics(posterior, how.batch_norm)
-        how = replace(how, batch_norm=None)
-        if how.method not in GAUSSIAN:
-            return network_outputs(model, distribution, inputs, how)
-        with distribution.applied(model):
-            return network_outputs(model, posterior, inputs, how, most=most)
+        warn_of_statistics(model, posterior)
+    elif how.batch_norm is not None and how.method in GAUSSIAN:
+        posterior = with_batch_norm(model, posterior, how.batch_norm)
+    elif how.batch_norm is not None:
+        posterior = WithOwnStatistics(posterior, how.batch_norm)
     if how.method == "moments":
         with exclusively(model), unsharded(model):
             moments = propagated_outputs(model, posterior, inputs, how)

@@ -1,0 +1,45 @@
+"""The buffers of a network that belong to its posterior, above all the running statistics of batch norm."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bayesadam.posterior.wrappers import innermost
+from bayesadam.sharding import full
+
+STATISTICS = "batch_norm"
+"""Key in a posterior's hyper-parameters that says of which weights its batch norm statistics are."""
+OF_MEAN, OF_TRAINING = "mean", "training"
+"""Values for this key: the posterior's mean, or the weights in training, such as samples."""
+
+
+@torch.no_grad()
+def buffers_of(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of a model's buffers by name, without those that its state dict leaves out."""
+    return {
+        f"{path}.{name}" if path else name: full(buffer).clone()
+        for path, module in innermost(model).named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    }
+
+
+def normalized(model: nn.Module) -> list[_BatchNorm]:
+    """List the batch norm layers that have running statistics."""
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+
+
+def statistics_are_fixed(model: nn.Module) -> bool:
+    """Whether batch norm statistics do not depend on random weights: all parameters up to the last such layer are
+    frozen, or there is none.
+    """
+    layers, modules = normalized(model), list(model.modules())
+    before = modules[: modules.index(layers[-1]) + 1] if layers else []
+    return not any(p.requires_grad for module in before for p in module.parameters(recurse=False))
+
+
+def of_training(model: nn.Module) -> dict[str, str]:
+    """Hyper-parameters of a posterior that has the statistics of the weights in training, which are not at its mean."""
+    return {} if statistics_are_fixed(model) else {STATISTICS: OF_TRAINING}
