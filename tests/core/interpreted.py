@@ -13,7 +13,7 @@ from torch.nn.functional import mse_loss, softplus
 
 import bayesadam as ba
 from bayesadam import noise
-from bayesadam.core import finite, launch
+from bayesadam.core import launch, update
 from bayesadam.core.rule import Rule
 from bayesadam.native import device as devices
 from bayesadam.optim.base import PerturbedOptimizer
@@ -175,7 +175,7 @@ def case_kept_curvature_follows_clipping_and_is_skipped_without_a_wait():
     for key, mode, options in (("vogn", "train", {}), ("vadam", "block", {"mc_samples": 2})):
         results = []
         for compile in (True, False):
-            with patch.object(finite, "_read", Mock(side_effect=finite._read)) as read:
+            with patch.object(update, "_read", Mock(side_effect=update._read)) as read:
                 found, opt = trained(key, mode, bad=1, clip=True, nonfinite="skip", compile=compile, **options)
             assert read.called is not compile
             opt._engine.updates.learn(wait=True)

@@ -20,7 +20,7 @@ def test_an_exception_while_addresses_are_collected(monkeypatch):
     """As from the handler of a signal."""
     weight = torch.nn.Parameter(torch.ones(10))
     opt = ba.Vadam([weight], num_data=10.0, compile=True)
-    monkeypatch.setattr(launch, "_table", interrupted(launch._table))
+    monkeypatch.setattr(launch.Launch, "__init__", interrupted(launch.Launch.__init__))
     with pytest.raises(TimeoutError):
         opt.train()
     monkeypatch.undo()
@@ -36,7 +36,7 @@ def interrupted(function):
     """A function whose first line after the table was made raises."""
 
     def trace(frame, event, argument):
-        if event == "line" and frame.f_locals.get("column") is not None:
+        if event == "line" and frame.f_locals.get("addresses") is not None:
             raise TimeoutError
         return trace
 

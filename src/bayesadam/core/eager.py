@@ -107,7 +107,7 @@ def _normals(flat: Flat, pieces: Sequence[Piece], part: slice, draws: Draws) -> 
             found[name] = flat.noise[draw][part]
             continue
         eps = torch.empty(part.stop - part.start, dtype=torch.float32, device=flat.kind.device)
-        noise.fill_runs(eps, runs, seed=draw.seed, step=draw.step, sample=draw.pair)
+        noise.fill_runs(eps, runs, seed=draw.seed, step=draw.step, sample=draw.number)
         found[name] = (eps.neg_() if draw.negative else eps).to(flat.kind.dtype)
     if flat.is_whole and flat.kind.is_run and found and part == slice(0, flat.numel):
         flat.noise = {draw: found[name] for name, draw in list(draws.items())[-1:]}

@@ -15,7 +15,7 @@ from torch import Tensor
 from bayesadam.core.collect import Collection, Hidden
 from bayesadam.core.sampling import BLOCK, MEAN, TRAIN, Weights
 from bayesadam.core.sources import HessianSource, Source
-from bayesadam.core.update import Updates
+from bayesadam.core.update import Updates, first_bad
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.native.device import refilling
 
@@ -74,7 +74,7 @@ class Engine:
 
     def recover(self) -> None:
         """Put right what an exception has interrupted."""
-        if self.weights.is_interrupted:
+        if self.weights.writing is not None:
             self.weights.recover()
 
     def end_block(self, caller: str) -> None:
@@ -163,7 +163,7 @@ class Engine:
 
     def _was_skipped(self) -> bool:
         """Whether a gradient scaler skipped the step of the collected samples, which are then discarded."""
-        if self.updates.first_bad(self.collection.gather()) is None:
+        if first_bad(self.collection.gather(), compiles=self.layout.first["compile"]) is None:
             return False
         self.layout.set_all("skipped_steps", self.layout.first["skipped_steps"] + 1)
         self.give_up()
@@ -197,7 +197,7 @@ class Engine:
         if self.collection.samples:
             raise RuntimeError("train() must be called before sampled_params() or after its step(), got a call between")
         if self.weights.held == TRAIN:
-            self.weights.check_same()
+            self.layout.check_unchanged(self.weights.widths)
             others = self.weights.reconcile()
             if self.source is not None and not self.source.started:
                 self.source.start(self.collection.remember_norms)
@@ -314,7 +314,7 @@ class Engine:
                     # The first gradients of these parameters count as taken at their first sample.
                     self.eval()
                     self.train()
-                weights.check_same()
+                self.layout.check_unchanged(weights.widths)
                 weights.reconcile(strict=True)
                 collection.collect_drop_in()
             else:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,25 +30,29 @@ from bayesadam.sharding import is_sharded, local, place
 BLOCK = 16 * noise.TILE
 """Number of elements that PyTorch's operations work on at a time on a CPU, so that they stay in the cache."""
 _LOW = (torch.float16, torch.bfloat16)
+_OPTION = attrgetter("name", "static")
 
 
 class Draw(NamedTuple):
-    """Number of a sample and step, for all parameters."""
+    """The noise of a sample, for all parameters.
+
+    Attributes:
+        seed: The seed.
+        step: Number of the step.
+        number: Number of the draw in it; two antithetic samples share one.
+        negative: Whether the noise has the opposite sign, as that of the second one of an antithetic pair.
+    """
 
     seed: int
     step: int
-    sample: int
-    antithetic: bool
+    number: int
+    negative: bool
 
-    @property
-    def pair(self) -> int:
-        """Number of the draw: two antithetic samples share one."""
-        return self.sample // 2 if self.antithetic else self.sample
 
-    @property
-    def negative(self) -> bool:
-        """Whether the noise of this sample has the opposite sign, as the second one of an antithetic pair."""
-        return self.antithetic and self.sample % 2 == 1
+def draw_of(group: Mapping[str, Any], step: int, sample: int) -> Draw:
+    """The noise of a sample by its number in a step, for the seed and the kind of pairs of a group."""
+    number, second = divmod(sample, 2) if group["antithetic"] else (sample, 0)
+    return Draw(group["seed"], step, number, bool(second))
 
 
 class Member(NamedTuple):
@@ -119,8 +123,7 @@ class Flat:
         tensors: Vectors by name.
         states: The state of each member in the optimiser: views of the vectors and of the counters.
         weights: The local weights of the members, where they were found at the beginning of a call.
-        tables: Addresses for kernels, by pass.
-        buffers: Memory for kernels of a GPU, by pass.
+        launches: Passes over the members that were run before, by what they depend on.
         noise: The latest noise of all members, where PyTorch's operations work on all of them at a time.
         priors: Prior precisions from the parameters' initial values; NaN where the prior precision of the group is
             used.
@@ -143,8 +146,7 @@ class Flat:
         self._host = np.array([[*INITIAL_COUNTERS, math.nan]] * len(members), dtype=np.float64)
         self.priors = self._host[:, len(COUNTERS)]
         self.noise_runs = list(map(noise_runs, members))
-        self.tables: dict[Any, NDArray[np.int64]] = {}
-        self.buffers: dict[Any, Any] = {}
+        self.launches: dict[Any, Any] = {}
         self.states: list[dict[str, Any]] = []
         self.weights = Placed((), (), True)
         self.noise: dict[Draw, Tensor] = {}
@@ -225,15 +227,14 @@ class Flat:
 
     def identities(self) -> list[int]:
         """What changes if others replace entries of the state."""
-        entries = map(itemgetter("step", *self.tensors), self.states)
         try:
-            return list(map(id, chain.from_iterable(entries)))
+            return list(map(id, chain.from_iterable(map(itemgetter("step", *self.tensors), self.states))))
         except KeyError:
             return []
 
     def before(self) -> dict[str, Any]:
         """The counters by name, each a float or an array with one for every member."""
-        rows = self.counters
+        rows = self.counters if self.on_device else self._host[:, : len(COUNTERS)]
         values: Any = rows[0].tolist() if (rows == rows[0]).all() else list(rows.T)
         return dict(zip(COUNTERS, values, strict=True))
 
@@ -332,8 +333,9 @@ def numbers_of(
         share: Weight of a new sample in the mean over samples.
         groups: Values of the flat's groups, if not the present ones.
     """
-    groups = flat.groups if groups is None else groups
-    several = [{**group_numbers(rule, group), "scale": -scale if group["maximize"] else scale} for group in groups]
+    several = []
+    for group in flat.groups if groups is None else groups:
+        several.append({**_numbers_of_group(rule, group), "scale": -scale if group["maximize"] else scale})
     numbers: dict[str, Any] = several[0]
     if len(several) > 1:
         for name, value in numbers.items():
@@ -352,7 +354,7 @@ def noise_runs(member: Member) -> list[noise.Run]:
     return noise.runs_of(member.noise_index, local(member.parameter).shape, offset, full_shape)
 
 
-def group_numbers(rule: Rule, group: Mapping[str, Any]) -> dict[str, float]:
+def _numbers_of_group(rule: Rule, group: Mapping[str, Any]) -> dict[str, float]:
     """Numbers that a rule gets from a group; unknown ones are NaN."""
     beta1, beta2 = group["betas"]
     numbers = {
@@ -362,8 +364,8 @@ def group_numbers(rule: Rule, group: Mapping[str, Any]) -> dict[str, float]:
         "num_data": float(group["num_data"]),
         "temperature": float(group["temperature"]),
     }
-    names = [option.name for option in rule.options if not option.static]
-    for name in ("initial_precision", *(("prior_precision",) if "prior_precision" in group else ()), *names):
-        value = group[name]
-        numbers[name] = math.nan if value is None or isinstance(value, str) else float(value)
+    for name, is_static in (("initial_precision", False), ("prior_precision", False), *map(_OPTION, rule.options)):
+        if name in group and not is_static:
+            value = group[name]
+            numbers[name] = math.nan if value is None or isinstance(value, str) else float(value)
     return {**numbers, **rule.numbers(group)}

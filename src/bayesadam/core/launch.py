@@ -35,11 +35,59 @@ noise, and the number of elements.
 _NOTHING = Draw(0, 0, 0, False)
 
 
+class Launch:
+    """A pass over the members of a flat: all that is the same in every step, decided once.
+
+    Args:
+        layout: The flats.
+        flat: The flat.
+        kind: Kind of the :class:`~bayesadam.core.passes.Pass`.
+        compiles: The hyper-parameter ``compile``.
+        entries: Further entries of the pass, by name.
+
+    Attributes:
+        work: The pass.
+        draws: Names of its noise.
+        kernel: Its kernel; ``None`` if PyTorch's operations run it.
+        program: Its recording.
+        columns: Names of the tensors whose addresses are in the table, after the ``FIXED`` columns.
+        table: The table of a kernel, with the addresses of the flat's vectors.
+        buffers: Memory of a kernel on a GPU.
+    """
+
+    def __init__(
+        self, layout: Layout, flat: Flat, kind: str, compiles: bool | None, entries: Mapping[str, Any]
+    ) -> None:
+        of = flat.kind
+        self.work = Pass(
+            layout.rule,
+            kind,
+            of.statics,
+            per_weight=PER_WEIGHT if of.per_weight else (),
+            has_prior="prior_precision" in flat.groups[0],
+            default_start=of.default_start,
+            guarded=flat.on_device and kind == "update",
+            **entries,
+        )
+        self.draws, self.kernel = self.work.draws, None
+        if compiles is not False and of.is_run:
+            self.kernel = kernel_of(self.work, of.weights, of.dtype, of.device, asked=compiles is True)
+        self.program = program_of(self.work, of.weights, of.dtype)
+        self.columns = columns(self.program, self.draws)
+        if self.kernel is not None:
+            addresses = np.zeros((len(flat.members), len(self.columns)), dtype=np.int64)
+            for column, name in enumerate(self.columns):
+                if name in flat.tensors:
+                    vector = flat.tensors[name]
+                    addresses[:, column] = vector.data_ptr() + vector.element_size() * flat.starts
+            self.table, self.buffers = np.concatenate([flat.rows, addresses], axis=1), gpu.Buffers()
+
+
 def run(
     layout: Layout,
     flat: Flat,
     kind: str,
-    chosen: Any,
+    chosen: NDArray[np.int64],
     numbers: Mapping[str, Any],
     lists: Lists,
     draws: Draws,
@@ -62,47 +110,37 @@ def run(
     """
     if not len(chosen):
         return
-    of, compiles, kernel = flat.kind, layout.first["compile"], None
+    compiles = layout.first["compile"]
+    key = (kind, compiles, *entries.items())
+    launch = flat.launches.get(key)
+    if launch is None:
+        launch = flat.launches[key] = Launch(layout, flat, kind, compiles, entries)
     lists = {"weights": flat.weights.of(chosen), **lists}
-    work = Pass(
-        layout.rule,
-        kind,
-        of.statics,
-        per_weight=PER_WEIGHT if of.per_weight else (),
-        has_prior="prior_precision" in flat.groups[0],
-        default_start=of.default_start,
-        guarded=flat.on_device and kind == "update",
-        **entries,
-    )
-    if compiles is not False and of.is_run:
-        kernel = kernel_of(work, of.weights, of.dtype, of.device, asked=compiles is True)
+    program, kernel = launch.program, launch.kernel
     if isinstance(kernel, gpu.Kernels):
         orders = _orders([lists[name].tensors for name in kernel.reordered])
-        table, copies = _table(work, kernel.program, flat, chosen, lists, orders)
+        table, copies = _table(launch, chosen, lists, orders)
         table[:, 4] = chosen
         table = np.concatenate([table, np.array(orders, dtype=np.int64)], axis=1)
-        rows = _rows(kernel.inputs, numbers, flat, chosen)
-        if work not in flat.buffers:
-            flat.buffers[work] = gpu.Buffers()
+        rows = _rows(kernel.inputs, numbers, chosen)
         if copies and (devices.is_refilling() or devices.is_capturing(kernel.device)):
             raise RuntimeError("parameters and gradients must be contiguous in a graph, got others")
-        kernel(flat.buffers[work], np.ascontiguousarray(table), rows, _words(work, draws), flat.numbers, found)
+        kernel(launch.buffers, np.ascontiguousarray(table), rows, _words(launch.draws, draws), flat.numbers, found)
         if not devices.is_capturing(kernel.device):
-            _written(kernel.program, lists, copies)
+            _written(program, lists, copies)
         return
-    program = program_of(work, of.weights, of.dtype)
     skip = found is not None and bool((found != devices.NONE).any())
     numbers = {**numbers, **flat.before(), "skip": float(skip)}
     if kernel is None:
         eager.run(program, flat, chosen, numbers, lists, draws)
     else:
-        table, copies = _table(work, program, flat, chosen, lists)
-        rows = _rows(program.numbers, numbers, flat, chosen)
+        table, copies = _table(launch, chosen, lists)
+        rows = _rows(program.numbers, numbers, chosen)
         table[:, 4] = np.arange(len(chosen)) if len(rows) > 1 else 0
-        kernel(np.ascontiguousarray(table), rows, _words(work, draws), int(flat.sizes[chosen].sum()))
+        kernel(np.ascontiguousarray(table), rows, _words(launch.draws, draws), int(flat.sizes[chosen].sum()))
         _written(program, lists, copies)
     if kind == "update" and not skip:
-        flat.advance(chosen, work.rule, numbers)
+        flat.advance(chosen, layout.rule, numbers)
 
 
 @cache
@@ -122,31 +160,16 @@ def program_of(work: Pass, weights: torch.dtype, real: torch.dtype) -> Program:
 
 
 def _table(
-    work: Pass,
-    program: Program,
-    flat: Flat,
-    chosen: NDArray[np.int64],
-    lists: Lists,
-    orders: Sequence[tuple[int, int]] = (),
+    launch: Launch, chosen: NDArray[np.int64], lists: Lists, orders: Sequence[tuple[int, int]] = ()
 ) -> tuple[NDArray[np.int64], list[tuple[Tensor, Tensor]]]:
     """The table of the runs of a pass with their addresses, and copies of the tensors whose memory is not in the order
     of their elements (but for those whose order is in ``orders``).
     """
-    names = columns(program, work.draws)
-    table = flat.tables.get(work)
-    if table is None:
-        table = np.concatenate([flat.rows, np.zeros((len(flat.members), len(names)), int)], axis=1)
-        for column, name in enumerate(names, FIXED):
-            if name in flat.tensors:
-                vector = flat.tensors[name]
-                table[:, column] = vector.data_ptr() + vector.element_size() * flat.starts
-        flat.tables[work] = table  # only when it is complete: a signal may raise an exception at any time
-    if len(chosen) < len(table):
-        table = table[chosen]
+    table = launch.table if len(chosen) == len(launch.table) else launch.table[chosen]
     copies: list[tuple[Tensor, Tensor]] = []
-    for column, name in enumerate(names, FIXED):
+    for column, name in enumerate(launch.columns, FIXED):
         if name in lists:
-            (tensors, addresses, is_plain), dtype = lists[name], program.tensors[name]
+            (tensors, addresses, is_plain), dtype = lists[name], launch.program.tensors[name]
             if not is_plain or name == "collected":
                 known = orders if name in gpu.REORDERED and orders else [(0, 0)] * len(tensors)
                 tensors = [
@@ -167,12 +190,10 @@ def _orders(lists: Sequence[Sequence[Tensor]]) -> list[tuple[int, int]]:
     return [devices.order_of(*tensors) or (0, 0) for tensors in zip(*lists, strict=True)]
 
 
-def _rows(
-    names: Sequence[str], numbers: Mapping[str, Any], flat: Flat, chosen: NDArray[np.int64]
-) -> NDArray[np.float64]:
+def _rows(names: Sequence[str], numbers: Mapping[str, Any], chosen: NDArray[np.int64]) -> NDArray[np.float64]:
     """The named numbers: one row if they are the same for all members, otherwise one for every chosen member."""
-    values = [numbers[name] for name in names]
-    if not any(isinstance(value, np.ndarray) for value in values):
+    values = list(map(numbers.__getitem__, names))
+    if np.ndarray not in map(type, values):
         return np.array([values], dtype=np.float64)
     rows = np.empty((len(chosen), len(values)))
     for column, value in enumerate(values):
@@ -180,12 +201,13 @@ def _rows(
     return rows
 
 
-def _words(work: Pass, draws: Draws) -> NDArray[np.int64]:
-    """The words that identify the noise: see ``gpu.WORDS``."""
-    this, following = (draws[name] if name in work.draws else _NOTHING for name in ("eps", "next_eps"))
+def _words(names: Sequence[str], draws: Draws) -> NDArray[np.int64]:
+    """The words that identify the noise with these names: see ``gpu.WORDS``."""
+    this = draws["eps"] if "eps" in names else _NOTHING
+    following = draws["next_eps"] if "next_eps" in names else _NOTHING
     seed = max(this.seed, following.seed)  # the seed of both draws, or of the only one
     signs = int(this.negative) | int(following.negative) << 1
-    words = [seed & 0xFFFFFFFF, seed >> 32, this.step, this.pair, following.step, following.pair, signs]
+    words = [seed & 0xFFFFFFFF, seed >> 32, this.step, this.number, following.step, following.number, signs]
     return np.array(words, dtype=np.int64)
 
 
@@ -323,7 +345,7 @@ def trial(
     before = {name: value.clone() for name, value in values.items()}
     for name in work.draws:
         draw = draws[name]
-        parts = [noise.normal(draw.seed, draw.step, draw.pair, i, (n,), device=device) for i, n in enumerate(sizes)]
+        parts = [noise.normal(draw.seed, draw.step, draw.number, i, (n,), device=device) for i, n in enumerate(sizes)]
         before[name] = torch.cat(parts).to(real)
     with torch.no_grad():
         expected = interpret.run(program, before, interpret.numbers_of_body(program, numbers))
@@ -332,7 +354,7 @@ def trial(
     for row, (index, size) in zip(runs, enumerate(sizes), strict=True):
         row[:FIXED] = 0, size, noise.lanes_of(size), index, index
         row[FIXED:] = [values[n].data_ptr() + int(starts[index]) * values[n].element_size() for n in names]
-    call(runs, numbers, _words(work, draws))
+    call(runs, numbers, _words(work.draws, draws))
     wide = {name: torch.promote_types(program.tensors[name], torch.float32) for name in expected}
     return {
         name: (before[name].to(wide[name]), values[name].to(wide[name]), value.to(program.tensors[name]).to(wide[name]))

@@ -13,12 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bayesadam import noise
 from bayesadam.core.flat import Flat, Kind, Member, kind_of
 from bayesadam.core.passes import PER_WEIGHT
 from bayesadam.core.rule import COUNTERS, Hyper, Rule
 from bayesadam.native.memory import Misplaced, Placed, are_backed, placed
 from bayesadam.sharding import full, like, local
 
+WIDTHS = ("num_data", "temperature", "prior_precision", "initial_precision", "perturb")
+"""Entries of every group that decide the width of a sample, in addition to some options of the rule."""
 INIT = "init"
 """Value of ``prior_precision`` that stands for a separate prior of each parameter, from its initial values."""
 
@@ -33,14 +36,17 @@ class Layout:
 
     Attributes:
         built: The flats as they were built last.
+        on_device: Whether all weights are on one GPU that has kernels, and are not sharded.
         attached_names: Names of the parameters in the attached model.
     """
 
     def __init__(self, owner: Optimizer, rule: Rule, priors: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         self.owner, self.rule, self.priors = owner, rule, priors
         self.built: list[Flat] = []
+        self.on_device = False
         self.attached_names: Mapping[Tensor, str] = {}
         self._lazy: list[Tensor] = []
+        self._static = [option.name for option in rule.options if option.static]
         self._key: list[Any] | None = None
 
     @property
@@ -64,28 +70,43 @@ class Layout:
 
     def has_initialized(self) -> bool:
         """Whether lazy parameters have been initialised, by their module's first call, since the flats were built."""
-        return any(not nn.parameter.is_lazy(parameter) for parameter in self._lazy)
+        return not all(map(nn.parameter.is_lazy, self._lazy))
 
     def flats(self) -> list[Flat]:
         """The flats of all trainable parameters, built anew if parameters, groups, static options or entries of the
         state have changed; it is known where their weights are.
         """
-        if self._key_now() == self._key:
+        if self.key() == self._key:
             with suppress(Misplaced):
                 self.gather()
                 return self.built
         self._build()
-        self._key = self._key_now()
+        self._key = self.key()
         self.gather()
         return self.built
 
-    def check_unchanged(self) -> None:
-        """Raise an error if the flats would have to be built anew, which cannot be while weights hold a sample."""
-        if self._key_now() != self._key:
-            raise RuntimeError(
-                "parameters, requires_grad, options and state must not change while the weights hold a sample, got "
-                "other ones: call eval() before changing them, and train() afterwards"
-            )
+    def widths(self) -> list[tuple[str, Any]]:
+        """Names and values of all that decides the width of samples."""
+        names = [*WIDTHS, *(option.name for option in self.rule.options if option.width)]
+        return [(name, group.get(name)) for group in self.owner.param_groups for name in names]
+
+    def check_unchanged(self, widths: list[tuple[str, Any]]) -> None:
+        """Raise an error if widths are not these any more, or if the flats would have to be built anew, which cannot be
+        while weights hold a sample.
+        """
+        now = self.widths()
+        if now == widths and self.key() == self._key:
+            return
+        for (name, value), (_, before) in zip(now, widths, strict=False):
+            if value != before:
+                raise RuntimeError(
+                    f"{name} must not change while the weights hold a sample, got {value!r} in place of {before!r}: "
+                    "call eval() before changing it, and train() afterwards"
+                )
+        raise RuntimeError(
+            "parameters, requires_grad, options and state must not change while the weights hold a sample, got other "
+            "ones: call eval() before changing them, and train() afterwards"
+        )
 
     def gather(self) -> None:
         """Look up where the weights of all flats are.
@@ -117,17 +138,14 @@ class Layout:
             name = self.name_of(flat.parameters[number])
             raise Misplaced(f"{what}parameter {name} {error}; nothing was changed", number) from None
 
-    def _key_now(self) -> list[Any]:
+    def key(self) -> list[Any]:
+        """What the flats are built from: as long as it is the same, they are."""
         key: list[Any] = []
         for group in self.owner.param_groups:
             parameters = group["params"]
-            key += [
-                id(group),
-                group["perturb"],
-                group["initial_precision"] is None,
-                group.get("prior_precision") == INIT,
-            ]
-            key += [group[option.name] for option in self.rule.options if option.static]
+            key += id(group), group["perturb"], group["initial_precision"] is None
+            key.append(group.get("prior_precision") == INIT)
+            key += map(group.get, self._static)
             key += map(id, parameters)
             key += map(_REQUIRES_GRAD, parameters)
             key += map(type, parameters)  # a lazy parameter becomes an ordinary one
@@ -147,6 +165,8 @@ class Layout:
             self._check(member)
             alike.setdefault(kind_of(member, self.rule, per_weight=self._has_prior(member)), []).append(member)
         self.built = [self._flat(kind, members) for kind, members in alike.items()]
+        places = {flat.kind.device if flat.on_device and not flat.is_sharded else None for flat in self.built}
+        self.on_device = len(places) == 1 and None not in places and noise.has_kernel(self.built[0].kind.device)
         for flat in self.built:
             flat.states = [self.owner.state[parameter] for parameter in flat.parameters]
             for number, state in enumerate(flat.states):

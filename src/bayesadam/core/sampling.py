@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayesadam.core import launch
 from bayesadam.core.eager import Lists
-from bayesadam.core.flat import Draw, Flat, numbers_of
+from bayesadam.core.flat import Draw, Flat, draw_of, numbers_of
 from bayesadam.core.layout import Layout
 from bayesadam.native.memory import placed
 from bayesadam.sharding import local, rank_and_size
@@ -22,8 +22,6 @@ MEAN, BLOCK, TRAIN = "mean", "block", "train"
 authoritative, and the mean in the state is set to them. If it is a sample, inside a block or after ``train()``, the
 mean in the state is authoritative.
 """
-WIDTHS = ("num_data", "temperature", "prior_precision", "initial_precision", "perturb")
-"""Entries of every group that decide the width of a sample, in addition to some options of the rule."""
 
 
 class Weights:
@@ -34,6 +32,14 @@ class Weights:
 
     Args:
         layout: The flats of the optimiser.
+
+    Attributes:
+        flats: The flats whose members hold a sample.
+        drawn: The noise of this sample.
+        widths: What decided its width.
+        writing: What is being written: the ``"first"`` sample, over means that are in the weights; or another one or
+            the mean (``"next"``), while the mean is in the state. If it is not ``None`` at the beginning of a call, an
+            exception has interrupted the one before.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -41,9 +47,8 @@ class Weights:
         self.flats: list[Flat] = []
         self.drawn = Draw(0, 0, 0, False)
         self._versions: list[list[tuple[int, int]]] = []  # of members' tensors, after the sample was written
-        self._widths: dict[int, dict[str, Any]] = {}
-        self._is_drawing = False  # the weights hold the mean or, where it has been written already, the sample
-        self._is_replacing = False  # the weights hold some sample or the mean, which is in the state
+        self.widths: list[Any] = []
+        self.writing: str | None = None
 
     @property
     def held(self) -> str:
@@ -51,18 +56,13 @@ class Weights:
         held: str = self.layout.first["weights"]
         return held
 
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether an exception came while weights were written."""
-        return self._is_drawing or self._is_replacing
-
     def draw(self, sample: int, *, ahead: int = 0) -> Draw:
         """The noise of a sample of this step, or of a step ``ahead`` of it."""
         first = self.layout.first
         if first["rank_samples"]:
             rank, size = rank_and_size()
             sample = sample * size + rank
-        return Draw(first["seed"], first["noise_step"] + ahead, sample, first["antithetic"])
+        return draw_of(first, first["noise_step"] + ahead, sample)
 
     def perturbed(self) -> list[Flat]:
         """The flats whose members get noise."""
@@ -82,12 +82,12 @@ class Weights:
         weights that held one hold it again.
         """
         self.layout.gather()
-        if self._is_drawing:
+        if self.writing == "first":
             for flat in self.flats:
                 for value, sample, mean in zip(flat.weights.tensors, self._sample_of(flat), flat.means, strict=True):
                     value.copy_(torch.where(value == sample, mean.to(value.dtype), value))
             self._end()
-        elif self._is_replacing and self.held == TRAIN:
+        elif self.held == TRAIN:
             for flat in self.flats:
                 self.write(flat, np.arange(len(flat.members)), self.draw(0), mean="state")
             self.settle(self.draw(0))
@@ -99,7 +99,7 @@ class Weights:
         hold.
         """
         self.flats, self.drawn = self.perturbed(), self.draw(sample)
-        self._is_drawing = True
+        self.writing = "first"
         for flat in self.flats:
             self.write(flat, np.arange(len(flat.members)), self.drawn, mean="weights")
         self.layout.set_all("weights", then)
@@ -126,43 +126,20 @@ class Weights:
         self.write(flat, chosen, self.drawn, mean="state", into={"weights": where})
         return samples
 
-    def replacing(self) -> None:
-        """Record that the samples in the weights are about to be replaced."""
-        self._is_replacing = True
-
     def settle(self, draw: Draw) -> None:
         """Record that the members of :attr:`flats` hold a sample."""
         self.drawn = draw
         self._versions = list(map(_versions_of, self.flats))
-        if not self._widths:
-            self._widths = self._widths_now()
-        self._is_drawing = self._is_replacing = False
+        self.widths = self.widths or self.layout.widths()
+        self.writing = None
         torch.clear_autocast_cache()
-
-    def _widths_now(self) -> dict[int, dict[str, Any]]:
-        """What decides the width, by the identity of the group."""
-        names = [*WIDTHS, *(option.name for option in self.layout.rule.options if option.width)]
-        groups = self.layout.owner.param_groups
-        return {id(group): {name: group[name] for name in names if name in group} for group in groups}
-
-    def check_same(self) -> None:
-        """Raise an error if groups, parameters or what decides the width have changed since the sample was drawn."""
-        widths = self._widths_now()
-        for key, before in self._widths.items():
-            for name, value in widths.get(key, before).items():
-                if value != before[name]:
-                    raise RuntimeError(
-                        f"{name} must not change while the weights hold a sample, got {value!r} in place of "
-                        f"{before[name]!r}: call eval() before changing it, and train() afterwards"
-                    )
-        self.layout.check_unchanged()
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def restore(self) -> None:
         """Put the mean back wherever a sample was written."""
         self.layout.gather()
-        self.replacing()
+        self.writing = self.writing or "next"
         for flat in self.flats:
             torch._foreach_copy_(list(flat.weights.tensors), flat.means)
         self._end()
@@ -170,8 +147,7 @@ class Weights:
     def _end(self) -> None:
         """Record that all weights hold the mean."""
         self.layout.set_all("weights", MEAN)
-        self.flats, self._versions, self._widths = [], [], {}
-        self._is_drawing = self._is_replacing = False
+        self.flats, self._versions, self.widths, self.writing = [], [], [], None
         torch.clear_autocast_cache()
 
     def mean_of(self, parameter: Tensor) -> Tensor | None:

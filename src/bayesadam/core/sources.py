@@ -133,7 +133,8 @@ class HessianSource:
 
     def _probe(self, parameters: list[Tensor], number: int) -> list[Tensor]:
         """Random signs, drawn like all noise from the seed and the numbers of step, sample and parameter."""
-        first, sample = self.layout.first, self.weights.drawn.sample
+        first, drawn = self.layout.first, self.weights.drawn
+        sample = 2 * drawn.number + drawn.negative if first["antithetic"] else drawn.number
         key = (self._calls * first["mc_samples"] + sample) * first["probes"] + number
         indices: dict[Tensor, int] = {member.parameter: member.noise_index for member in self.layout.members()}
         signs = []

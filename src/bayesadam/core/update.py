@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from bayesadam import noise
+from bayesadam import native, noise
 from bayesadam.core.collect import Collection, Gradients
-from bayesadam.core.finite import DeviceCheck, first_bad, trained_of
+from bayesadam.core.finite import DeviceCheck
 from bayesadam.core.flat import Draw, Flat, numbers_of
 from bayesadam.core.launch import run
 from bayesadam.core.sources import HessianSource
 from bayesadam.native import device as devices
+from bayesadam.sharding import full
 
 BACKTRACK = 0.5
 """Fraction of the largest admissible rate that back-tracking uses, so that no precision more than halves."""
@@ -46,27 +50,31 @@ class Updates:
         self._found: Tensor | None = None
         self._gradients: Mapping[Flat, Gradients] = {}
 
-    def first_bad(self, gradients: Mapping[Flat, Gradients]) -> Tensor | None:
-        """The first parameter whose gradient is not finite, if there is one."""
-        return first_bad(gradients, compiles=self.layout.first["compile"])
-
     def ready(self) -> bool:
         """Whether to step; raises an error if ``nonfinite="raise"`` and the step cannot be made."""
-        layout, collection = self.layout, self.collection
+        first, collection = self.layout.first, self.collection
         self._gradients = collection.gather()
         self._largest_rate = math.inf  # the correction may be another one than in the last step
+        is_corrected = first.get("correction", "elementwise") != "elementwise"
         if collection.collects_curvature and collection.source is None:
             self._check_measured()
-        self.learn(wait=False)
-        self._found = self._start_check()
-        if self._found is not None:
-            return True
+        self._found = None
+        if self.layout.on_device and first["compile"] is not False:
+            self.learn(wait=False)
+            trained, grads = trained_of(self._gradients)
+            if grads and not is_corrected and not isinstance(collection.source, HessianSource):
+                self._found = self._check.start(trained, grads)
+                return True
         try:
-            self._check_finite()
-            if layout.first.get("correction", "elementwise") != "elementwise":
+            bad = first_bad(self._gradients, compiles=first["compile"])
+            if bad is not None:
+                raise self._not_finite(bad, "; nothing was changed")
+            if isinstance(collection.source, HessianSource):
+                self._check_curvatures()
+            if is_corrected:
                 self._largest_rate = self._limit()
         except FloatingPointError:
-            if layout.first["nonfinite"] == "skip":
+            if first["nonfinite"] == "skip":
                 return False
             raise
         return True
@@ -81,21 +89,6 @@ class Updates:
                             f"the gradient of parameter {self.layout.name_of(parameter)} must be computed inside "
                             "sampled_params(), got one from outside"
                         )
-
-    def _start_check(self) -> Tensor | None:
-        """The pending result of a check on the device, if the kernels read it there; otherwise the host waits for
-        it.
-        """
-        flats = [flat for flat, gradients in self._gradients.items() if len(gradients.numbers)]
-        places = {flat.kind.device if flat.on_device and not flat.is_sharded else None for flat in flats}
-        if len(places) != 1 or None in places or self.layout.first["compile"] is False:
-            return None
-        is_corrected = self.layout.first.get("correction", "elementwise") != "elementwise"
-        if is_corrected or isinstance(self.collection.source, HessianSource):
-            return None
-        if not noise.has_kernel(flats[0].kind.device):
-            return None
-        return self._check.start(*trained_of(self._gradients))
 
     def learn(self, *, wait: bool) -> None:
         """Count the steps that a device has skipped since, or raise an error for them.
@@ -117,14 +110,11 @@ class Updates:
             "a larger initial_precision)"
         )
 
-    def _check_finite(self) -> None:
-        bad = self.first_bad(self._gradients)
-        if bad is not None:
-            raise self._not_finite(bad, "; nothing was changed")
-        if isinstance(self.collection.source, HessianSource):  # infinite perhaps where the gradient is finite
-            for parameter, curvature in self.collection.curvatures.items():
-                if not curvature.isfinite().all():
-                    self._refuse_curvature(parameter)
+    def _check_curvatures(self) -> None:
+        """Refuse second derivatives that are infinite, perhaps where the gradient is finite."""
+        for parameter, curvature in self.collection.curvatures.items():
+            if not curvature.isfinite().all():
+                self._refuse_curvature(parameter)
 
     def _refuse_curvature(self, parameter: Tensor) -> None:
         name = self.layout.name_of(parameter)
@@ -164,9 +154,9 @@ class Updates:
         """Make the step, if it is ``ready``, and advance; in drop-in training the weights get their next sample."""
         layout, flats = self.layout, self.layout.built
         draws = {"eps": self.weights.draw(0), "next_eps": self.weights.draw(0, ahead=1)}
-        is_captured = any(devices.is_capturing(flat.kind.device) for flat in flats)
+        is_captured = layout.on_device and devices.is_capturing(flats[0].kind.device)
         if drop_in and not is_captured:
-            self.weights.replacing()
+            self.weights.writing = "next"
         for flat in flats:
             self._update_flat(flat, draws, drop_in=drop_in and flat.kind.perturb, ready=ready)
         if is_captured:
@@ -229,3 +219,66 @@ class Updates:
             "curvature": curvature,
         }
         run(self.layout, flat, "update", chosen, numbers, lists, draws, self._found, **entries)
+
+
+def trained_of(gradients: Mapping[Flat, Gradients]) -> tuple[list[Tensor], list[Tensor]]:
+    """All parameters that have a gradient, and these gradients."""
+    trained = [flat.parameters[number] for flat, each in gradients.items() for number in each.numbers]
+    return trained, [parameter.grad for parameter in trained]
+
+
+def first_bad(gradients: Mapping[Flat, Gradients], *, compiles: bool | None) -> Tensor | None:
+    """The first parameter whose gradient has an element that is not finite or whose square is not, if there is one.
+
+    For sharded gradients it is a collective call, with the same answer on all ranks.
+
+    Args:
+        gradients: Gradients of any dtypes.
+        compiles: Use a compiled function where possible, unless this is ``False``.
+    """
+    addresses: list[int] = []
+    sizes = [np.empty(0, dtype=np.int64)]
+    walk = None if compiles is False else _compiled()
+    for flat, each in gradients.items():
+        addresses += each.placed.addresses
+        sizes.append(flat.sizes[each.numbers])
+        if not (each.placed.is_plain and flat.kind.weights is torch.float32 and flat.kind.device.type == "cpu"):
+            walk = None
+    if walk is not None:
+        number = walk(addresses, np.concatenate(sizes))
+        return None if number is None else trained_of(gradients)[0][number]
+    trained, grads = trained_of(gradients)
+    if not grads or math.isfinite(_read(full(nn.utils.get_total_norm(grads)))):
+        return None
+    for parameter, grad in zip(trained, grads, strict=True):
+        wide = torch.promote_types(grad.dtype, torch.float32)  # a norm may overflow in float16, its elements do not
+        if not math.isfinite(_read(full(torch.linalg.vector_norm(grad, dtype=wide)))):
+            return parameter
+    return None
+
+
+@cache
+def _compiled() -> Callable[[Sequence[int], NDArray[np.int64]], int | None] | None:
+    """The compiled function of addresses and sizes of gradients in float32, or ``None`` if there is none."""
+    library = native.load(native.read("finite.cpp"))
+    if library is None:
+        return None
+    function = library.first_bad
+    function.restype = ctypes.c_int64
+
+    def walk(addresses: Sequence[int], sizes: NDArray[np.int64]) -> int | None:
+        table = np.concatenate([np.array(addresses, dtype=np.int64), sizes])
+        threads = 1 if sizes.sum() <= noise.ALONE else torch.get_num_threads()
+        number: int = function(
+            ctypes.c_int64(len(addresses)), ctypes.c_void_p(table.ctypes.data), ctypes.c_int(threads)
+        )
+        return None if number < 0 else number
+
+    return walk
+
+
+def _read(value: Tensor) -> float:
+    """A 0-d tensor's number, without a device synchronisation if it is in CPU memory."""
+    if value.device.type != "cpu":
+        return float(value)
+    return float(value.detach().double().numpy())

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from bayesadam import noise
 from bayesadam.checks import check
-from bayesadam.core.flat import Draw
+from bayesadam.core.flat import draw_of
 from bayesadam.core.update import NotPositive
 from bayesadam.functional import hessian as derivatives
 from bayesadam.optim import groups
@@ -168,9 +168,9 @@ class DenseVON(Optimizer):
         self._state()["mean"] = mean
         try:
             for sample in range(samples):
-                draw = Draw(group["seed"], step, sample, group["antithetic"])
+                draw = draw_of(group, step, sample)
                 drawn = {i: torch.empty(p.shape, device=p.device) for i, p in enumerate(parameters)}
-                noise.fill_many(drawn, draw.seed, draw.step, draw.pair)
+                noise.fill_many(drawn, draw.seed, draw.step, draw.number)
                 eps = _joined(drawn.values()) * (-1.0 if draw.negative else 1.0)
                 self._write(mean + torch.linalg.solve_triangular(factor.mT, eps[:, None], upper=True)[:, 0])
                 with torch.enable_grad():
