@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,6 +19,7 @@ from bayesadam.curvature import PerExampleSquares
 from bayesadam.native.memory import Placed, placed
 from bayesadam.sharding import average, like, local, rank_and_size
 
+_GRAD = attrgetter("grad")
 Hidden: TypeAlias = list[tuple[Tensor, Tensor | None]]
 """Pairs of a parameter and the gradient that it had before a sampling block."""
 
@@ -71,7 +73,8 @@ class Collection:
 
     def present(self) -> Hidden:
         """All parameters with their gradients."""
-        return [(member.parameter, member.parameter.grad) for member in self.layout.members()]
+        groups = self.layout.owner.param_groups
+        return [(parameter, parameter.grad) for group in groups for parameter in group["params"]]
 
     def trained(self) -> list[Member]:
         """Members of a flat that have a gradient."""
@@ -85,9 +88,8 @@ class Collection:
         """
         gathered = {}
         for flat in self.layout.built:
-            grads: list[Any] = [parameter.grad for parameter in flat.parameters]
-            numbers = None
-            if any([grad is None for grad in grads]):
+            grads, numbers = list(map(_GRAD, flat.parameters)), None
+            if type(None) in map(type, grads):
                 numbers = [number for number, grad in enumerate(grads) if grad is not None]
                 grads = [grads[number] for number in numbers]
             where = self.layout.place(flat, grads, numbers, what="the gradient of ")
@@ -170,8 +172,6 @@ class Collection:
 
     def collect_drop_in(self) -> None:
         """In drop-in training, collect the curvature of the single sample when the step is made."""
-        if not self.collects_curvature:
-            return
         self.curvatures = {}  # left over from a step that raised an error
         self.factor = self._gradient_factor()
         trained = self.trained()

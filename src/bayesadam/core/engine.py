@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesadam.core.collect import Collection, Hidden
 from bayesadam.core.sampling import BLOCK, MEAN, TRAIN, Weights
@@ -52,7 +52,7 @@ class Engine:
     """Transient state of an optimiser, rebuilt in a copy and after loading from groups and state.
 
     Any exception, also one that a signal handler raises between two operations, may end a method half-way. Every method
-    that the user calls therefore begins with :meth:`recover` or :meth:`end_block`.
+    that the user calls therefore begins with :meth:`Weights.recover` or :meth:`end_block`.
 
     Args:
         weights: Samples and means in the weights.
@@ -72,11 +72,6 @@ class Engine:
         """Whether a sampling block is open."""
         return self.opened is not None
 
-    def recover(self) -> None:
-        """Put right what an exception has interrupted."""
-        if self.weights.writing is not None:
-            self.weights.recover()
-
     def end_block(self, caller: str) -> None:
         """End a block that an exception has left before its own end, or in which a copy or a checkpoint was made.
 
@@ -85,7 +80,8 @@ class Engine:
         Args:
             caller: The method that needs the mean, for the message.
         """
-        self.recover()
+        if self.weights.writing is not None:
+            self.weights.recover()
         if self.weights.held == BLOCK:
             if not self.weights.flats:
                 self.weights.resume()
@@ -94,7 +90,13 @@ class Engine:
 
     def open_block(self, block: int) -> None:
         """Put the next sample into the weights; earlier gradients are hidden."""
-        self._check_block()
+        self.end_block("another sampled_params()")
+        if self.weights.held == TRAIN:
+            raise RuntimeError(
+                "sampled_params() must not be used after train(), which has drawn a sample: call eval() first"
+            )
+        if self.collection.samples >= self.layout.first["mc_samples"] and not self._was_skipped():
+            self._begin_anew()
         self._before = self.collection.present()
         try:
             self.opened = block
@@ -104,7 +106,7 @@ class Engine:
             if self.source is not None:
                 self.source.start()
         except BaseException:
-            self.recover()
+            self.weights.recover()
             self._close(failed=True)
             raise
 
@@ -139,15 +141,9 @@ class Engine:
                 parameter.grad = grad
         self._before = []
 
-    def _check_block(self) -> None:
-        self.end_block("another sampled_params()")
+    def _begin_anew(self) -> None:
+        """Go on after a block beyond the samples of a step; it raises an error where that cannot be."""
         count = self.layout.first["mc_samples"]
-        if self.weights.held == TRAIN:
-            raise RuntimeError(
-                "sampled_params() must not be used after train(), which has drawn a sample: call eval() first"
-            )
-        if self.collection.samples < count or self._was_skipped():
-            return
         if self.layout.first["rank_samples"]:
             self.collection.discard()
             raise RuntimeError(f"exactly mc_samples={count} blocks must be run before step(), got one more")
@@ -209,7 +205,7 @@ class Engine:
                 begin = self.source.resume if pending else self.source.start
                 begin(self.collection.remember_norms)
         except BaseException:
-            self.recover()
+            self.weights.recover()
             self.weights.restore()
             raise
         return []
@@ -227,10 +223,11 @@ class Engine:
 
     def cleared(self) -> None:
         """Handle cleared gradients: outside a block this also discards the samples collected for the next step."""
-        self.recover()
+        if self.weights.writing is not None:
+            self.weights.recover()
         if self.source is not None:
             self.source.discard()
-        if not self.open:
+        if self.opened is None:
             self.give_up()
 
     def backward(self, loss: Tensor) -> None:
@@ -310,19 +307,20 @@ class Engine:
             )
         try:
             if drop_in:
-                if self.layout.has_initialized():
+                if self.layout.lazy and not all(map(nn.parameter.is_lazy, self.layout.lazy)):
                     # The first gradients of these parameters count as taken at their first sample.
                     self.eval()
                     self.train()
                 self.layout.check_unchanged(weights.widths)
                 weights.reconcile(strict=True)
-                collection.collect_drop_in()
+                if collection.collects_curvature:
+                    collection.collect_drop_in()
             else:
                 self.layout.flats()
             ready = self.updates.ready()
             self.updates.make(drop_in, ready)
         except BaseException:
-            self.recover()
+            self.weights.recover()
             if not drop_in:
                 collection.discard()
             raise

@@ -25,7 +25,7 @@ from bayesadam.core.printing import FIXED
 from bayesadam.core.rule import COUNTERS, INITIAL_COUNTERS, Hyper, Rule, advanced, static_options
 from bayesadam.native.device import is_available
 from bayesadam.native.memory import Placed
-from bayesadam.sharding import is_sharded, local, place
+from bayesadam.sharding import is_sharded, local, place, rank_and_size
 
 BLOCK = 16 * noise.TILE
 """Number of elements that PyTorch's operations work on at a time on a CPU, so that they stay in the cache."""
@@ -49,8 +49,13 @@ class Draw(NamedTuple):
     negative: bool
 
 
-def draw_of(group: Mapping[str, Any], step: int, sample: int) -> Draw:
-    """The noise of a sample by its number in a step, for the seed and the kind of pairs of a group."""
+def draw_of(group: Mapping[str, Any], step: int, sample: int = 0) -> Draw:
+    """The noise of a sample by its number in a step, for the seed of a group. With ``rank_samples`` every process has
+    other samples.
+    """
+    if group.get("rank_samples"):
+        rank, size = rank_and_size()
+        sample = sample * size + rank
     number, second = divmod(sample, 2) if group["antithetic"] else (sample, 0)
     return Draw(group["seed"], step, number, bool(second))
 
@@ -323,7 +328,7 @@ def numbers_of(
     groups: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """The numbers of the next step of a flat by name, each a float or an array with one for every member; without the
-    counters.
+    counters. Unknown ones are NaN.
 
     Args:
         rule: The rule.
@@ -335,7 +340,20 @@ def numbers_of(
     """
     several = []
     for group in flat.groups if groups is None else groups:
-        several.append({**_numbers_of_group(rule, group), "scale": -scale if group["maximize"] else scale})
+        beta1, beta2 = group["betas"]
+        of_group = {
+            "lr": float(group["lr"]),
+            "beta1": float(beta1),
+            "beta2": float(beta2),
+            "num_data": float(group["num_data"]),
+            "temperature": float(group["temperature"]),
+            "scale": -scale if group["maximize"] else scale,
+        }
+        for name, is_static in (("initial_precision", False), ("prior_precision", False), *map(_OPTION, rule.options)):
+            if name in group and not is_static:
+                value = group[name]
+                of_group[name] = math.nan if value is None or isinstance(value, str) else float(value)
+        several.append({**of_group, **rule.numbers(group)})
     numbers: dict[str, Any] = several[0]
     if len(several) > 1:
         for name, value in numbers.items():
@@ -352,20 +370,3 @@ def noise_runs(member: Member) -> list[noise.Run]:
     """The runs of a parameter's noise that its local part takes."""
     full_shape, offset = place(member.parameter)
     return noise.runs_of(member.noise_index, local(member.parameter).shape, offset, full_shape)
-
-
-def _numbers_of_group(rule: Rule, group: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers that a rule gets from a group; unknown ones are NaN."""
-    beta1, beta2 = group["betas"]
-    numbers = {
-        "lr": float(group["lr"]),
-        "beta1": float(beta1),
-        "beta2": float(beta2),
-        "num_data": float(group["num_data"]),
-        "temperature": float(group["temperature"]),
-    }
-    for name, is_static in (("initial_precision", False), ("prior_precision", False), *map(_OPTION, rule.options)):
-        if name in group and not is_static:
-            value = group[name]
-            numbers[name] = math.nan if value is None or isinstance(value, str) else float(value)
-    return {**numbers, **rule.numbers(group)}

@@ -11,7 +11,7 @@ import ctypes
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -115,31 +115,36 @@ def run(
     launch = flat.launches.get(key)
     if launch is None:
         launch = flat.launches[key] = Launch(layout, flat, kind, compiles, entries)
-    lists = {"weights": flat.weights.of(chosen), **lists}
-    program, kernel = launch.program, launch.kernel
-    if isinstance(kernel, gpu.Kernels):
-        orders = _orders([lists[name].tensors for name in kernel.reordered])
-        table, copies = _table(launch, chosen, lists, orders)
-        table[:, 4] = chosen
-        table = np.concatenate([table, np.array(orders, dtype=np.int64)], axis=1)
-        rows = _rows(kernel.inputs, numbers, chosen)
-        if copies and (devices.is_refilling() or devices.is_capturing(kernel.device)):
-            raise RuntimeError("parameters and gradients must be contiguous in a graph, got others")
-        kernel(launch.buffers, np.ascontiguousarray(table), rows, _words(launch.draws, draws), flat.numbers, found)
-        if not devices.is_capturing(kernel.device):
-            _written(program, lists, copies)
-        return
-    skip = found is not None and bool((found != devices.NONE).any())
-    numbers = {**numbers, **flat.before(), "skip": float(skip)}
+    is_whole = len(chosen) == len(flat.members)
+    lists = {"weights": flat.weights if is_whole else flat.weights.of(chosen), **lists}
+    program, kernel = launch.program, cast(Any, launch.kernel)
+    skip, on_gpu = False, isinstance(kernel, gpu.Kernels)
+    if not on_gpu:
+        skip = found is not None and bool((found != devices.NONE).any())
+        numbers = {**numbers, **flat.before(), "skip": float(skip)}
     if kernel is None:
         eager.run(program, flat, chosen, numbers, lists, draws)
     else:
-        table, copies = _table(launch, chosen, lists)
-        rows = _rows(program.numbers, numbers, chosen)
-        table[:, 4] = np.arange(len(chosen)) if len(rows) > 1 else 0
-        kernel(np.ascontiguousarray(table), rows, _words(launch.draws, draws), int(flat.sizes[chosen].sum()))
-        _written(program, lists, copies)
-    if kind == "update" and not skip:
+        orders = _orders([lists[name].tensors for name in kernel.reordered]) if on_gpu else ()
+        table, copies = _table(launch, chosen, lists, orders)
+        words = _words(launch.draws, draws)
+        if on_gpu:
+            if copies and (devices.is_refilling() or devices.is_capturing(kernel.device)):
+                raise RuntimeError("parameters and gradients must be contiguous in a graph, got others")
+            table[:, 4] = chosen
+            table = np.concatenate([table, np.array(orders, dtype=np.int64)], axis=1)
+            kernel(launch.buffers, table, _rows(kernel.inputs, numbers, chosen), words, flat.numbers, found)
+        else:
+            rows = _rows(program.numbers, numbers, chosen)
+            table[:, 4] = np.arange(len(chosen)) if len(rows) > 1 else 0
+            kernel(np.ascontiguousarray(table), rows, words, int(flat.sizes[chosen].sum()))
+        if "weights" in program.results and not (on_gpu and devices.is_capturing(kernel.device)):
+            weights = list(lists["weights"].tensors)
+            for target, copy in copies:
+                if any(target is each for each in weights):
+                    target.copy_(copy)
+            torch.autograd.graph.increment_version(weights)
+    if kind == "update" and not on_gpu and not skip:
         flat.advance(chosen, layout.rule, numbers)
 
 
@@ -209,15 +214,6 @@ def _words(names: Sequence[str], draws: Draws) -> NDArray[np.int64]:
     signs = int(this.negative) | int(following.negative) << 1
     words = [seed & 0xFFFFFFFF, seed >> 32, this.step, this.number, following.step, following.number, signs]
     return np.array(words, dtype=np.int64)
-
-
-def _written(program: Program, lists: Lists, copies: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Record that a kernel has written to the weights, and copy back what it wrote to copies of them."""
-    if "weights" in program.results:
-        for target, copy in copies:
-            if any(target is weights for weights in lists["weights"].tensors):
-                target.copy_(copy)
-        torch.autograd.graph.increment_version(list(lists["weights"].tensors))
 
 
 def _flattened(tensor: Tensor, dtype: torch.dtype, copies: list[tuple[Tensor, Tensor]]) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import cycle
 from operator import attrgetter
 from typing import Any
 
@@ -36,6 +37,7 @@ class Layout:
 
     Attributes:
         built: The flats as they were built last.
+        lazy: Parameters that their modules had not initialised then.
         on_device: Whether all weights are on one GPU that has kernels, and are not sharded.
         attached_names: Names of the parameters in the attached model.
     """
@@ -45,8 +47,9 @@ class Layout:
         self.built: list[Flat] = []
         self.on_device = False
         self.attached_names: Mapping[Tensor, str] = {}
-        self._lazy: list[Tensor] = []
+        self.lazy: list[Tensor] = []
         self._static = [option.name for option in rule.options if option.static]
+        self._widths = [*WIDTHS, *(option.name for option in rule.options if option.width)]
         self._key: list[Any] | None = None
 
     @property
@@ -68,10 +71,6 @@ class Layout:
             for index, parameter in enumerate(group["params"], group["noise_index"])
         ]
 
-    def has_initialized(self) -> bool:
-        """Whether lazy parameters have been initialised, by their module's first call, since the flats were built."""
-        return not all(map(nn.parameter.is_lazy, self._lazy))
-
     def flats(self) -> list[Flat]:
         """The flats of all trainable parameters, built anew if parameters, groups, static options or entries of the
         state have changed; it is known where their weights are.
@@ -85,19 +84,21 @@ class Layout:
         self.gather()
         return self.built
 
-    def widths(self) -> list[tuple[str, Any]]:
-        """Names and values of all that decides the width of samples."""
-        names = [*WIDTHS, *(option.name for option in self.rule.options if option.width)]
-        return [(name, group.get(name)) for group in self.owner.param_groups for name in names]
+    def widths(self) -> list[Any]:
+        """The values in all groups of what decides the width of samples."""
+        widths: list[Any] = []
+        for group in self.owner.param_groups:
+            widths += map(group.get, self._widths)
+        return widths
 
-    def check_unchanged(self, widths: list[tuple[str, Any]]) -> None:
+    def check_unchanged(self, widths: list[Any]) -> None:
         """Raise an error if widths are not these any more, or if the flats would have to be built anew, which cannot be
         while weights hold a sample.
         """
         now = self.widths()
         if now == widths and self.key() == self._key:
             return
-        for (name, value), (_, before) in zip(now, widths, strict=False):
+        for name, value, before in zip(cycle(self._widths), now, widths, strict=False):
             if value != before:
                 raise RuntimeError(
                     f"{name} must not change while the weights hold a sample, got {value!r} in place of {before!r}: "
@@ -157,7 +158,7 @@ class Layout:
     @torch.no_grad()
     def _build(self) -> None:
         alike: dict[Kind, list[Member]] = {}
-        self._lazy = [m.parameter for m in self.members() if nn.parameter.is_lazy(m.parameter)]
+        self.lazy = [m.parameter for m in self.members() if nn.parameter.is_lazy(m.parameter)]
         for member in self.members():
             parameter = member.parameter
             if not parameter.requires_grad or nn.parameter.is_lazy(parameter):

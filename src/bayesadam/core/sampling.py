@@ -15,7 +15,7 @@ from bayesadam.core.eager import Lists
 from bayesadam.core.flat import Draw, Flat, draw_of, numbers_of
 from bayesadam.core.layout import Layout
 from bayesadam.native.memory import placed
-from bayesadam.sharding import local, rank_and_size
+from bayesadam.sharding import local
 
 MEAN, BLOCK, TRAIN = "mean", "block", "train"
 """Values of the entry ``"weights"`` of the groups, which says what the weights hold. If it is the mean, the weights are
@@ -56,24 +56,21 @@ class Weights:
         held: str = self.layout.first["weights"]
         return held
 
-    def draw(self, sample: int, *, ahead: int = 0) -> Draw:
-        """The noise of a sample of this step, or of a step ``ahead`` of it."""
-        first = self.layout.first
-        if first["rank_samples"]:
-            rank, size = rank_and_size()
-            sample = sample * size + rank
-        return draw_of(first, first["noise_step"] + ahead, sample)
+    @property
+    def draw(self) -> Draw:
+        """The noise of the first sample of this step."""
+        return draw_of(self.layout.first, self.layout.first["noise_step"])
 
     def perturbed(self) -> list[Flat]:
         """The flats whose members get noise."""
-        return [flat for flat in self.layout.flats() if flat.kind.perturb]
+        return list(filter(attrgetter("kind.perturb"), self.layout.flats()))
 
     def resume(self) -> None:
         """Find out which parameters hold a sample, in a copy or after loading."""
         self.flats = []
         if self.held != MEAN:
             self.flats = self.perturbed()
-            self.settle(self.draw(0))
+            self.settle(self.draw)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -81,6 +78,8 @@ class Weights:
         """Put right what an exception has interrupted: weights that were to get a sample hold the mean afterwards, and
         weights that held one hold it again.
         """
+        if self.writing is None:
+            return
         self.layout.gather()
         if self.writing == "first":
             for flat in self.flats:
@@ -89,8 +88,8 @@ class Weights:
             self._end()
         elif self.held == TRAIN:
             for flat in self.flats:
-                self.write(flat, np.arange(len(flat.members)), self.draw(0), mean="state")
-            self.settle(self.draw(0))
+                self.write(flat, np.arange(len(flat.members)), self.draw, mean="state")
+            self.settle(self.draw)
 
     @torch.inference_mode(False)  # tensors that are made here must be usable in training
     @torch.no_grad()
@@ -98,7 +97,8 @@ class Weights:
         """Replace the mean in the weights of all perturbed parameters by a sample, and record ``then`` as what they
         hold.
         """
-        self.flats, self.drawn = self.perturbed(), self.draw(sample)
+        first = self.layout.first
+        self.flats, self.drawn = self.perturbed(), draw_of(first, first["noise_step"], sample)
         self.writing = "first"
         for flat in self.flats:
             self.write(flat, np.arange(len(flat.members)), self.drawn, mean="weights")
@@ -130,7 +130,8 @@ class Weights:
         """Record that the members of :attr:`flats` hold a sample."""
         self.drawn = draw
         self._versions = list(map(_versions_of, self.flats))
-        self.widths = self.widths or self.layout.widths()
+        if self.held == TRAIN and not self.widths:
+            self.widths = self.layout.widths()
         self.writing = None
         torch.clear_autocast_cache()
 
@@ -184,10 +185,10 @@ class Weights:
         among = None if among is None else set(among)
         for flat, versions in zip(self.flats, self._versions, strict=True):
             now = _versions_of(flat)
-            changed = [] if now == versions else [n for n, version in enumerate(now) if version != versions[n]]
-            changed = [n for n in changed if among is None or flat.parameters[n] in among]
-            if not changed:
+            if now == versions:
                 continue
+            changed = [n for n, version in enumerate(now) if version != versions[n]]
+            changed = [n for n in changed if among is None or flat.parameters[n] in among]
             rewritten = []
             for number, sample in zip(changed, self._sample_of(flat, np.array(changed)), strict=True):
                 parameter, mean = flat.parameters[number], flat.part("mean", number)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bayesadam import native, noise
 from bayesadam.core.collect import Collection, Gradients
 from bayesadam.core.finite import DeviceCheck
-from bayesadam.core.flat import Draw, Flat, numbers_of
+from bayesadam.core.flat import Draw, Flat, draw_of, numbers_of
 from bayesadam.core.launch import run
 from bayesadam.core.sources import HessianSource
 from bayesadam.native import device as devices
@@ -153,7 +153,8 @@ class Updates:
     def make(self, drop_in: bool, ready: bool) -> None:
         """Make the step, if it is ``ready``, and advance; in drop-in training the weights get their next sample."""
         layout, flats = self.layout, self.layout.built
-        draws = {"eps": self.weights.draw(0), "next_eps": self.weights.draw(0, ahead=1)}
+        step = layout.first["noise_step"]
+        draws = {"eps": draw_of(layout.first, step), "next_eps": draw_of(layout.first, step + 1)}
         is_captured = layout.on_device and devices.is_capturing(flats[0].kind.device)
         if drop_in and not is_captured:
             self.weights.writing = "next"
@@ -237,7 +238,7 @@ def first_bad(gradients: Mapping[Flat, Gradients], *, compiles: bool | None) -> 
         compiles: Use a compiled function where possible, unless this is ``False``.
     """
     addresses: list[int] = []
-    sizes = [np.empty(0, dtype=np.int64)]
+    sizes: list[NDArray[np.int64]] = []
     walk = None if compiles is False else _compiled()
     for flat, each in gradients.items():
         addresses += each.placed.addresses
@@ -245,8 +246,10 @@ def first_bad(gradients: Mapping[Flat, Gradients], *, compiles: bool | None) -> 
         if not (each.placed.is_plain and flat.kind.weights is torch.float32 and flat.kind.device.type == "cpu"):
             walk = None
     if walk is not None:
-        number = walk(addresses, np.concatenate(sizes))
-        return None if number is None else trained_of(gradients)[0][number]
+        table = np.concatenate([np.array(addresses, dtype=np.int64), *sizes])
+        threads = 1 if table[len(addresses) :].sum() <= noise.ALONE else torch.get_num_threads()
+        number = walk(len(addresses), table.ctypes.data, threads)
+        return None if number < 0 else trained_of(gradients)[0][number]
     trained, grads = trained_of(gradients)
     if not grads or math.isfinite(_read(full(nn.utils.get_total_norm(grads)))):
         return None
@@ -258,23 +261,14 @@ def first_bad(gradients: Mapping[Flat, Gradients], *, compiles: bool | None) -> 
 
 
 @cache
-def _compiled() -> Callable[[Sequence[int], NDArray[np.int64]], int | None] | None:
-    """The compiled function of addresses and sizes of gradients in float32, or ``None`` if there is none."""
+def _compiled() -> Callable[[int, int, int], int] | None:
+    """The compiled function of ``native/finite.cpp``, or ``None`` if there is none."""
     library = native.load(native.read("finite.cpp"))
     if library is None:
         return None
-    function = library.first_bad
-    function.restype = ctypes.c_int64
-
-    def walk(addresses: Sequence[int], sizes: NDArray[np.int64]) -> int | None:
-        table = np.concatenate([np.array(addresses, dtype=np.int64), sizes])
-        threads = 1 if sizes.sum() <= noise.ALONE else torch.get_num_threads()
-        number: int = function(
-            ctypes.c_int64(len(addresses)), ctypes.c_void_p(table.ctypes.data), ctypes.c_int(threads)
-        )
-        return None if number < 0 else number
-
-    return walk
+    function: Any = library.first_bad
+    function.restype, function.argtypes = ctypes.c_int64, [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int]
+    return function  # type: ignore[no-any-return]
 
 
 def _read(value: Tensor) -> float:
