@@ -28,7 +28,7 @@ BAD = [
     ("antithetic", 1, "True or False"),
     ("maximize", "no", "True or False"),
     ("nonfinite", "ignore", "'raise' or 'skip'"),
-    ("compile", "yes", "True, False or None"),
+    ("compile", "yes", "True or False"),
     ("initial_precision", -1.0, "a positive, finite number"),
     ("initial_precision", 1e-3, "at least prior_precision="),
     ("prior_precision", 0.0, "a positive, finite number"),

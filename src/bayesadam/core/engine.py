@@ -215,7 +215,10 @@ class Engine:
         mean.
         """
         self.end_block("eval()")
-        others = self.weights.release() if self.weights.held != MEAN else []
+        others = []
+        if self.weights.held != MEAN:
+            others = self.weights.reconcile(leaving=True)
+            self.weights.restore()
         if isinstance(self.source, PerExampleSquares):
             self.source.pause()  # collected curvatures are kept, since the user may keep the gradients, too
         self.updates.learn(wait=True)

@@ -55,9 +55,7 @@ class Launch:
         buffers: Memory of a kernel on a GPU.
     """
 
-    def __init__(
-        self, layout: Layout, flat: Flat, kind: str, compiles: bool | None, entries: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, layout: Layout, flat: Flat, kind: str, compiles: bool, entries: Mapping[str, Any]) -> None:
         of = flat.kind
         self.work = Pass(
             layout.rule,
@@ -70,8 +68,8 @@ class Launch:
             **entries,
         )
         self.draws, self.kernel = self.work.draws, None
-        if compiles is not False and of.is_run:
-            self.kernel = kernel_of(self.work, of.weights, of.dtype, of.device, asked=compiles is True)
+        if compiles and of.is_run:
+            self.kernel = kernel_of(self.work, of.weights, of.dtype, of.device)
         self.program = program_of(self.work, of.weights, of.dtype)
         self.columns = columns(self.program, self.draws)
         if self.kernel is not None:
@@ -226,44 +224,38 @@ def _flattened(tensor: Tensor, dtype: torch.dtype, copies: list[tuple[Tensor, Te
 
 @cache
 def kernel_of(
-    work: Pass, weights: torch.dtype, real: torch.dtype, device: torch.device, *, asked: bool
+    work: Pass, weights: torch.dtype, real: torch.dtype, device: torch.device
 ) -> Compiled | gpu.Kernels | None:
-    """The kernel of a pass, compiled and compared once; ``None`` if there is none.
+    """The kernel of a pass, compiled and compared once; ``None`` if there is none, with one warning of the reason.
 
     Args:
         work: The pass.
         weights: Dtype of the weights.
         real: Dtype of the state.
         device: Device of both.
-        asked: Whether the user asked for kernels, and is warned once, with the reason, if there is none.
     """
+    kernel: Compiled | gpu.Kernels | str | None = None
     if devices.is_available(device):
-        found: Compiled | gpu.Kernels | str | None = _in_triton(work, weights, real, device)
-    elif device.type != "cpu":
-        return None
-    else:
-        found = _compiled(work, weights, real)
-    if not isinstance(found, str):
-        return found
-    if asked or devices.is_available(device):
-        warnings.warn(f"compile=True {found}" if asked else f"training {found}", RuntimeWarning, stacklevel=2)
+        kernel = _in_triton(work, weights, real, device)
+    elif device.type == "cpu":
+        kernel = _compiled(work, weights, real)
+    if not isinstance(kernel, str):
+        return kernel
+    name = f"{work.kind} kernel of {type(work.rule).__name__}"
+    warnings.warn(f"training goes on without the {name}: {kernel}", RuntimeWarning, stacklevel=2)
     return None
-
-
-def _without(work: Pass) -> str:
-    return f"goes on without the {work.kind} kernel of {type(work.rule).__name__}"
 
 
 @cache
 def _compiled(work: Pass, weights: torch.dtype, real: torch.dtype) -> Compiled | str | None:
     """A kernel in C++, or the reason why there is none; ``None`` if nothing can be compiled here."""
     if weights not in cpp.TYPES:
-        return f"{_without(work)}: weights of {weights} have none"
+        return f"weights of {weights} have none"
     program = program_of(work, weights, real)
     try:
         library = native.load(cpp.source(program, work.draws, real))
     except NotElementwise as error:
-        return f"{_without(work)}: {error}"
+        return str(error)
     if library is None:
         return None
     library.run.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 3, ctypes.c_int]
@@ -276,8 +268,7 @@ def _compiled(work: Pass, weights: torch.dtype, real: torch.dtype) -> Compiled |
         runs[:, 4] = 0
         kernel(runs, np.array([[numbers[name] for name in program.numbers]]), words, int(runs[:, 1].sum()))
 
-    bad = _differs(work, program, real, torch.device("cpu"), call)
-    return f"{_without(work)}: {bad}" if bad else kernel
+    return _fault(work, program, real, torch.device("cpu"), call) or kernel
 
 
 @cache
@@ -286,13 +277,12 @@ def _in_triton(work: Pass, weights: torch.dtype, real: torch.dtype, device: torc
     program = program_of(work, weights, real)
     try:
         kernel = gpu.Kernels(program, work.draws, real, device)
-        bad = _differs(work, program, real, device, kernel.call)
+        return _fault(work, program, real, device, kernel.call) or kernel
     except Exception as error:  # Triton and its compiler raise many kinds of errors
-        bad = f"{type(error).__name__}: {error}"
-    return f"{_without(work)}: {bad}" if bad else kernel
+        return f"{type(error).__name__}: {error}"
 
 
-def _differs(
+def _fault(
     work: Pass, program: Program, real: torch.dtype, device: torch.device, call: Callable[..., Any]
 ) -> str | None:
     """How a kernel's results differ from those of PyTorch's operations, if they do."""

@@ -238,15 +238,6 @@ class Layout:
                 flats.append(self._flat(kind, [member]))
         return {parameter: (flat, number) for flat in flats for number, parameter in enumerate(flat.parameters)}
 
-    def values(self, parameters: Sequence[Tensor]) -> list[dict[str, Any]]:
-        """Hyper-parameters of parameters in their next step, and tensors of their state, by name."""
-        places = self.places()
-        found = [places[parameter] for parameter in parameters]
-        return [
-            vars(hyper) | {name: flat.part(name, number) for name in flat.tensors}
-            for hyper, (flat, number) in zip(self.hypers(found), found, strict=True)
-        ]
-
     def hypers(self, places: Sequence[tuple[Flat, int]]) -> list[Hyper]:
         """Hyper-parameters in the next step of members of flats; a device is waited for once for each flat."""
         numbers = {flat: flat.next_numbers(self.rule) for flat in {flat for flat, _ in places}}

@@ -213,17 +213,6 @@ class Weights:
                 versions[number] = now[number]
         return others
 
-    def release(self) -> list[Tensor]:
-        """End drop-in training: put the mean back, except where weights were modified externally; these values become
-        the mean.
-
-        Returns:
-            The parameters that were modified externally.
-        """
-        others = self.reconcile(leaving=True) if self.held == TRAIN else []
-        self.restore()
-        return others
-
 
 def _versions_of(flat: Flat) -> list[tuple[int, int]]:
     """Values that change whenever a parameter is written to or gets other memory, as by ``vector_to_parameters``."""

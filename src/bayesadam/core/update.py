@@ -59,7 +59,7 @@ class Updates:
         if collection.collects_curvature and collection.source is None:
             self._check_measured()
         self._found = None
-        if self.layout.on_device and first["compile"] is not False:
+        if self.layout.on_device and first["compile"]:
             self.learn(wait=False)
             trained, grads = trained_of(self._gradients)
             if grads and not is_corrected and not isinstance(collection.source, HessianSource):
@@ -228,18 +228,18 @@ def trained_of(gradients: Mapping[Flat, Gradients]) -> tuple[list[Tensor], list[
     return trained, [parameter.grad for parameter in trained]
 
 
-def first_bad(gradients: Mapping[Flat, Gradients], *, compiles: bool | None) -> Tensor | None:
+def first_bad(gradients: Mapping[Flat, Gradients], *, compiles: bool) -> Tensor | None:
     """The first parameter whose gradient has an element that is not finite or whose square is not, if there is one.
 
     For sharded gradients it is a collective call, with the same answer on all ranks.
 
     Args:
         gradients: Gradients of any dtypes.
-        compiles: Use a compiled function where possible, unless this is ``False``.
+        compiles: Whether to use a compiled function where possible.
     """
     addresses: list[int] = []
     sizes: list[NDArray[np.int64]] = []
-    walk = None if compiles is False else _compiled()
+    walk = _compiled() if compiles else None
     for flat, each in gradients.items():
         addresses += each.placed.addresses
         sizes.append(flat.sizes[each.numbers])

@@ -76,10 +76,10 @@ class PerturbedOptimizer(Checkpointed):
         maximize: Whether the loss is to be maximised (a mean log-likelihood).
         nonfinite: What to do when a gradient is not finite: ``"raise"`` a ``FloatingPointError`` that names the
             parameter and change nothing, or ``"skip"`` the step and count it in ``skipped_steps`` of the groups.
-        compile: Whether to sample and update all parameters on a CPU in one compiled kernel, which is several times
-            faster, equal up to rounding, and compiled once per machine in about a second. ``None``, the default, does
-            so if there is a C++ compiler, and warns once if there is none; ``True`` also gives the reason if a kernel
-            cannot be used; ``False`` never compiles.
+        compile: Whether to sample and update all parameters in one compiled kernel, which is several times faster on a
+            CPU, equal up to rounding, and compiled once per machine in about a second. Where there is no kernel (no
+            C++ compiler, another dtype, a rule that it cannot run), one warning gives the reason, and PyTorch's
+            operations are used.
         options: Options that the rule of a subclass declares, by name; a constructor of its own may pass them on.
 
     Raises:
@@ -105,7 +105,7 @@ class PerturbedOptimizer(Checkpointed):
         seed: int = 0,
         maximize: bool = False,
         nonfinite: str = "raise",
-        compile: bool | None = None,
+        compile: bool = True,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self._set_up(locals())

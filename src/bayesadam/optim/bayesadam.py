@@ -207,7 +207,7 @@ class BayesAdam(PerturbedOptimizer):
         seed: int = 0,
         maximize: bool = False,
         nonfinite: str = "raise",
-        compile: bool | None = None,
+        compile: bool = True,
     ) -> None:
         self._source = None if curvature is None else checked_squares(curvature)
         if temperature is None:

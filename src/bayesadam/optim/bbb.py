@@ -100,6 +100,6 @@ class BayesByBackprop(PerturbedOptimizer):
         seed: int = 0,
         maximize: bool = False,
         nonfinite: str = "raise",
-        compile: bool | None = None,
+        compile: bool = True,
     ) -> None:
         self._set_up(locals())

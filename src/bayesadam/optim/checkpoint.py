@@ -163,7 +163,7 @@ class Checkpointed(Optimizer):
             self._check_state_dict(found)
             self._loaded = found
             if self._engine.weights.held != MEAN:
-                self._engine.weights.release()  # a model that was loaded before stays as it is
+                self._engine.eval()  # a model that was loaded before stays as it is
 
         handle = self.register_load_state_dict_pre_hook(look)
         try:

@@ -24,7 +24,7 @@ from bayesadam.posterior.buffers import buffers_of, of_training
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.sharding import rank_and_size
 
-_FIXED = {"perturb": True, "rank_samples": False, "compile": None, "nonfinite": "raise"}
+_FIXED = {"perturb": True, "rank_samples": False, "compile": True, "nonfinite": "raise"}
 """Hyper-parameters of the other optimisers that cannot be chosen."""
 _WORDS = {"hessian": ("exact", "reparameterized"), "correction": ("elementwise", None)}
 

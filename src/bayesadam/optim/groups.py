@@ -54,9 +54,8 @@ def check_common(group: Mapping[str, Any]) -> None:
     check_temperature(group["temperature"])
     check_count("mc_samples", group["mc_samples"])
     check("seed", group["seed"], "an integer in [0, 2**64)", lambda v: isinstance(v, int) and 0 <= v < 2**64)
-    for name in ("antithetic", "perturb", "maximize", "rank_samples"):
+    for name in ("antithetic", "perturb", "maximize", "rank_samples", "compile"):
         check(name, group[name], "True or False", lambda v: isinstance(v, bool))
-    check("compile", group["compile"], "True, False or None", lambda v: isinstance(v, bool | None))
     if group["antithetic"]:
         check("mc_samples", group["mc_samples"], "even when antithetic=True", lambda v: v % 2 == 0)
     check_nonfinite(group["nonfinite"])

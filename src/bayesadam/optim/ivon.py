@@ -86,7 +86,7 @@ class IVON(PerturbedOptimizer):
         seed: int = 0,
         maximize: bool = False,
         nonfinite: str = "raise",
-        compile: bool | None = None,
+        compile: bool = True,
     ) -> None:
         if prior_precision is None:
             check_positive("num_data", num_data)

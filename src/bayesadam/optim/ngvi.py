@@ -93,6 +93,6 @@ class NGVI(SecondOrderOptimizer):
         seed: int = 0,
         maximize: bool = False,
         nonfinite: str = "raise",
-        compile: bool | None = None,
+        compile: bool = True,
     ) -> None:
         self._set_up(locals())

@@ -74,7 +74,7 @@ class VadaGrad(PerturbedOptimizer):
         seed: int = 0,
         maximize: bool = False,
         nonfinite: str = "raise",
-        compile: bool | None = None,
+        compile: bool = True,
     ) -> None:
         self._set_up({**locals(), "temperature": 0.0})
 

@@ -44,6 +44,6 @@ class VAN(VON):
         seed: int = 0,
         maximize: bool = False,
         nonfinite: str = "raise",
-        compile: bool | None = None,
+        compile: bool = True,
     ) -> None:
         self._set_up(locals())

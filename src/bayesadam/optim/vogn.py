@@ -96,7 +96,7 @@ class VOGN(PerturbedOptimizer):
         seed: int = 0,
         maximize: bool = False,
         nonfinite: str = "raise",
-        compile: bool | None = None,
+        compile: bool = True,
     ) -> None:
         self._source = None if computes_curvature(self.rule) else checked_squares(curvature)
         self._set_up(locals())

@@ -99,6 +99,6 @@ class VON(SecondOrderOptimizer):
         seed: int = 0,
         maximize: bool = False,
         nonfinite: str = "raise",
-        compile: bool | None = None,
+        compile: bool = True,
     ) -> None:
         self._set_up(locals())

@@ -126,7 +126,12 @@ def configure(
     names = ("mean", *rule.state, *((*PER_WEIGHT, "initial_precision") if has_rows else ()))
     starts, tensors = [], []
     for optimizer, trained, prior, hyper in zip(optimizers, parameters, priors, hypers, strict=True):
-        values = optimizer._engine.layout.values(trained)
+        flats = optimizer._engine.layout.places()
+        places = [flats[parameter] for parameter in trained]
+        values = [
+            vars(hyper) | {name: flat.part(name, number) for name in flat.tensors}
+            for hyper, (flat, number) in zip(optimizer._engine.layout.hypers(places), places, strict=True)
+        ]
         if make is Adam and has_rows:
             values = [own | _prior_of_adam(prior, name) for name, own in zip(layout.shapes, values, strict=True)]
         tensors.append({name: _row([own[name] for own in values], trained) for name in names})
