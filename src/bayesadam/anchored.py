@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from bayesadam import noise
 from bayesadam.checks import check, check_count, check_new, check_pair, check_positive, is_positive
-from bayesadam.core.layout import INIT, initial_priors
+from bayesadam.core.layout import INIT
+from bayesadam.functional.initial_priors import initial_priors
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim import half_cosine
 from bayesadam.population import Population, initialize, train

@@ -67,11 +67,6 @@ class Engine:
         self._before: Hidden = []
         self._ended_by = ""
 
-    @property
-    def open(self) -> bool:
-        """Whether a sampling block is open."""
-        return self.opened is not None
-
     def end_block(self, caller: str) -> None:
         """End a block that an exception has left before its own end, or in which a copy or a checkpoint was made.
 

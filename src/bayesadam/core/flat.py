@@ -49,10 +49,11 @@ class Draw(NamedTuple):
     negative: bool
 
 
-def draw_of(group: Mapping[str, Any], step: int, sample: int = 0) -> Draw:
-    """The noise of a sample by its number in a step, for the seed of a group. With ``rank_samples`` every process has
-    other samples.
+def draw_of(group: Mapping[str, Any], sample: int = 0, *, step: int | None = None) -> Draw:
+    """The noise of a sample by its number in a step, by default the present one, for the seed of a group. With
+    ``rank_samples`` every process has other samples.
     """
+    step = group["noise_step"] if step is None else step
     if group.get("rank_samples"):
         rank, size = rank_and_size()
         sample = sample * size + rank

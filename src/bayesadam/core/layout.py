@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import cycle
@@ -18,8 +17,9 @@ from bayesadam import noise
 from bayesadam.core.flat import Flat, Kind, Member, kind_of
 from bayesadam.core.passes import PER_WEIGHT
 from bayesadam.core.rule import COUNTERS, Hyper, Rule
+from bayesadam.functional.initial_priors import initial_priors
 from bayesadam.native.memory import Misplaced, Placed, are_backed, placed
-from bayesadam.sharding import full, like, local
+from bayesadam.sharding import like, local
 
 WIDTHS = ("num_data", "temperature", "prior_precision", "initial_precision", "perturb")
 """Entries of every group that decide the width of a sample, in addition to some options of the rule."""
@@ -189,7 +189,7 @@ class Layout:
         """A flat with the state of its members, which is the initial state where there is none yet."""
         flat = Flat(kind, members, ["mean", *self.rule.state, *(PER_WEIGHT if kind.per_weight else ())])
         states = [self.owner.state.get(member.parameter) or {} for member in members]
-        new = [n for n, (_, group, _) in enumerate(members) if group.get("prior_precision") == INIT]
+        new = [n for n, member in enumerate(members) if member.group.get("prior_precision") == INIT]
         new = [n for n in new if "step" not in states[n]]
         flat.priors[new] = _NARROWER * np.array(initial_priors([flat.parameters[n] for n in new]))
         for number, state in enumerate(states):
@@ -275,22 +275,5 @@ def fault_in(state: Mapping[str, Any], parameter: Tensor, rule: Rule) -> str | N
 
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
-_WIDER = 10.0
 _NARROWER = 3.0
 """Factor of :func:`initial_priors` in the precision of the prior :data:`INIT`."""
-
-
-def initial_priors(parameters: Sequence[Tensor]) -> list[float]:
-    """Precisions of priors whose variance is ten times that of each parameter's values.
-
-    This is the scale of its initialisation, about ``fan_in / 3`` for PyTorch's layers, rounded to a power of two.
-    If all values are equal (a shift of 0, a gain of 1), they have no scale, and the variance is taken as 1. A device is
-    waited for once for all parameters.
-    """
-    if not parameters:
-        return []
-    values = [full(parameter.detach()).double() for parameter in parameters]
-    variances = [value.var(correction=0) if value.numel() else value.new_zeros(()) for value in values]
-    read = torch.stack([variance.to(variances[0].device) for variance in variances]).tolist()
-    known = [variance if 1e-12 < variance < math.inf else 1.0 for variance in read]
-    return [2.0 ** round(math.log2(1.0 / (_WIDER * variance))) for variance in known]

@@ -56,11 +56,6 @@ class Weights:
         held: str = self.layout.first["weights"]
         return held
 
-    @property
-    def draw(self) -> Draw:
-        """The noise of the first sample of this step."""
-        return draw_of(self.layout.first, self.layout.first["noise_step"])
-
     def perturbed(self) -> list[Flat]:
         """The flats whose members get noise."""
         return list(filter(attrgetter("kind.perturb"), self.layout.flats()))
@@ -70,7 +65,7 @@ class Weights:
         self.flats = []
         if self.held != MEAN:
             self.flats = self.perturbed()
-            self.settle(self.draw)
+            self.settle(draw_of(self.layout.first))
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -88,8 +83,8 @@ class Weights:
             self._end()
         elif self.held == TRAIN:
             for flat in self.flats:
-                self.write(flat, np.arange(len(flat.members)), self.draw, mean="state")
-            self.settle(self.draw)
+                self.write(flat, np.arange(len(flat.members)), draw_of(self.layout.first), mean="state")
+            self.settle(draw_of(self.layout.first))
 
     @torch.inference_mode(False)  # tensors that are made here must be usable in training
     @torch.no_grad()
@@ -97,8 +92,7 @@ class Weights:
         """Replace the mean in the weights of all perturbed parameters by a sample, and record ``then`` as what they
         hold.
         """
-        first = self.layout.first
-        self.flats, self.drawn = self.perturbed(), draw_of(first, first["noise_step"], sample)
+        self.flats, self.drawn = self.perturbed(), draw_of(self.layout.first, sample)
         self.writing = "first"
         for flat in self.flats:
             self.write(flat, np.arange(len(flat.members)), self.drawn, mean="weights")

@@ -77,7 +77,7 @@ class HessianSource:
         """
         if rank_and_size()[1] > 1:
             raise RuntimeError(
-                f"hessian must be 'reparameterized' when several processes train together, got {self._kind!r}"
+                f"hessian must be 'reparameterized' when several processes train together, got {self.layout.first['hessian']!r}"
             )
         self._check_untouched()
         parameters: list[Tensor] = [m.parameter for m in self.layout.members() if m.parameter.requires_grad]
@@ -110,14 +110,9 @@ class HessianSource:
         if self._calls > 0:
             return loss
         if not isinstance(loss, Tensor):
-            raise TypeError(f"closure must return the loss when hessian={self._kind!r}, got {loss!r}")
+            raise TypeError(f"closure must return the loss when hessian={self.layout.first['hessian']!r}, got {loss!r}")
         self.backward(loss)
         return loss.detach()
-
-    @property
-    def _kind(self) -> str:
-        kind: str = self.layout.first["hessian"]
-        return kind
 
     def _check_untouched(self) -> None:
         if self._calls == 0 and any(member.parameter.grad is not None for member in self.layout.members()):
@@ -126,7 +121,7 @@ class HessianSource:
     def _backwarded(self) -> RuntimeError:
         """The error that is raised if the user called ``loss.backward()``."""
         return RuntimeError(
-            f"loss.backward() must not be called when hessian={self._kind!r}, which differentiates the loss twice, "
+            f"loss.backward() must not be called when hessian={self.layout.first['hessian']!r}, which differentiates the loss twice, "
             "got a loss that was differentiated: return it from the closure, or call optimizer.backward(loss) inside "
             "the block"
         )

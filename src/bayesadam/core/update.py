@@ -153,8 +153,8 @@ class Updates:
     def make(self, drop_in: bool, ready: bool) -> None:
         """Make the step, if it is ``ready``, and advance; in drop-in training the weights get their next sample."""
         layout, flats = self.layout, self.layout.built
-        step = layout.first["noise_step"]
-        draws = {"eps": draw_of(layout.first, step), "next_eps": draw_of(layout.first, step + 1)}
+        following = layout.first["noise_step"] + 1
+        draws = {"eps": draw_of(layout.first), "next_eps": draw_of(layout.first, step=following)}
         is_captured = layout.on_device and devices.is_capturing(flats[0].kind.device)
         if drop_in and not is_captured:
             self.weights.writing = "next"

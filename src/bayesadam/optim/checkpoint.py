@@ -128,7 +128,7 @@ class Checkpointed(Optimizer):
 
     def follow_mode(self, training: bool) -> None:
         """Train or evaluate as a followed model does; inside a sampling block nothing is changed."""
-        if not self._engine.open:
+        if self._engine.opened is None:
             self.train(training)  # type: ignore[attr-defined]
 
     def holds_sample(self, parameter: Tensor) -> bool:

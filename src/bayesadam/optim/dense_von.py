@@ -168,7 +168,7 @@ class DenseVON(Optimizer):
         self._state()["mean"] = mean
         try:
             for sample in range(samples):
-                draw = draw_of(group, step, sample)
+                draw = draw_of(group, sample, step=step)
                 drawn = {i: torch.empty(p.shape, device=p.device) for i, p in enumerate(parameters)}
                 noise.fill_many(drawn, draw.seed, draw.step, draw.number)
                 eps = _joined(drawn.values()) * (-1.0 if draw.negative else 1.0)
