@@ -21,10 +21,11 @@ class HessianSource:
 
     Args:
         weights: Samples and means in the weights.
+        kind: ``"exact"`` or ``"hutchinson"``.
     """
 
-    def __init__(self, weights: Weights) -> None:
-        self.weights, self.layout = weights, weights.layout
+    def __init__(self, weights: Weights, kind: str) -> None:
+        self.weights, self.layout, self.kind = weights, weights.layout, kind
         self.discard()
 
     def discard(self) -> None:
@@ -49,11 +50,10 @@ class HessianSource:
     def backward(self, loss: Tensor) -> None:
         """Add a mean loss's gradients to ``p.grad``, and its second derivatives to those of the sample."""
         parameters, grads = self._differentiate(loss)
-        first = self.layout.first
-        if first["hessian"] == "exact":
+        if self.kind == "exact":
             diagonals = hessian.diagonal(grads, parameters)
         else:
-            probes = [self._probe(parameters, k) for k in range(first["probes"])]
+            probes = [self._probe(parameters, k) for k in range(self.layout.first["probes"])]
             diagonals = hessian.hutchinson(grads, parameters, probes)
         with torch.no_grad():
             for parameter, value in zip(parameters, diagonals, strict=True):
@@ -77,7 +77,7 @@ class HessianSource:
         """
         if rank_and_size()[1] > 1:
             raise RuntimeError(
-                f"hessian must be 'reparameterized' when several processes train together, got {self.layout.first['hessian']!r}"
+                f"hessian must be 'reparameterized' when several processes train together, got {self.kind!r}"
             )
         self._check_untouched()
         parameters: list[Tensor] = [m.parameter for m in self.layout.members() if m.parameter.requires_grad]
@@ -110,7 +110,7 @@ class HessianSource:
         if self._calls > 0:
             return loss
         if not isinstance(loss, Tensor):
-            raise TypeError(f"closure must return the loss when hessian={self.layout.first['hessian']!r}, got {loss!r}")
+            raise TypeError(f"closure must return the loss when hessian={self.kind!r}, got {loss!r}")
         self.backward(loss)
         return loss.detach()
 
@@ -121,7 +121,7 @@ class HessianSource:
     def _backwarded(self) -> RuntimeError:
         """The error that is raised if the user called ``loss.backward()``."""
         return RuntimeError(
-            f"loss.backward() must not be called when hessian={self.layout.first['hessian']!r}, which differentiates the loss twice, "
+            f"loss.backward() must not be called when hessian={self.kind!r}, which differentiates the loss twice, "
             "got a loss that was differentiated: return it from the closure, or call optimizer.backward(loss) inside "
             "the block"
         )

@@ -53,7 +53,7 @@ class Checkpointed(Optimizer):
         weights = Weights(Layout(self, self.rule, self._prior))
         source: Source | None = self._source
         if self.defaults.get("hessian") in ("exact", "hutchinson"):
-            source = HessianSource(weights)
+            source = HessianSource(weights, self.defaults["hessian"])
         if source is not None:
             source.stop()
         self._engine = Engine(weights, source)
