@@ -1,10 +1,15 @@
-"""Files that are written whole or not at all, with a digest of their content, and one error for damage."""
+"""Files that are written whole or not at all, with a digest of their content, and one error for damage.
+
+All readers have one rule: only a regular file is read; what its header says is compared with the size of the file
+before memory is allocated; and whatever else is wrong is a :class:`DamagedFile`.
+"""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -16,11 +21,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 if sys.platform != "win32":
@@ -32,6 +35,19 @@ MOST_TENSORS, MOST_HEADER = 2**16, 2**26
 """Largest number of tensors in a file, and of bytes in its header. However small it is, a tensor takes more than a
 kilobyte of memory, so that a damaged or malicious file could otherwise take many times its size.
 """
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""Types of tensors by their names in the format safetensors."""
 _TEMPORARY = re.compile(r"\.bayesadam-\w{8}\.tmp")
 """Names of the temporary folders of :func:`whole_file`."""
 _LOST = 86_400.0
@@ -65,9 +81,9 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.touch()
         mode = (target if target.exists() else temporary).stat().st_mode
         yield temporary
-        temporary.chmod(stat.S_IMODE(mode))  # safetensors makes a file that only its owner can read
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
+        temporary.chmod(stat.S_IMODE(mode))
         temporary.replace(target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -85,10 +101,10 @@ def locked(folder: str | os.PathLike[str], *, shared: bool = False) -> Iterator[
         shared: Whether to read only.
     """
     with ExitStack() as stack:
-        with suppress(OSError):
-            place = os.open(folder, os.O_RDONLY)
-            stack.callback(os.close, place)
-            if sys.platform != "win32":
+        if sys.platform != "win32":
+            with suppress(OSError):
+                place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                stack.callback(os.close, place)
                 fcntl.flock(place, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
 
@@ -129,12 +145,11 @@ def read_json(path: str | os.PathLike[str], rule: str) -> tuple[dict[str, Any], 
         The record without its digest, and the digest; ``None`` if it was written without.
 
     Raises:
-        OSError: The file is missing or cannot be read.
+        OSError: The file is missing, cannot be read or is no regular file.
         DamagedFile: The content is not a JSON object with finite numbers, or its digest differs.
     """
-    content = Path(path).read_bytes()
-    with reading(rule, path):
-        record = json.loads(content)
+    with reading(rule, path), _opened(path) as file:
+        record = json.loads(file.read())
         json.dumps(record, allow_nan=False)
         digest = record.pop("digest", None)
         if _digest(record) != digest and digest is not None:
@@ -175,19 +190,30 @@ def write_tensors(
 
     Raises:
         TypeError: A hyper-parameter has no JSON form.
-        ValueError: There are more than ``MOST_TENSORS`` tensors.
+        ValueError: There are more than ``MOST_TENSORS`` tensors, or a tensor is of a type that is not stored.
         OSError: The folder does not exist or cannot be written to. An existing file is left unchanged.
     """
     if len(tensors) > MOST_TENSORS:
         raise ValueError(f"tensors must be at most {MOST_TENSORS:,}, got {len(tensors):,}")
-    # Safetensors sorts its tensors; samples are numbered by their order here, so the header keeps it.
+    # The tensors are stored by size, for their alignment; samples are numbered by the order here, so it is written, too.
     fields = {"version": VERSION, "kind": kind, "tensors": list(tensors), "hyperparameters": dict(hyperparameters)}
     fields = json.loads(json.dumps(fields, default=_plain))  # as they are read: keys are texts
-    # It also wants contiguous tensors that share no memory.
-    copies = {name: v.detach().cpu().clone(memory_format=torch.contiguous_format) for name, v in tensors.items()}
-    digest = _digest(fields, copies)
-    with whole_file(path) as temporary:
-        save_file(copies, temporary, {"bayesadam": json.dumps({"digest": digest, **fields})})
+    values = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    digest = _digest(fields, values)
+    names = {dtype: name for name, dtype in _DTYPES.items()}
+    header: dict[str, Any] = {"__metadata__": {"bayesadam": json.dumps({"digest": digest, **fields})}}
+    stored, end = sorted(values.items(), key=lambda item: -item[1].element_size()), 0
+    for name, value in stored:
+        if value.dtype not in names:
+            raise ValueError(f"tensors must be of {', '.join(map(str, names))}, got {value.dtype} of {name!r}")
+        start, end = end, end + value.numel() * value.element_size()
+        header[name] = {"dtype": names[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with whole_file(path) as temporary, temporary.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, value in stored:
+            file.write(_bytes(value))
     return digest
 
 
@@ -199,43 +225,59 @@ def read_tensors(path: str | os.PathLike[str], what: str) -> Stored:
         what: Name of the file in messages, such as "the posterior file".
 
     Raises:
-        OSError: There is no such file, or it cannot be read.
+        OSError: There is no such file, it cannot be read, or it is no regular file.
         DamagedFile: The file is truncated, damaged, of another format, or written by another version of the library.
     """
-    while True:
-        identity = _identity(path)
-        with Path(path).open("rb") as opened:  # safetensors' own error does not name the file
-            header = int.from_bytes(opened.read(8), "little")
-        try:
-            with reading(f"{what} must be what this version of bayesadam wrote", path):
-                if header > MOST_HEADER:
-                    raise ValueError(f"its header must have at most {MOST_HEADER:,} bytes, got {header:,}")
-                return _read(path)
-        except DamagedFile:
-            if _identity(path) == identity:
-                raise  # otherwise another file took its place while parts of it were read
-
-
-def _identity(path: str | os.PathLike[str]) -> tuple[int, int, int]:
-    status = os.stat(path)
-    return status.st_dev, status.st_ino, status.st_mtime_ns
-
-
-def _read(path: str | os.PathLike[str]) -> Stored:
-    with safe_open(path, framework="pt") as file:
-        if (count := len(file.keys())) > MOST_TENSORS:
-            raise ValueError(f"it must have at most {MOST_TENSORS:,} tensors, got {count:,}")
-        written = file.metadata() or {}
+    with reading(f"{what} must be what this version of bayesadam wrote", path), _opened(path) as file:
+        length, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
+        if length > MOST_HEADER:
+            raise ValueError(f"its header must have at most {MOST_HEADER:,} bytes, got {length:,}")
+        header = json.loads(file.read(length))
+        written = header.pop("__metadata__", {})
         if "bayesadam" not in written:
             raise ValueError("another program wrote it")
         fields = json.loads(written["bayesadam"])
         digest = fields.pop("digest")
         if fields["version"] != VERSION:
             raise ValueError(f"its version is {fields['version']!r}, not {VERSION}")
-        tensors = {name: file.get_tensor(name) for name in fields["tensors"]}
+        _check_header(header, size - 8 - length)
+        if sorted(fields["tensors"]) != sorted(header):
+            raise ValueError("its list of tensors is not that of its header")
+        tensors = {}
+        for name in fields["tensors"]:
+            tensors[name] = torch.empty(header[name]["shape"], dtype=_DTYPES[header[name]["dtype"]])
+            file.seek(8 + length + header[name]["data_offsets"][0])
+            file.readinto(_bytes(tensors[name]))
         if _digest(fields, tensors) != digest:
             raise ValueError("its digest does not match: the file is damaged, or was edited")
         return Stored(str(fields["kind"]), tensors, dict(fields["hyperparameters"]), digest)
+
+
+def _check_header(header: Mapping[str, Any], size: int) -> None:
+    """Check that the tensors of a header, one after another, are exactly as many bytes as the file has for them."""
+    if len(header) > MOST_TENSORS:
+        raise ValueError(f"it must have at most {MOST_TENSORS:,} tensors, got {len(header):,}")
+    place = 0
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        shape = entry["shape"]
+        if len(shape) > 64 or not all(type(length) is int and 0 <= length < 2**63 for length in shape):
+            raise ValueError(f"the shape of {name!r} must be that of a tensor, got {shape!r}")
+        end = place + math.prod(shape) * _DTYPES[entry["dtype"]].itemsize
+        if entry["data_offsets"] != [place, end]:
+            raise ValueError(f"{name!r} must be in the bytes {[place, end]}, got {entry['data_offsets']}")
+        place = end
+    if place != size:
+        raise ValueError(f"its tensors must have {place:,} bytes, got {size:,}")
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Context with a regular file that is opened for reading; anything else, such as a pipe, would never end."""
+    blocking = getattr(os, "O_NONBLOCK", 0)  # without it, opening a FIFO waits for a writer
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | blocking)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file", os.fspath(path))
+        yield file
 
 
 @contextmanager
@@ -247,11 +289,11 @@ def reading(rule: str, path: str | os.PathLike[str]) -> Iterator[None]:
         path: Path of the file.
 
     Raises:
-        DamagedFile: There was an error in the block, other than system errors and lack of memory.
+        DamagedFile: There was an error in the block, other than system errors, missing packages and lack of memory.
     """
     try:
         yield
-    except (DamagedFile, OSError, MemoryError, torch.OutOfMemoryError):
+    except (DamagedFile, OSError, ImportError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
@@ -263,8 +305,14 @@ def _digest(record: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = No
     digest = hashlib.sha256(json.dumps(record, sort_keys=True, default=_plain).encode())
     for value in (tensors or {}).values():
         digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(_bytes(value))
     return digest.hexdigest()
+
+
+def _bytes(value: Tensor) -> memoryview:
+    """The memory of a contiguous tensor."""
+    memory: memoryview = value.reshape(-1).view(torch.uint8).numpy().data
+    return memory
 
 
 def _plain(value: Any) -> Any:

@@ -73,7 +73,8 @@ class TestParts:
             fitted = classifiers(x, np.digitize(y[:, 0], [-0.5, 0.5]), 3, *rows)
         for part, _ in fitted:
             told = json.loads(json.dumps(record(part)))
-            np.testing.assert_array_equal(part_of(told).outputs(x), part.outputs(x))
+            sizes = {"D": x.shape[1], "K": part.outputs(x).shape[1], "2": 2}
+            np.testing.assert_array_equal(part_of(told, sizes).outputs(x), part.outputs(x))
 
     def test_pieces_describe_skewed_inputs(self, additive):
         x, y = standardised(additive[0]), standardised(additive[1])[:, None]
