@@ -59,7 +59,7 @@ class TestTables:
         assert message == f"{option[0][2:]} is for numbers to predict, but 'answer' has classes"
 
 
-CONFIG = "the config {path!r} must be like one of bayesadam fit"
+CONFIG = "the config must be like one of bayesadam fit, got {path!r} ("
 
 
 def config(**settings):
@@ -107,12 +107,12 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            ("{", f"{CONFIG}: Expecting property name"),
-            ("[]", f"{CONFIG}: list indices must be integers"),
-            ('{"format_version": 9, "settings": {}}', f"{CONFIG}: its format version must be 1, got 9"),
-            (config(colour=1), f"{CONFIG}: Settings.__init__() got an"),
-            (config(delimiter=5), f"{CONFIG}: the setting delimiter must"),
-            (config(drop=[3]), f"{CONFIG}: the setting drop must"),
+            ("{", f"{CONFIG}Expecting property name"),
+            ("[]", f"{CONFIG}pop expected"),
+            ('{"format_version": 9, "settings": {}}', f"{CONFIG}its format version must be 1, got 9"),
+            (config(colour=1), f"{CONFIG}Settings.__init__() got an"),
+            (config(delimiter=5), f"{CONFIG}the setting delimiter must"),
+            (config(drop=[3]), f"{CONFIG}the setting drop must"),
             (config(method="magic"), "invalid value for '--method': "),
         ],
     )

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bayesadam.cli.mistakes import fail, one_line, writing_to
+from bayesadam.cli.mistakes import fail, one_line, visible, writing_to
 
 TITLES = (
     (
@@ -79,9 +79,9 @@ def demo(
     verdict = (out / "report.txt").read_text(encoding="utf-8").partition("\n\n")[2]  # below its table
     console.print(verdict, markup=False)
     console.print(
-        f"{time.perf_counter() - start:.0f} s. In {out}/: prices.png, digits.png, curve.png, weights.png,\n"
+        f"{time.perf_counter() - start:.0f} s. In {visible(str(out))}/: prices.png, digits.png, curve.png, weights.png,\n"
         "metrics.json (all numbers), report.txt (opt.report()), digits_bayesadam.safetensors\n"
-        f"Next, a table: bayesadam fit {out / 'prices.csv'} --target price --out run",
+        f"Next, a table: bayesadam fit {visible(str(out / 'prices.csv'))} --target price --out run",
         markup=False,
         soft_wrap=True,
     )

@@ -12,16 +12,19 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from pyarrow import csv, parquet
+from pyarrow import compute, csv, parquet
 
 from bayesadam.files import whole_file
 from bayesadam.sklearn.members import ROWS
 from bayesadam.sklearn.runs.settings import RunError
+from bayesadam.sklearn.tables.csv_numbers import is_text, levels_of
 from bayesadam.sklearn.tables.encoder import Encoded
 from bayesadam.sklearn.tables.findings import Findings, TableError, quoted
 from bayesadam.sklearn.tables.read_table import TableFile, is_parquet
 
 STDOUT = Path("-")
+_FORMULA = r"(?s)^(=|[+@-].*\pL)"
+"""Beginnings of formulas in cells; a number or a telephone number is none."""
 
 
 def predict_table(
@@ -90,6 +93,24 @@ def predict_table(
             raise RunError(f"a column to copy must not have the name of a prediction, got {name!r}")
         columns[name] = pa.array(np.concatenate([part[name] for part in parts]), from_pandas=True)
     return pa.table(columns), notes + findings.notes
+
+
+def formula_notes(table: pa.Table) -> list[str]:
+    """Return a note on each column with cells that spreadsheet programs take for formulas.
+
+    Args:
+        table: The predictions, in which such cells are as they were in the table that was given.
+    """
+    notes = []
+    for name in table.column_names:
+        cells = pa.array([name])
+        if is_text(table.column(name).type):
+            cells = pa.concat_arrays([cells, levels_of(table.column(name))])
+        formulas = cells.filter(compute.match_substring_regex(cells, _FORMULA))
+        if len(formulas):
+            shown = f"{formulas[0].as_py()!r:.40}"
+            notes.append(f"a spreadsheet program takes cells of column {name!r} for formulas ({shown}): import it as text")
+    return notes
 
 
 def write_predictions(table: pa.Table, out: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from bayesadam.files import write_text
+from bayesadam.files import DamagedFile, read_json, reading, write_text
 
 FORMAT_VERSION = 1
 
@@ -122,16 +122,18 @@ class Settings:
             RunError: The file is missing, is no such file or of a newer version, or a value is not allowed.
         """
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            version, settings = record["format_version"], dict(record["settings"])
-            if version != FORMAT_VERSION:
-                raise ValueError(f"its format version must be {FORMAT_VERSION}, got {version!r}")
-            lists: dict[str, Any] = {name: tuple(v) for name, v in settings.items() if isinstance(v, list)}
-            return cls(**{**settings, **lists})
+            rule = "the config must be like one of bayesadam fit"
+            with reading(rule, path):
+                record, _ = read_json(path, rule)
+                version, settings = record["format_version"], dict(record["settings"])
+                if version != FORMAT_VERSION:
+                    raise ValueError(f"its format version must be {FORMAT_VERSION}, got {version!r}")
+                lists: dict[str, Any] = {name: tuple(v) for name, v in settings.items() if isinstance(v, list)}
+                return cls(**{**settings, **lists})
         except OSError as error:
             raise RunError(f"the config {str(path)!r} must be a file that can be read: {error.strerror}") from None
-        except (ValueError, TypeError, KeyError) as error:
-            raise RunError(f"the config {str(path)!r} must be like one of bayesadam fit: {error}") from None
+        except DamagedFile as error:
+            raise RunError(str(error)) from None
 
 
 def _fits(value: Any, hint: Any) -> bool:
