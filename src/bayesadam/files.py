@@ -35,6 +35,8 @@ MOST_TENSORS, MOST_HEADER = 2**16, 2**26
 """Largest number of tensors in a file, and of bytes in its header. However small it is, a tensor takes more than a
 kilobyte of memory, so that a damaged or malicious file could otherwise take many times its size.
 """
+LARGEST = 1e150
+"""Largest number with a fraction or an exponent in a JSON file; its square is finite."""
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -146,15 +148,23 @@ def read_json(path: str | os.PathLike[str], rule: str) -> tuple[dict[str, Any], 
 
     Raises:
         OSError: The file is missing, cannot be read or is no regular file.
-        DamagedFile: The content is not a JSON object with finite numbers, or its digest differs.
+        DamagedFile: The content is not a JSON object, has numbers that are not finite or beyond ``LARGEST``, or its
+            digest differs.
     """
     with reading(rule, path), _opened(path) as file:
-        record = json.loads(file.read())
-        json.dumps(record, allow_nan=False)
+        record = json.loads(file.read(), parse_float=_number, parse_constant=_number)
         digest = record.pop("digest", None)
         if _digest(record) != digest and digest is not None:
             raise ValueError("its digest does not match: the file is damaged, or was edited")
         return record, digest
+
+
+def _number(text: str) -> float:
+    """A number of a JSON file."""
+    value = float(text)
+    if not abs(value) <= LARGEST:
+        raise ValueError(f"numbers must be finite and at most {LARGEST:g}, got {text}")
+    return value
 
 
 @dataclass(frozen=True)

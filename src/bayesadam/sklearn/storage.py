@@ -207,15 +207,21 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
     estimator._likelihoods = [likelihood.to(estimator.device) for likelihood in likelihoods]
     estimator.network_ = estimator._network(width)
     estimator.posterior_ = posterior
-    if encoder is not None:
-        names = [column.name for column in encoder.columns_]
-        encoder.encode(pa.table({name: pa.nulls(1, pa.string()) for name in names}), Findings())
-    row = Encoded(estimator._x_mean[None])
-    estimator.predict(row)
-    if getattr(estimator, "_left_out", None) is not None:
-        estimator.predict_interval(row, 0.5, method="cross")
+    _predict_once(estimator)
     result: BayesianMLPRegressor | BayesianMLPClassifier = estimator
     return result
+
+
+def _predict_once(estimator: Any) -> None:
+    """Predict a row without values, which finds what cannot be used."""
+    row = estimator._x_mean[None]
+    if estimator.inputs_ is not None:
+        nothing = {column.name: pa.nulls(1, pa.string()) for column in estimator.inputs_.columns_}
+        row = estimator.inputs_.encode(pa.table(nothing), Findings())
+    with np.errstate(all="ignore"):
+        estimator.predict(Encoded(row))
+        if getattr(estimator, "_left_out", None) is not None:
+            estimator.predict_interval(Encoded(row), 0.5, method="cross")
 
 
 def _restored_targets(estimator: Any, told: dict[str, Any], sizes: Mapping[str, int]) -> list[Any]:

@@ -77,8 +77,9 @@ def predict_table(
     for first in range(0, len(matrix), ROWS):
         rows = Encoded(matrix[first : first + ROWS])
         try:
-            pred = estimator.predictive(rows)
-        except TableError as error:
+            with np.errstate(all="ignore"):  # predictions that are not finite are refused below
+                pred = estimator.predictive(rows)
+        except ValueError as error:
             raise TableError(f"{error}; row 0 is {file.place(first)}") from None
         part = _regression(pred, coverage, quantiles) if regression else _classification(pred, estimator.classes_)
         if interval is not None:
