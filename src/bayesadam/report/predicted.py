@@ -148,10 +148,10 @@ def predicted(columns: Mapping[str, Any], task: str) -> Predicted | None:
     drawn_from = columns.get("drawn_from")
     if task == "regression":
         return PredictedNumbers(**arrays, drawn_from=drawn_from)
-    label = arrays.pop("label").astype(np.intp)
-    if label.min() < 0 or label.max() >= arrays["probs"].shape[1]:
-        raise ValueError(f"label must be indices of the {arrays['probs'].shape[1]} classes, got others")
-    return PredictedClasses(label, **arrays, drawn_from=drawn_from)
+    label, classes = arrays.pop("label"), arrays["probs"].shape[1]
+    if label.min() < 0 or label.max() >= classes:
+        raise ValueError(f"label must be indices of the {classes} classes, got others")
+    return PredictedClasses(label.astype(np.intp), **arrays, drawn_from=drawn_from)
 
 
 def counted(rows: Predicted, what: str, clause: str = "") -> str:

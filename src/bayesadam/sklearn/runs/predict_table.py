@@ -23,8 +23,8 @@ from bayesadam.sklearn.tables.findings import Findings, TableError, quoted
 from bayesadam.sklearn.tables.read_table import TableFile, is_parquet
 
 STDOUT = Path("-")
-_FORMULA = r"(?s)^(=|[+@-].*\pL)"
-"""Beginnings of formulas in cells; a number or a telephone number is none."""
+_FORMULA = r"(?s)^(=|[+@-].*(\pL{2}|[(!]))"
+"""A regular expression for cells that spreadsheet programs take for formulas; numbers, also of telephones, are none."""
 
 
 def predict_table(
