@@ -334,7 +334,7 @@ class TestPredict:
             (run / name).write_bytes(content)
 
     def test_several_targets(self, refused, numbers, tmp_path):
-        x = pd.DataFrame({"size": np.arange(20.0) % 7})
+        x = pd.DataFrame({"size": np.arange(20.0) ** 2})
         options = {"members": 2, "hidden": (2,), "epochs": 2, "calibrate": False}
         BayesianMLPRegressor("ensemble", **options).fit(x, np.ones((20, 2)) * x.to_numpy()).save(tmp_path / "two")
         message = f"the run must be that of a table and of one target, got {str(tmp_path / 'two')!r}"
