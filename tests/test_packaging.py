@@ -84,7 +84,7 @@ def test_the_wheel_works_in_a_clean_environment(wheel, tmp_path):
     told = metadata.PathDistribution(info)
     assert told.version == ba.__version__
     dependencies = needed(told.requires)
-    assert {"torch", "numpy", "safetensors"} <= {d.metadata["Name"] for d in dependencies}
+    assert {"torch", "numpy"} <= {d.metadata["Name"] for d in dependencies}
     assert not {"scikit-learn", "optuna", "rich", "pandas"} & {d.metadata["Name"] for d in dependencies}
     for distribution in dependencies:
         for name in {file.parts[0] for file in distribution.files if file.parts[0] not in ("..", "__pycache__")}:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import math
 import os
@@ -21,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -205,7 +206,7 @@ def write_tensors(
     """
     if len(tensors) > MOST_TENSORS:
         raise ValueError(f"tensors must be at most {MOST_TENSORS:,}, got {len(tensors):,}")
-    # The tensors are stored by size, for their alignment; samples are numbered by the order here, so it is written, too.
+    # Tensors are stored by the size of their numbers, for alignment. Samples depend on their order here, which is kept.
     fields = {"version": VERSION, "kind": kind, "tensors": list(tensors), "hyperparameters": dict(hyperparameters)}
     fields = json.loads(json.dumps(fields, default=_plain))  # as they are read: keys are texts
     values = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
@@ -281,7 +282,7 @@ def _check_header(header: Mapping[str, Any], size: int) -> None:
 
 
 @contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def _opened(path: str | os.PathLike[str]) -> Iterator[io.BufferedReader]:
     """Context with a regular file that is opened for reading; anything else, such as a pipe, would never end."""
     blocking = getattr(os, "O_NONBLOCK", 0)  # without it, opening a FIFO waits for a writer
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | blocking)) as file:

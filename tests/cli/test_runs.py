@@ -43,7 +43,7 @@ class TestFolder:
 
     def test_of_two_fits_at_once_the_second_is_kept_beside_the_first(self, tmp_path):
         out = tmp_path / "run"
-        with pytest.raises(RunError, match=r"which contains a run \(to replace it: force\); the new run is in '") as caught:
+        with pytest.raises(RunError, match=r"contains a run \(to replace it: force\); the new run is in '") as caught:
             with new_run(out) as folder:
                 (folder / "config.json").write_text("second")
                 out.mkdir()

@@ -34,7 +34,7 @@ def perceptron(inputs: int, hidden: Sequence[int], outputs: int, activation: str
 
 
 def shapes_of(widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the weights of :func:`perceptron` by name, given the widths of inputs, layers and outputs."""
+    """Return the shapes of the weights of a :func:`perceptron` by name, given the widths from inputs to outputs."""
     shapes: dict[str, tuple[int, ...]] = {}
     for number, (before, units) in enumerate(itertools.pairwise(widths)):
         shapes |= {f"{2 * number}.weight": (units, before), f"{2 * number}.bias": (units,)}

@@ -52,8 +52,8 @@ _PARTS: dict[Any, tuple[str, ...]] = {
 }
 """Parts of estimators, with the shapes of their attributes in order; numbers have an empty shape.
 
-Letters are sizes: ``D`` inputs, ``I`` inputs and the mean, ``K`` targets or classes, ``M`` members, and others that only
-the arrays of one part share.
+Letters are sizes: ``D`` inputs, ``I`` inputs and the mean, ``K`` targets or classes, ``M`` members, and others that
+only the arrays of one part share.
 """
 _PLACES = {"column": "D", "output": "K", "folds": "F", "root": "V", "left": "V", "right": "V"}
 """Arrays of indices, and the size below which they are."""

@@ -110,7 +110,7 @@ def formula_notes(table: pa.Table) -> list[str]:
         formulas = cells.filter(compute.match_substring_regex(cells, _FORMULA))
         if len(formulas):
             shown = f"{formulas[0].as_py()!r:.40}"
-            notes.append(f"a spreadsheet program takes cells of column {name!r} for formulas ({shown}): import it as text")
+            notes.append(f"spreadsheet programs take cells of {name!r} for formulas ({shown}): import them as text")
     return notes
 
 
