@@ -333,12 +333,12 @@ class TestPredict:
             (run / name).unlink()
             (run / name).write_bytes(content)
 
-    def test_several_targets(self, refused, numbers, tmp_path):
-        x = pd.DataFrame({"size": np.arange(20.0) ** 2})
+    def test_several_targets(self, refused, tmp_path):
+        x = pd.DataFrame({"size": np.arange(20.0) ** 2, "city": ["Rome", "Oslo"] * 10})
         options = {"members": 2, "hidden": (2,), "epochs": 2, "calibrate": False}
-        BayesianMLPRegressor("ensemble", **options).fit(x, np.ones((20, 2)) * x.to_numpy()).save(tmp_path / "two")
-        message = f"the run must be that of a table and of one target, got {str(tmp_path / 'two')!r}"
-        assert refused("predict", tmp_path / "two", numbers) == message
+        BayesianMLPRegressor("ensemble", **options).fit(x, x[["size", "size"]].to_numpy()).save(tmp_path / "two")
+        path = write(pa.Table.from_pandas(x), tmp_path / "t.csv")
+        assert refused("predict", tmp_path / "two", path) == "the run must be that of one target, got several"
 
     def test_report_data(self, refused, run):
         text = (run / "report.json").read_text()

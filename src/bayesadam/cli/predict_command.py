@@ -33,8 +33,8 @@ def predict(
 
         estimator = load_run(run)
         _check_out(out, run, data)
-        if estimator.inputs_ is None or getattr(estimator, "_several", False):
-            fail(f"the run must be that of a table and of one target, got {str(run)!r}")
+        if estimator.inputs_ is None:
+            fail(f"the run must be that of a table, got {str(run)!r}")
         estimator.inputs_ = estimator.inputs_.reading(decimal, missing or [])
         err = Console(stderr=True)
         columns = SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn()

@@ -62,6 +62,8 @@ def predict_table(
         TableError: Columns are missing, most cells of a column are of another kind, or a value is too large.
     """
     regression, names, encoder = not hasattr(estimator, "classes_"), file.table.column_names, estimator.inputs_
+    if getattr(estimator, "_several", False):
+        raise RunError("the run must be that of one target, got several")
     if not all(0 < level < 1 for level in (coverage, *quantiles)):
         raise RunError(f"coverage and quantiles must be in (0, 1), got {(coverage, *quantiles)!r}")
     if not regression and (interval is not None or quantiles):
