@@ -141,6 +141,12 @@ class TestRegression:
         assert read_table(tmp_path / "o.csv", typed=False).table["link"].to_pylist() == cells["link"] * 10
         assert "formulas" not in fitted("predict", made / "price", path, "-o", tmp_path / "o.parquet", *copied)
 
+    def test_in_the_folder_of_the_run(self, command, made, monkeypatch):
+        """Standard output is not in it."""
+        monkeypatch.chdir(made / "price")
+        monkeypatch.setattr(module, "write_predictions", lambda table, out: None)
+        assert command("predict", ".", made / "numbers.csv")[0] == 0
+
     def test_other_columns(self, fitted, made, tmp_path):
         table = numbers_table(30, seed=5).drop_columns(["id", "price", "day"])
         expected = tmp_path / "a.csv"

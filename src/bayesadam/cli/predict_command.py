@@ -32,7 +32,8 @@ def predict(
         from bayesadam.sklearn.tables.read_table import is_parquet, read_table
 
         estimator = load_run(run)
-        _check_out(out, run, data)
+        if out != STDOUT:
+            _check_out(out, run, data)
         if estimator.inputs_ is None:
             fail(f"the run must be that of a table, got {str(run)!r}")
         estimator.inputs_ = estimator.inputs_.reading(decimal, missing or [])
