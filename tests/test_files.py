@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import resource
 import socket
 import stat
 import time
@@ -11,7 +12,6 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from safetensors import safe_open
 
 from bayesadam import files
 from bayesadam.files import DamagedFile, read_json, read_tensors, whole_file, write_json, write_tensors
@@ -194,6 +194,7 @@ class TestJson:
             b"\xff\xfe{}",
             b'{"a": NaN}',
             b'{"a": 1e999}',
+            b'{"a": -1e200}',
             b'{"a": 1, "digest": "0"}',
             b'{"a": 1, "digest": []}',
             b'{"a": ' + b"[" * 60_000 + b"]" * 60_000 + b"}",
@@ -216,6 +217,21 @@ class TestJson:
             # White space, or the name of the digest: what the file says is the same.
             assert {name: found[name] for name in record} == record
             assert told is not None or place < 10
+
+
+@pytest.mark.parametrize("kind", ["device", "fifo"])
+def test_only_regular_files_are_read(tmp_path, kind):
+    """Others may never end, and opening a FIFO waits for a writer."""
+    path = tmp_path / "q"
+    if kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(path)
+    for read in (read_json, read_tensors):
+        with pytest.raises(OSError, match=f"Not a regular file: '{path}'"):
+            read(path, "the file")
+    with files.locked(path):
+        pass
 
 
 class TestTensors:
@@ -253,17 +269,29 @@ class TestTensors:
     def test_a_file_that_is_replaced_while_it_is_read(self, tmp_path, monkeypatch):
         for name, value in (("q", 1.0), ("new", 2.0)):
             write_tensors(tmp_path / name, "kind", {"w": torch.full((3,), value)}, {})
+        loads = json.loads
 
-        def opened(path, **options):
+        def replaced(*arguments, **options):
             if (tmp_path / "new").exists():
-                content = (tmp_path / "q").read_bytes()
-                (tmp_path / "new").replace(path)
-                (tmp_path / "half").write_bytes(content[:-1])
-                return safe_open(tmp_path / "half", **options)
-            return safe_open(path, **options)
+                (tmp_path / "new").replace(tmp_path / "q")
+            return loads(*arguments, **options)
 
-        monkeypatch.setattr(files, "safe_open", opened)
+        monkeypatch.setattr(json, "loads", replaced)
+        assert read_tensors(tmp_path / "q", "the file").tensors["w"].tolist() == [1.0] * 3
+        monkeypatch.undo()
         assert read_tensors(tmp_path / "q", "the file").tensors["w"].tolist() == [2.0] * 3
+
+    def test_a_disk_that_is_full(self, tmp_path):
+        """The system's own error, as for any other file."""
+        write_tensors(tmp_path / "q", "kind", TENSORS, {})
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                write_tensors(tmp_path / "q", "kind", {"w": torch.zeros(10_000)}, {})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert list(read_tensors(tmp_path / "q", "the file").tensors) == list(TENSORS)
 
     def test_the_digest_covers_names_shapes_and_dtypes(self, tmp_path):
         values = torch.tensor([1, 0, 2, 0], dtype=torch.int32)
@@ -293,6 +321,36 @@ class TestTensors:
         assert not (tmp_path / "other").exists()
         monkeypatch.setattr(files, "MOST_HEADER", 100)
         with pytest.raises(DamagedFile, match="its header must have at most 100 bytes, got "):
+            read_tensors(path, "the file")
+
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            (lambda header, fields: fields.update(tensors=["w"] * 3), "its list of tensors is not that of its header"),
+            (lambda header, fields: header["w"].update(shape=[2**40]), "Error while deserializing"),
+            (lambda header, fields: header["w"].update(shape=[0] * 65), "Error while deserializing"),
+            (lambda header, fields: header.update(v=dict(header["w"])), "its list of tensors is not that of its header"),
+            (
+                lambda header, fields: header["w"].update(shape=[2**40], data_offsets=[0, 2**42]),
+                "Error while deserializing",
+            ),
+        ],
+    )
+    def test_what_a_header_says_is_compared_with_the_size(self, tmp_path, monkeypatch, change, reason):
+        """Before there is memory for it, and with a right digest."""
+        path = tmp_path / "q"
+        write_tensors(path, "kind", {"w": torch.zeros(3)}, {})
+        content = path.read_bytes()
+        length = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + length])
+        fields = json.loads(header["__metadata__"]["bayesadam"])
+        del fields["digest"]
+        change(header, fields)
+        header["__metadata__"]["bayesadam"] = json.dumps({"digest": files._digest(fields, {}), **fields})
+        text = json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+        monkeypatch.setattr(torch, "empty", None)
+        with pytest.raises(DamagedFile, match=reason):
             read_tensors(path, "the file")
 
     def test_another_version(self, tmp_path, monkeypatch):

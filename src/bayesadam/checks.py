@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import numpy as np
 import torch
@@ -126,3 +126,14 @@ def is_positive(value: Any) -> bool:
 def is_whole(value: Any, least: int = 1) -> bool:
     """Whether a value is an integer of Python or NumPy, and at least ``least``."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
+
+
+def is_of(value: Any, hint: Any) -> bool:
+    """Whether a value, which may come from a file, is of an annotated type: a simple one, a tuple or a union."""
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(is_of(item, get_args(hint)[0]) for item in value)
+    if get_args(hint):
+        return any(is_of(value, part) for part in get_args(hint))
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, int | float if hint is float else hint)

@@ -1,9 +1,14 @@
-"""Files that are written whole or not at all, with a digest of their content, and one error for damage."""
+"""Files that are written whole or not at all, with a digest of their content, and one error for damage.
+
+All readers have one rule: only a regular file is read; what its header says is compared with the size of the file
+before memory is allocated; and whatever else is wrong is a :class:`DamagedFile`.
+"""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import re
@@ -18,9 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 if sys.platform != "win32":
@@ -32,6 +36,8 @@ MOST_TENSORS, MOST_HEADER = 2**16, 2**26
 """Largest number of tensors in a file, and of bytes in its header. However small it is, a tensor takes more than a
 kilobyte of memory, so that a damaged or malicious file could otherwise take many times its size.
 """
+LARGEST = 1e150
+"""Largest number with a fraction or an exponent in a JSON file; its square is finite."""
 _TEMPORARY = re.compile(r"\.bayesadam-\w{8}\.tmp")
 """Names of the temporary folders of :func:`whole_file`."""
 _LOST = 86_400.0
@@ -70,9 +76,9 @@ def whole_file(path: str | os.PathLike[str], *, mode: int | None = None) -> Iter
         if mode is None:
             mode = (target if target.exists() else temporary).stat().st_mode
         yield temporary
-        temporary.chmod(stat.S_IMODE(mode))  # safetensors makes a file that only its owner can read
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
+        temporary.chmod(stat.S_IMODE(mode))
         temporary.replace(target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -90,10 +96,10 @@ def locked(folder: str | os.PathLike[str], *, shared: bool = False) -> Iterator[
         shared: Whether to read only.
     """
     with ExitStack() as stack:
-        with suppress(OSError):
-            place = os.open(folder, os.O_RDONLY)
-            stack.callback(os.close, place)
-            if sys.platform != "win32":
+        if sys.platform != "win32":
+            with suppress(OSError):
+                place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                stack.callback(os.close, place)
                 fcntl.flock(place, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
 
@@ -134,17 +140,24 @@ def read_json(path: str | os.PathLike[str], rule: str) -> tuple[dict[str, Any], 
         The record without its digest, and the digest; ``None`` if it was written without.
 
     Raises:
-        OSError: The file is missing or cannot be read.
-        DamagedFile: The content is not a JSON object with finite numbers, or its digest differs.
+        OSError: The file is missing, cannot be read or is no regular file.
+        DamagedFile: The content is not a JSON object, has numbers that are not finite or beyond ``LARGEST``, or its
+            digest differs.
     """
-    content = Path(path).read_bytes()
-    with reading(rule, path):
-        record = json.loads(content)
-        json.dumps(record, allow_nan=False)
+    with reading(rule, path), _opened(path) as file:
+        record = json.loads(file.read(), parse_float=_number, parse_constant=_number)
         digest = record.pop("digest", None)
         if _digest(record) != digest and digest is not None:
             raise ValueError("its digest does not match: the file is damaged, or was edited")
         return record, digest
+
+
+def _number(text: str) -> float:
+    """A number of a JSON file."""
+    value = float(text)
+    if not abs(value) <= LARGEST:
+        raise ValueError(f"numbers must be finite and at most {LARGEST:g}, got {text}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -185,14 +198,16 @@ def write_tensors(
     """
     if len(tensors) > MOST_TENSORS:
         raise ValueError(f"tensors must be at most {MOST_TENSORS:,}, got {len(tensors):,}")
-    # Safetensors sorts its tensors; samples are numbered by their order here, so the header keeps it.
+    # The format has an order of its own. Samples depend on the order here, which is kept.
     fields = {"version": VERSION, "kind": kind, "tensors": list(tensors), "hyperparameters": dict(hyperparameters)}
     fields = json.loads(json.dumps(fields, default=_plain))  # as they are read: keys are texts
-    # It also wants contiguous tensors that share no memory.
-    copies = {name: v.detach().cpu().clone(memory_format=torch.contiguous_format) for name, v in tensors.items()}
-    digest = _digest(fields, copies)
+    values = {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()
+    }
+    digest = _digest(fields, values)
+    content = safetensors.torch.save(values, {"bayesadam": json.dumps({"digest": digest, **fields})})
     with whole_file(path) as temporary:
-        save_file(copies, temporary, {"bayesadam": json.dumps({"digest": digest, **fields})})
+        temporary.write_bytes(content)
     return digest
 
 
@@ -204,43 +219,42 @@ def read_tensors(path: str | os.PathLike[str], what: str) -> Stored:
         what: Name of the file in messages, such as "the posterior file".
 
     Raises:
-        OSError: There is no such file, or it cannot be read.
+        OSError: There is no such file, it cannot be read, or it is no regular file.
         DamagedFile: The file is truncated, damaged, of another format, or written by another version of the library.
     """
-    while True:
-        identity = _identity(path)
-        with Path(path).open("rb") as opened:  # safetensors' own error does not name the file
-            header = int.from_bytes(opened.read(8), "little")
-        try:
-            with reading(f"{what} must be what this version of bayesadam wrote", path):
-                if header > MOST_HEADER:
-                    raise ValueError(f"its header must have at most {MOST_HEADER:,} bytes, got {header:,}")
-                return _read(path)
-        except DamagedFile:
-            if _identity(path) == identity:
-                raise  # otherwise another file took its place while parts of it were read
-
-
-def _identity(path: str | os.PathLike[str]) -> tuple[int, int, int]:
-    status = os.stat(path)
-    return status.st_dev, status.st_ino, status.st_mtime_ns
-
-
-def _read(path: str | os.PathLike[str]) -> Stored:
-    with safe_open(path, framework="pt") as file:
-        if (count := len(file.keys())) > MOST_TENSORS:
-            raise ValueError(f"it must have at most {MOST_TENSORS:,} tensors, got {count:,}")
-        written = file.metadata() or {}
+    with reading(f"{what} must be what this version of bayesadam wrote", path), _opened(path) as file:
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        if length > MOST_HEADER:
+            raise ValueError(f"its header must have at most {MOST_HEADER:,} bytes, got {length:,}")
+        text = file.read(length)
+        header = json.loads(text)
+        written = header.pop("__metadata__", {})
         if "bayesadam" not in written:
             raise ValueError("another program wrote it")
         fields = json.loads(written["bayesadam"])
         digest = fields.pop("digest")
         if fields["version"] != VERSION:
             raise ValueError(f"its version is {fields['version']!r}, not {VERSION}")
-        tensors = {name: file.get_tensor(name) for name in fields["tensors"]}
+        if len(header) > MOST_TENSORS:
+            raise ValueError(f"it must have at most {MOST_TENSORS:,} tensors, got {len(header):,}")
+        if sorted(fields["tensors"]) != sorted(header):
+            raise ValueError("its list of tensors is not that of its header")
+        stored = safetensors.torch.load(start + text + file.read())  # compares the header with the size
+        tensors = {name: stored[name] for name in fields["tensors"]}
         if _digest(fields, tensors) != digest:
             raise ValueError("its digest does not match: the file is damaged, or was edited")
         return Stored(str(fields["kind"]), tensors, dict(fields["hyperparameters"]), digest)
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[io.BufferedReader]:
+    """Context with a regular file that is opened for reading; anything else, such as a pipe, would never end."""
+    blocking = getattr(os, "O_NONBLOCK", 0)  # without it, opening a FIFO waits for a writer
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | blocking)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file", os.fspath(path))
+        yield file
 
 
 @contextmanager
@@ -252,11 +266,11 @@ def reading(rule: str, path: str | os.PathLike[str]) -> Iterator[None]:
         path: Path of the file.
 
     Raises:
-        DamagedFile: There was an error in the block, other than system errors and lack of memory.
+        DamagedFile: There was an error in the block, other than system errors, missing packages and lack of memory.
     """
     try:
         yield
-    except (DamagedFile, OSError, MemoryError, torch.OutOfMemoryError):
+    except (DamagedFile, OSError, ImportError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
@@ -268,8 +282,14 @@ def _digest(record: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = No
     digest = hashlib.sha256(json.dumps(record, sort_keys=True, default=_plain).encode())
     for value in (tensors or {}).values():
         digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(_bytes(value))
     return digest.hexdigest()
+
+
+def _bytes(value: Tensor) -> memoryview:
+    """The memory of a contiguous tensor."""
+    memory: memoryview = value.reshape(-1).view(torch.uint8).numpy().data
+    return memory
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ import sys
 from types import ModuleType
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -17,6 +18,7 @@ from pyarrow import parquet
 from bayesadam.cli import main
 from bayesadam.cli.app import app
 from bayesadam.files import write_json
+from bayesadam.sklearn import BayesianMLPRegressor
 from bayesadam.sklearn.tables import memory
 from cli.conftest import FAST, labels_table, numbers_table, write
 
@@ -59,7 +61,7 @@ class TestTables:
         assert message == f"{option[0][2:]} is for numbers to predict, but 'answer' has classes"
 
 
-CONFIG = "the config {path!r} must be like one of bayesadam fit"
+CONFIG = "the config must be like one of bayesadam fit, got {path!r} ("
 
 
 def config(**settings):
@@ -107,12 +109,12 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            ("{", f"{CONFIG}: Expecting property name"),
-            ("[]", f"{CONFIG}: list indices must be integers"),
-            ('{"format_version": 9, "settings": {}}', f"{CONFIG}: its format version must be 1, got 9"),
-            (config(colour=1), f"{CONFIG}: Settings.__init__() got an"),
-            (config(delimiter=5), f"{CONFIG}: the setting delimiter must"),
-            (config(drop=[3]), f"{CONFIG}: the setting drop must"),
+            ("{", f"{CONFIG}Expecting property name"),
+            ("[]", f"{CONFIG}pop expected"),
+            ('{"format_version": 9, "settings": {}}', f"{CONFIG}its format version must be 1, got 9"),
+            (config(colour=1), f"{CONFIG}Settings.__init__() got an"),
+            (config(delimiter=5), f"{CONFIG}the setting delimiter must"),
+            (config(drop=[3]), f"{CONFIG}the setting drop must"),
             (config(method="magic"), "invalid value for '--method': "),
         ],
     )
@@ -167,6 +169,78 @@ class TestPlaces:
             (tmp_path / "run" / "new.csv", "--out must be outside of the run, got "),
         ):
             assert refused("predict", made / "price", numbers, "-o", out).startswith(message)
+
+
+class TestNames:
+    """Names of files that are too long, or that would control the terminal."""
+
+    def test_of_a_thousand_letters(self, refused, made, numbers):
+        long = "x" * 1_000
+        assert refused("predict", long, numbers).startswith("the run must be a folder that bayesadam fit has written")
+        assert refused("report", long).startswith("the run must be a folder that bayesadam fit has written")
+        assert refused("predict", made / "price", numbers, "-o", long).endswith("(File name too long)")
+        assert refused("predict", made / "price", long).endswith("must be a file that can be read (File name too long)")
+
+    def test_escape_codes(self, made, command, tmp_path, monkeypatch, capsys):
+        """In every message, of success and of failure, also of typer."""
+        evil = "\x1b]0;gone\x07\x1b[2J\x9b31m\u202e"
+        table = numbers_table()
+        names = [evil + name if name == "size" else name for name in table.column_names]
+        path = write(table.rename_columns(names), tmp_path / f"{evil}.csv")
+        run, out = tmp_path / f"{evil}run", tmp_path / f"{evil}o.csv"
+        for arguments in (
+            ("fit", path, "--target", "price", "--drop", "day", "--out", run, *FAST),
+            ("fit", path, "--target", evil, "--out", tmp_path / "other", *FAST),
+            ("fit", path, "--target", "price", "--out", run, *FAST),
+            ("predict", run, path, "-o", out),
+            ("predict", run, path, "-o", tmp_path / evil / evil),
+            ("predict", made / "price", tmp_path / f"{evil}none.csv"),
+            ("predict", made / "price", path),
+            ("predict", evil, path),
+            ("report", run),
+            ("report", evil),
+            (evil,),
+            ("fit", path, f"--{evil}"),
+            ("fit", "--config", evil),
+        ):
+            monkeypatch.setattr("sys.argv", ["bayesadam", *map(str, arguments)])
+            with pytest.raises(SystemExit):
+                main()
+            text = "".join(capsys.readouterr())
+            assert text
+            assert not [c for c in text if not (c.isprintable() or c == "\n")], arguments
+        assert out.exists()
+
+
+class TestStreams:
+    """Standard input and output that are closed, as by ``<&-`` and ``>&-``."""
+
+    @pytest.fixture
+    def closed(self, made, monkeypatch, capsys):
+        def run(name, *arguments):
+            monkeypatch.setattr(sys, name, None)
+            monkeypatch.setattr("sys.argv", ["bayesadam", *map(str, arguments)])
+            with pytest.raises(SystemExit) as stopped:
+                main()
+            stream = getattr(sys, name)
+            monkeypatch.undo()
+            stream.close()
+            return stopped.value.code, capsys.readouterr().err
+
+        return run
+
+    def test_input(self, closed, made):
+        message = "bayesadam: standard input must be a file that can be read (Bad file descriptor)\n"
+        assert closed("stdin", "predict", made / "price", "-") == (2, message)
+
+    def test_output(self, closed, made, numbers, tmp_path):
+        code, err = closed("stdout", "predict", made / "price", numbers)
+        message = "standard output must be a file that can be written to, got '-' (Bad file descriptor)"
+        assert (code, err) == (2, f"bayesadam: {message}\n")
+        code, err = closed("stdout", "predict", made / "price", numbers, "-o", tmp_path / "o.csv")
+        assert err == "bayesadam: standard output cannot be written to (Bad file descriptor)\n"
+        assert not code
+        assert (tmp_path / "o.csv").read_text().count("\n") == 121
 
 
 class TestPredict:
@@ -225,6 +299,46 @@ class TestPredict:
 
         monkeypatch.setattr("bayesadam.sklearn.runs.run_folder.load_estimator", refuse)
         assert predict(numbers).startswith(f"the run {str(run)!r} must be readable, got Permission denied for ")
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"held_out": {}},
+            {"metrics": []},
+            {"created": 5},
+            {"classes": None, "task": "classification"},
+            {"explained": {"importance": [{"name": "size"}]}},
+            {"data": {"rows": [1]}},
+            {"margins": {"linear model": 3}},
+            {"reproduce": None},
+        ],
+    )
+    def test_report_data_with_another_value(self, refused, run, change):
+        """The digest is right, as of a file that another program wrote."""
+        write_json(run / "report.json", json.loads((run / "report.json").read_text()) | change)
+        message = refused("report", run)
+        assert message.startswith(f"the run {str(run)!r} must be complete, a file cannot be read: report.json must be")
+
+    def test_files_that_are_none(self, refused, run, numbers, tmp_path):
+        """A pipe or a device would never end."""
+        for name, command in (
+            ("model.json", ("predict", run, numbers, "-o", tmp_path / "o.csv")),
+            ("posterior.safetensors", ("predict", run, numbers, "-o", tmp_path / "o.csv")),
+            ("report.json", ("report", run)),
+        ):
+            content = (run / name).read_bytes()
+            (run / name).unlink()
+            (run / name).symlink_to("/dev/zero")
+            assert "Not a regular file" in refused(*command)
+            (run / name).unlink()
+            (run / name).write_bytes(content)
+
+    def test_several_targets(self, refused, tmp_path):
+        x = pd.DataFrame({"size": np.arange(20.0) ** 2, "city": ["Rome", "Oslo"] * 10})
+        options = {"members": 2, "hidden": (2,), "epochs": 2, "calibrate": False}
+        BayesianMLPRegressor("ensemble", **options).fit(x, x[["size", "size"]].to_numpy()).save(tmp_path / "two")
+        path = write(pa.Table.from_pandas(x), tmp_path / "t.csv")
+        assert refused("predict", tmp_path / "two", path) == "the run must be that of one target, got several"
 
     def test_report_data(self, refused, run):
         text = (run / "report.json").read_text()

@@ -121,6 +121,32 @@ class TestRegression:
         assert kept["no"].to_pylist() == list(range(30))
         assert kept["given"].to_pylist() == ["a", None, "c"] * 10
 
+    def test_text_that_begins_like_a_formula(self, fitted, made, tmp_path):
+        """It is copied as it is, and the user is told; numbers and telephone numbers are no formulas."""
+        cells = {
+            "link": ['=HYPERLINK("http://a.b")', "safe", "@SUM(1)"],
+            "first": ["+cmd|' /C calc'!A0", "-x", "\t=1"],
+            "phone": ["+49 30 1234", "-", "-12,5"],
+            "number": [-1.5, 2.0, -3e-9],
+            "=head": ["a", "b", "c"],
+        }
+        table = numbers_table(30, seed=5).drop_columns(["id", "price"])
+        for name, values in cells.items():
+            table = table.append_column(name, pa.array(values * 10))
+        path = write(table, tmp_path / "t.csv")
+        copied = [word for name in cells for word in ("--copy", name)]
+        out = fitted("predict", made / "price", path, "-o", tmp_path / "o.csv", *copied)
+        notes = [line for line in out.splitlines() if "formulas" in line]
+        assert [line.split("'")[1] for line in notes] == ["link", "first", "=head"]
+        assert read_table(tmp_path / "o.csv", typed=False).table["link"].to_pylist() == cells["link"] * 10
+        assert "formulas" not in fitted("predict", made / "price", path, "-o", tmp_path / "o.parquet", *copied)
+
+    def test_in_the_folder_of_the_run(self, command, made, monkeypatch):
+        """Standard output is not in it."""
+        monkeypatch.chdir(made / "price")
+        monkeypatch.setattr(module, "write_predictions", lambda table, out: None)
+        assert command("predict", ".", made / "numbers.csv")[0] == 0
+
     def test_other_columns(self, fitted, made, tmp_path):
         table = numbers_table(30, seed=5).drop_columns(["id", "price", "day"])
         expected = tmp_path / "a.csv"

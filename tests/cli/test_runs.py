@@ -1,6 +1,7 @@
 """The parts of a run by themselves: the folder, copies of rows, odd cells of held-out rows, and the scores by hand."""
 
 import errno
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ from scipy import stats
 from bayesadam.sklearn import RunError, Settings
 from bayesadam.sklearn.runs import evaluation
 from bayesadam.sklearn.runs.prepare import prepare
-from bayesadam.sklearn.runs.run_folder import FILES, check_place, new_run
+from bayesadam.sklearn.runs.run_folder import FILES, check_place, new_run, reserve
 from bayesadam.sklearn.tables.splits import Split
 
 
@@ -42,13 +43,16 @@ class TestFolder:
 
     def test_of_two_fits_at_once_the_second_is_kept_beside_the_first(self, tmp_path):
         out = tmp_path / "run"
-        with pytest.raises(RunError, match=r"which contains a run \(to replace it: force\); the new run is in"):
+        with pytest.raises(RunError, match=r"contains a run \(to replace it: force\); the new run is in '") as caught:
             with new_run(out) as folder:
                 (folder / "config.json").write_text("second")
                 out.mkdir()
                 (out / "config.json").write_text("first")
+        beside = Path(str(caught.value).split("'")[-2])
         assert (out / "config.json").read_text() == "first"
-        assert (folder / "config.json").read_text() == "second"
+        reserve(out, force=True)  # removes what killed processes leave only
+        assert (beside / "config.json").read_text() == "second"
+        assert set(tmp_path.iterdir()) == {out, beside}
 
     def test_only_runs_are_replaced(self, tmp_path):
         out = tmp_path / "run"

@@ -18,7 +18,7 @@ from bayesadam.sklearn.linear import ridge_parts
 from bayesadam.sklearn.plan import plan
 from bayesadam.sklearn.process import _kernel, process_parts
 from bayesadam.sklearn.storage import part_of, record
-from bayesadam.sklearn.trees import BOOSTING, LEAVES, classification_trees, regression_trees
+from bayesadam.sklearn.trees import BOOSTING, LEAVES, TreesPart, classification_trees, regression_trees
 
 TINY = {"members": 4, "hidden": (6,), "epochs": 60, "random_state": 0}
 
@@ -73,7 +73,33 @@ class TestParts:
             fitted = classifiers(x, np.digitize(y[:, 0], [-0.5, 0.5]), 3, *rows)
         for part, _ in fitted:
             told = json.loads(json.dumps(record(part)))
-            np.testing.assert_array_equal(part_of(told).outputs(x), part.outputs(x))
+            sizes = {"D": x.shape[1], "K": part.outputs(x).shape[1], "2": 2}
+            np.testing.assert_array_equal(part_of(told, sizes).outputs(x), part.outputs(x))
+
+    @pytest.mark.parametrize(
+        ("left", "right", "root"),
+        [
+            ([1, 0, 2], [2, 1, 2], [0]),  # a cycle
+            ([1, 1, 2], [2, 1, 1], [0]),  # a child before its node
+            ([1, 1, 2], [2, 1, 2], [0, 1]),  # a child in another tree
+            ([1, 1, 2], [2, 1, 2], [1]),  # a node in no tree
+            (range(1, 99), range(1, 99), [0]),  # more nodes than the trees have that are fitted
+        ],
+    )
+    def test_trees_without_an_end(self, left, right, root):
+        count = len(left)
+        values = np.zeros(count)
+        with pytest.raises(ValueError, match="^(trees must have from 1 to 47 nodes|children must come after)"):
+            TreesPart(
+                np.zeros(count, np.int64),
+                values,
+                np.array(left),
+                np.array(right),
+                values,
+                np.array(root),
+                np.zeros(len(root), np.int64),
+                np.zeros(1),
+            )
 
     def test_pieces_describe_skewed_inputs(self, additive):
         x, y = standardised(additive[0]), standardised(additive[1])[:, None]

@@ -9,6 +9,7 @@ import pytest
 
 from bayesadam.files import DamagedFile, write_json
 from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor, load_estimator, storage
+from bayesadam.sklearn.network import perceptron
 from bayesadam.sklearn.runs.run_folder import load_run
 
 TINY = {"members": 3, "hidden": (6, 4), "epochs": 5, "mc_samples": 4, "random_state": 0}
@@ -131,19 +132,57 @@ CHANGES = [
     ("old", lambda told: told["params"].update(hidden=None)),
     ("old", lambda told: told.update(kind="Other")),
     ("old", lambda told: told["companions"][0].update(kind="other")),
+    ("old", lambda told: told["params"].update(hidden=[30_000, 30_000])),
+    ("old", lambda told: told["params"].update(mc_samples=10**9)),
+    ("old", lambda told: told["inputs"].update(std=[1.0])),
+    ("old", lambda told: told["inputs"].update(std=["1.0", "2.0"])),
+    ("old", lambda told: told["calibration"].update(weights=[[1.0], [1.0]])),
+    ("old", lambda told: told["likelihoods"].pop()),
+    ("old", lambda told: told["left_out"].update(folds=[7] * len(told["left_out"]["folds"]))),
+    ("old", lambda told: told["companions"][0].update(column=[2] * len(told["companions"][0]["column"]))),
+    ("table", lambda told: told["encoder"]["columns"][0].update(missing=10**9)),
+    ("table", lambda told: told["encoder"]["columns"][1].update(levels=["east", 3])),
+    ("table", lambda told: told["encoder"].update(names=None)),
     ("table", lambda told: told["encoder"].update(columns=[{"kind": "colour"}])),
     ("table", lambda told: told["transforms"][0].update(name="cube")),
 ]
 
 
 @pytest.mark.parametrize(("name", "change"), CHANGES)
-def test_values_that_make_no_estimator(name, change, folder):
+def test_values_that_make_no_estimator(name, change, folder, monkeypatch):
+    """They are found before there is a network of another size."""
+
+    def made(inputs, hidden, *others):
+        if sum(hidden) > 100:
+            pytest.fail("there was memory for a network of another size than the posterior's")
+        return perceptron(inputs, hidden, *others)
+
+    monkeypatch.setattr("bayesadam.sklearn.base.perceptron", made)
     path = folder / name / "model.json"
     told = json.loads(path.read_text())
     change(told)
     write_json(path, told)
     with pytest.raises(DamagedFile):
         load_estimator(folder / name)
+
+
+def test_labels_have_the_length_that_they_need(folder):
+    path = folder / "classes" / "model.json"
+    told, expected = json.loads(path.read_text()), load_estimator(folder / "classes").classes_
+    told["classes"]["dtype"] = "<U1000000"
+    write_json(path, told)
+    found = load_estimator(folder / "classes").classes_
+    assert found.dtype == expected.dtype
+    assert found.tolist() == expected.tolist()
+
+
+def test_the_posterior_of_another_run_with_a_right_digest(folder):
+    path = folder / "classes" / "model.json"
+    shutil.copy(folder / "old" / "posterior.safetensors", folder / "classes")
+    told, other = (json.loads((folder / name / "model.json").read_text()) for name in ("classes", "old"))
+    write_json(path, {**told, "posterior": other["posterior"]})
+    with pytest.raises(DamagedFile, match=r"its network must have the weights of its posterior, got hidden=\(6, 4\)"):
+        load_estimator(folder / "classes")
 
 
 def test_a_device_that_is_not_here(folder):

@@ -11,6 +11,7 @@ import torch
 from pyarrow import csv
 
 import bayesadam as ba
+from bayesadam import files
 from bayesadam.files import DamagedFile
 from bayesadam.sklearn import RunError, Settings, fit_table
 from bayesadam.sklearn.runs.predict_table import predict_table
@@ -126,7 +127,7 @@ def made(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["posterior.safetensors", "model.json", "report.json"])
 def test_runs(made, tmp_path, monkeypatch, name):
-    """Damaged bytes, another value, the file of another run, or no file."""
+    """Damaged bytes, another value without its digest or with it, the file of another run, or no file."""
     monkeypatch.setattr(
         "bayesadam.sklearn.runs.run_folder.write_report", lambda path, data: path.write_text(json.dumps(data))
     )
@@ -139,18 +140,20 @@ def test_runs(made, tmp_path, monkeypatch, name):
     shutil.copytree(made / "numbers", tmp_path / "run")
     file, expected = tmp_path / "run" / name, use(made / "numbers")
     content, rng, refused = file.read_bytes(), random.Random(1), 0
-    for trial in range(24):
-        if trial % 2:
+    for trial in range(48):
+        if trial % 2 or name.endswith("s"):
             file.write_bytes(rng.choice(WAYS if name.endswith("s") else BYTES)(content, rng))
-        elif name.endswith("json"):
+        else:
             record = json.loads(content)
             change(record, rng)
+            if trial % 4:
+                record["digest"] = files._digest({name: record[name] for name in record if name != "digest"})
             file.write_text(json.dumps(record))
         try:
-            assert use(tmp_path / "run") == expected
+            assert use(tmp_path / "run") == expected or trial % 4 == 2
         except RunError:
             refused += 1
-    assert refused > 9
+    assert refused > 24
     file.unlink()
     with pytest.raises(RunError, match="it lacks"):
         use(tmp_path / "run")

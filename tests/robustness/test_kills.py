@@ -6,6 +6,7 @@ nothing can be put in order, and the files are those that a kill would leave.
 
 import shutil
 import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ import torch
 import bayesadam as ba
 from bayesadam.report import write_report
 from bayesadam.report.write import VERSION
-from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
-from bayesadam.sklearn.runs.run_folder import new_run
+from bayesadam.sklearn import BayesianMLPRegressor, RunError, load_estimator
+from bayesadam.sklearn.runs.run_folder import load_run, new_run, reserve, rewrite_report
 
 EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.chmod", "os.truncate", "shutil.rmtree"}
 
@@ -95,22 +96,41 @@ def test_saving_a_posterior_and_a_page_over_others(tmp_path, monkeypatch):
         assert page.read_text() == "old" or page.read_text().rstrip().endswith("</html>")
 
 
-def test_replacing_a_run(tmp_path):
+def use_next(name, out):
+    """Use the path as the next command does; that the run of the test has no model is another matter."""
+    if name == "fit":
+        with suppress(RunError):
+            reserve(out, force=False)
+    else:
+        with pytest.raises(RunError):
+            {"predict": load_run, "report": rewrite_report}[name](out)
+
+
+@pytest.mark.parametrize("name", ["fit", "predict", "report"])
+@pytest.mark.parametrize("old", [None, {"config.json": "old", "metrics.json": "old"}])
+def test_writing_a_run(tmp_path, name, old):
+    """Whoever uses the path next finds the old run or the new one, and removes what is left beside it."""
     folder = tmp_path / "own"
     out = folder / "run"
+    new = {"config.json": "new", "metrics.json": "new"}
 
     def start():
-        out.mkdir()
-        (out / "config.json").write_text("old")
+        if old is not None:
+            out.mkdir()
+        for file in old or ():
+            (out / file).write_text("old")
 
     def action():
+        reserve(out, force=True)
         with new_run(out, force=True) as temporary:
-            (temporary / "config.json").write_text("new")
-            (temporary / "model.json").write_text("new")
+            for file in new:
+                (temporary / file).write_text("new")
 
-    whole = ({"config.json": "old"}, {"config.json": "new", "model.json": "new"})
+    found = []
     for _ in every_kill(folder, start, action):
-        places = {path: {file.name: file.read_text() for file in path.iterdir()} for path in folder.iterdir()}
-        # Between two renames the old run has another name, and none has its own.
-        assert places.get(out, whole[0]) in whole
-        assert out in places or whole[0] in places.values()
+        use_next(name, out)
+        found.append({file.name: file.read_text() for file in out.iterdir()} if out.exists() else None)
+        assert list(folder.iterdir()) == ([out] if out.exists() else [])
+    assert all(run in (old, new) for run in found)
+    assert found[0] == old
+    assert found[-1] == new

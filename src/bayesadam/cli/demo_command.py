@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bayesadam.cli.mistakes import fail, one_line, writing_to
+from bayesadam.cli.mistakes import fail, one_line, visible, writing_to
 
 TITLES = (
     (
@@ -71,17 +71,18 @@ def demo(
     if quick:
         console.print("--quick: these networks have hardly been trained\n")
     money = {"score": ".1f", "width": ".1f"}
-    prices = _scores(record["prices"], _demo.OURS, (_demo.LINEAR, _demo.QUANTILES), ".1%", money)
-    _show(console, 0, "95% intervals", *prices)
+    intervals = _scores(record["prices"], _demo.OURS, (_demo.LINEAR, _demo.QUANTILES), ".1%", money)
+    _show(console, 0, "95% intervals", *intervals)
     _show(console, 1, "", *_scores(record["digits"], "BayesAdam", (_demo.SCALED,), ".4f"))
     _show(console, 2, "epistemic deviation", *_bands(record["curve"]))
     console.print("[bold](d) BayesAdam on the digits, by opt.report()[/]\n")
     verdict = (out / "report.txt").read_text(encoding="utf-8").partition("\n\n")[2]  # below its table
     console.print(verdict, markup=False)
+    folder, prices = visible(str(out)), visible(str(out / "prices.csv"))
     console.print(
-        f"{time.perf_counter() - start:.0f} s. In {out}/: prices.png, digits.png, curve.png, weights.png,\n"
+        f"{time.perf_counter() - start:.0f} s. In {folder}/: prices.png, digits.png, curve.png, weights.png,\n"
         "metrics.json (all numbers), report.txt (opt.report()), digits_bayesadam.safetensors\n"
-        f"Next, a table: bayesadam fit {out / 'prices.csv'} --target price --out run",
+        f"Next, a table: bayesadam fit {prices} --target price --out run",
         markup=False,
         soft_wrap=True,
     )

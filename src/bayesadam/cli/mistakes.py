@@ -14,13 +14,19 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 
+OUTPUT = "standard output"
 STOPPED = 130
 """Exit code after Ctrl-C, which is the one that shells use."""
 
 
+def visible(text: str) -> str:
+    """Return a line in which names cannot control the terminal: characters that are not printable are escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def fail(message: str, code: int = 2) -> NoReturn:
     """Print an error message and exit."""
-    typer.echo(f"bayesadam: {' '.join(message.split())}", err=True)
+    typer.echo(f"bayesadam: {visible(' '.join(message.split()))}", err=True)
     raise typer.Exit(code)
 
 
@@ -29,13 +35,18 @@ def say(shown: Any, console: Console | None = None) -> None:
     console, text = console or Console(), isinstance(shown, str)
     try:
         with console.capture() as printed:  # rich ends the process if a pipe is closed
-            console.print(shown, markup=not text, highlight=False, soft_wrap=text)
+            console.print(visible(shown) if text else shown, markup=not text, highlight=False, soft_wrap=text)
         console.file.write(printed.get())
         console.file.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _stop_output()
         if error.errno != errno.EPIPE:
             typer.echo(f"bayesadam: standard output cannot be written to ({error.strerror})", err=True)
+
+
+def _stop_output() -> None:
+    """Let standard output go nowhere, since Python writes at its end what could not be written before."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
@@ -44,6 +55,8 @@ def writing_to(option: str, path: Path, kind: str = "a folder") -> Iterator[None
     try:
         yield
     except OSError as error:
+        if option == OUTPUT:
+            _stop_output()
         rule = "where there is space" if error.errno == errno.ENOSPC else f"{kind} that can be written to"
         fail(f"{option} must be {rule}, got {str(path)!r} ({error.strerror or error})")
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bayesadam.cli import options as of
-from bayesadam.cli.mistakes import fail, one_line, say, writing_to
+from bayesadam.cli.mistakes import OUTPUT, fail, one_line, say, writing_to
 
 
 def predict(
@@ -27,12 +27,13 @@ def predict(
 ) -> None:
     """Predict every row of a table, with the uncertainty of each prediction."""
     with one_line():
-        from bayesadam.sklearn.runs.predict_table import STDOUT, predict_table, write_predictions
+        from bayesadam.sklearn.runs.predict_table import STDOUT, formula_notes, predict_table, write_predictions
         from bayesadam.sklearn.runs.run_folder import load_run
-        from bayesadam.sklearn.tables.read_table import read_table
+        from bayesadam.sklearn.tables.read_table import is_parquet, read_table
 
         estimator = load_run(run)
-        _check_out(out, run, data)
+        if out != STDOUT:
+            _check_out(out, run, data)
         if estimator.inputs_ is None:
             fail(f"the run must be that of a table, got {str(run)!r}")
         estimator.inputs_ = estimator.inputs_.reading(decimal, missing or [])
@@ -49,9 +50,9 @@ def predict(
                 copy=copy or [],
                 advance=lambda done: bar.update(task, completed=done),
             )
-        with writing_to("standard output" if out == STDOUT else "--out", out, "a file"):
+        with writing_to(OUTPUT if out == STDOUT else "--out", out, "a file"):
             write_predictions(table, out)
-        for note in notes:
+        for note in [*notes, *([] if is_parquet(out) else formula_notes(table))]:
             say(f"note: {note}", err if out == STDOUT else None)
         if out != STDOUT:
             say(f"predictions of {len(table):,} rows are in {out}")
@@ -62,13 +63,14 @@ def report(run: of.Run) -> None:
     with one_line(), writing_to("RUN", run):
         from bayesadam.sklearn.runs.run_folder import rewrite_report
 
-        typer.echo(f"the report is {rewrite_report(run)}")
+        say(f"the report is {rewrite_report(run)}")
 
 
 def _check_out(out: Path, run: Path, data: str) -> None:
-    if out.is_dir():
+    # Functions of os.path answer for names that are too long, too.
+    if os.path.isdir(out):
         fail(f"--out must be a file, got the folder {str(out)!r}")
-    if out.exists() and Path(data).exists() and out.samefile(data):
+    if os.path.exists(out) and os.path.exists(data) and os.path.samefile(out, data):
         fail(f"--out must be another file than the table, got {str(out)!r}")
-    if out.parent.resolve().is_relative_to(run.resolve()):
+    if Path(os.path.realpath(out.parent)).is_relative_to(os.path.realpath(run)):
         fail(f"--out must be outside of the run, got {str(out)!r}")

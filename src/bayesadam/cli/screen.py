@@ -87,8 +87,7 @@ class Screen(Watcher):
         self._say(f"  {head:<10}{text}")
 
     def _say(self, text: str) -> None:
-        # Names of columns may contain control characters.
-        say("".join(c if c.isprintable() else " " for c in text), self._out)
+        say(text, self._out)
 
 
 def score_table(metrics: Mapping[str, Mapping[str, float | None]]) -> Table:

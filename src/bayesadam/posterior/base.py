@@ -361,10 +361,8 @@ def read_posterior(path: str | os.PathLike[str]) -> tuple[Posterior, str]:
         raise files.DamagedFile(
             f"the posterior file must be of a kind in {sorted(kinds)}, got {stored.kind!r} in {os.fspath(path)!r}"
         )
-    # Copied, since the alignment of memory decides the order of sums, and so the bits of samples.
-    tensors = {name: value.clone() for name, value in stored.tensors.items()}
     with files.reading(f"the posterior file must hold a valid {stored.kind}", path):
-        return kinds[stored.kind].from_tensors(tensors, stored.hyperparameters), stored.digest
+        return kinds[stored.kind].from_tensors(stored.tensors, stored.hyperparameters), stored.digest
 
 
 def _address(tensor: Tensor) -> int:

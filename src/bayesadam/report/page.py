@@ -20,6 +20,9 @@ from bayesadam.report.palette import custom_properties
 from bayesadam.report.predicted import FEW, PredictedClasses, PredictedNumbers, counted, predicted
 from bayesadam.report.scores import confusion, importance, scores
 
+_EFFECTS = 4
+"""Maximum number of inputs whose effects are drawn."""
+
 
 def render(data: Mapping[str, Any]) -> str:
     """Return the whole page as text."""
@@ -45,7 +48,7 @@ def render(data: Mapping[str, Any]) -> str:
 def _charts(data: Mapping[str, Any], held_out: Any, unseen: Any) -> dict[str, list[Chart]]:
     """Return the charts of the sections."""
     task, target, classes = data["task"], data["target"], data["classes"]
-    entries = data["explained"].get("dependence", [])
+    entries = data["explained"].get("dependence", [])[:_EFFECTS]
     found = {
         "inputs": [drawn.effect(entry, f"dependence-{i}", task, target, classes) for i, entry in enumerate(entries)]
     }

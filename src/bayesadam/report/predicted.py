@@ -130,7 +130,11 @@ Predicted = PredictedNumbers | PredictedClasses
 
 
 def predicted(columns: Mapping[str, Any], task: str) -> Predicted | None:
-    """Return the rows of the report's data without those whose prediction is missing; ``None`` if there are none."""
+    """Return the rows of the report's data without those whose prediction is missing; ``None`` if there are none.
+
+    Raises:
+        ValueError: A label is not the index of a class.
+    """
     kind = PredictedNumbers if task == "regression" else PredictedClasses
     names = [name for name in kind.__dataclass_fields__ if name != "drawn_from"]
     arrays: dict[str, Array] = {name: np.array(columns[name], dtype=np.float64) for name in names}
@@ -144,7 +148,10 @@ def predicted(columns: Mapping[str, Any], task: str) -> Predicted | None:
     drawn_from = columns.get("drawn_from")
     if task == "regression":
         return PredictedNumbers(**arrays, drawn_from=drawn_from)
-    return PredictedClasses(arrays.pop("label").astype(np.intp), **arrays, drawn_from=drawn_from)
+    label, classes = arrays.pop("label"), arrays["probs"].shape[1]
+    if label.min() < 0 or label.max() >= classes:
+        raise ValueError(f"label must be indices of the {classes} classes, got others")
+    return PredictedClasses(label.astype(np.intp), **arrays, drawn_from=drawn_from)
 
 
 def counted(rows: Predicted, what: str, clause: str = "") -> str:

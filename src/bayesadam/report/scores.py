@@ -56,15 +56,16 @@ def confusion(rows: PredictedClasses, classes: Sequence[str]) -> dict[str, Any]:
         "names" of the classes, "rows" with pairs of a class and its cells, which are pairs of a text and of the share
         of the rows of the class, and the number of classes that are left out, "more".
     """
-    counts = np.zeros((len(classes), len(classes)), dtype=int)
-    np.add.at(counts, (rows.label, rows.predicted), 1)
-    mistakes = counts - np.diag(counts.diagonal())
-    shown = np.sort(np.argsort(-(mistakes.sum(0) + mistakes.sum(1)), kind="stable")[:_CLASSES])
+    label, predicted = rows.label, rows.predicted
+    wrong = label != predicted
+    mistakes = np.bincount(np.concatenate([label[wrong], predicted[wrong]]), minlength=len(classes))
+    shown = np.sort(np.argsort(-mistakes, kind="stable")[:_CLASSES])
     names = [classes[code] for code in shown]
-    cells = [
-        [(f"{part[code]:,}" if part[code] else "", float(part[code] / max(part.sum(), 1))) for code in shown]
-        for part in counts[shown]
-    ]
+    cells = []
+    for code in shown:
+        counts = np.bincount(predicted[label == code], minlength=len(classes))
+        total = max(counts.sum(), 1)
+        cells.append([(f"{count:,}" if count else "", float(count / total)) for count in counts[shown]])
     return {"names": names, "rows": list(zip(names, cells, strict=True)), "more": len(classes) - len(names)}
 
 

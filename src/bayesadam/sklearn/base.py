@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from bayesadam import population
-from bayesadam.checks import check_count, check_positive, is_whole
+from bayesadam.checks import check, check_count, check_positive, is_whole
 from bayesadam.functional.generators import GENERATORS
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import Mixture
@@ -45,6 +45,9 @@ FARTHEST = 1e15
 """Largest standardised input. The variance of an output grows with its square, which has to be finite in single
 precision.
 """
+
+MOST_SAMPLES = 10_000
+"""Largest number of posterior samples per member, each of which is a forward pass."""
 
 
 @dataclass(eq=False, repr=False)
@@ -153,6 +156,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             if value is not None and not is_whole(value):
                 raise ValueError(f"{name} must be None or a whole number of at least 1, got {value!r}")
         check_count("mc_samples", self.mc_samples)
+        check("mc_samples", self.mc_samples, f"at most {MOST_SAMPLES:,}", lambda count: count <= MOST_SAMPLES)
         check_positive("lr", self.lr)
         check_positive("prior_precision", self.prior_precision)
         if self.time_budget is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -30,3 +31,11 @@ def perceptron(inputs: int, hidden: Sequence[int], outputs: int, activation: str
     nn.init.normal_(last.weight, 0.0, 0.5 / math.sqrt(width))
     nn.init.zeros_(last.bias)
     return nn.Sequential(*layers, last)
+
+
+def shapes_of(widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights of a :func:`perceptron` by name, given the widths from inputs to outputs."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for number, (before, units) in enumerate(itertools.pairwise(widths)):
+        shapes |= {f"{2 * number}.weight": (units, before), f"{2 * number}.bias": (units,)}
+    return shapes

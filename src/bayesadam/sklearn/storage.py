@@ -6,10 +6,13 @@ import copy
 import json
 import math
 import os
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from sklearn.base import clone
 
@@ -23,11 +26,13 @@ from bayesadam.sklearn.base import BayesianMLP, require_device
 from bayesadam.sklearn.classifier import BayesianMLPClassifier
 from bayesadam.sklearn.conformal import LeftOutScores
 from bayesadam.sklearn.linear import LinearPart
+from bayesadam.sklearn.network import shapes_of
 from bayesadam.sklearn.noise import NoisePattern
 from bayesadam.sklearn.process import ProcessPart
 from bayesadam.sklearn.reach import Reach
 from bayesadam.sklearn.regressor import BayesianMLPRegressor
-from bayesadam.sklearn.tables.encoder import TableEncoder
+from bayesadam.sklearn.tables.encoder import Encoded, TableEncoder
+from bayesadam.sklearn.tables.findings import Findings
 from bayesadam.sklearn.trees import TreesPart
 
 VERSION = 1
@@ -37,9 +42,21 @@ NEXT = ".model.json.next"
 """Temporary name of the new ``model.json`` until the posterior to which it belongs is in place."""
 _RULE = f"{MODEL} must be what save() wrote"
 _KINDS = {kind.__name__: kind for kind in (BayesianMLPRegressor, BayesianMLPClassifier)}
-_PARTS: dict[str, Any] = {
-    kind.__name__: kind for kind in (LinearPart, ProcessPart, TreesPart, NoisePattern, Reach, LeftOutScores)
+_PARTS: dict[Any, tuple[str, ...]] = {
+    LinearPart: ("E", "E", "E", "KE", "K"),
+    ProcessPart: ("D", "D", "ND", "2D", "2NK", "DK", "K"),
+    TreesPart: ("V", "V", "V", "V", "V", "T", "T", "K"),
+    NoisePattern: ("I", "IH", "H", "H", "", "", "", ""),
+    Reach: ("", ""),
+    LeftOutScores: ("FM", "N", "NK", "N"),
 }
+"""Parts of estimators, with the shapes of their attributes in order; numbers have an empty shape.
+
+Letters are sizes: ``D`` inputs, ``I`` inputs and the mean, ``K`` targets or classes, ``M`` members, and others that
+only the arrays of one part share.
+"""
+_PLACES = {"column": "D", "output": "K", "folds": "F", "root": "V", "left": "V", "right": "V"}
+"""Arrays of indices, and the size below which they are."""
 
 
 def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> None:
@@ -148,7 +165,11 @@ def _pair(path: Path, name: str) -> tuple[dict[str, Any], Mixture]:
 
 
 def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor | BayesianMLPClassifier:
-    """Create the estimator. The digests of both files say that they are what :func:`save_estimator` wrote."""
+    """Create the estimator.
+
+    A digest may be that of another program's values. So all sizes are compared with those of the posterior before
+    anything is made of them, and the estimator predicts a row, which finds values of other types.
+    """
     encoder = None if told["encoder"] is None else TableEncoder.from_json(told["encoder"])
     params = {**told["params"], "hidden": tuple(told["params"]["hidden"])}
     estimator: Any = _KINDS[told["kind"]](**params)
@@ -156,7 +177,9 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
     estimator._check()
     estimator.method_ = estimator._method_name
     estimator.inputs_ = encoder
-    estimator._x_mean, estimator._x_std = (np.array(told["inputs"][name]) for name in ("mean", "std"))
+    width = len(told["inputs"]["mean"] if encoder is None else encoder.get_feature_names_out())
+    sizes = {"D": width, "I": width + 1, "M": len(posterior.components), "2": 2}
+    estimator._x_mean, estimator._x_std = _arrays(told["inputs"], {"mean": "D", "std": "D"}, sizes).values()
     estimator.n_features_in_ = told["features"]
     if told["feature_names"]:
         estimator.feature_names_in_ = np.array(told["feature_names"], dtype=object)
@@ -164,33 +187,57 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
     estimator.interrupted_ = estimator.stopped_ == "interrupted"
     estimator.history_ = {name: np.array(values, dtype=np.float64) for name, values in told["history"].items()}
     estimator.left_out_ = None
-    estimator.calibration_ = told["calibration"]
-    estimator._companions = [part_of(part) for part in told["companions"]]
     if isinstance(estimator, BayesianMLPClassifier):
-        estimator.classes_ = np.array(told["classes"]["values"], dtype=told["classes"]["dtype"])
+        kind = np.dtype(told["classes"]["dtype"]).type  # without the length of texts, which the labels have
+        estimator.classes_ = np.array(told["classes"]["values"], dtype=kind)
+        sizes["K"] = len(estimator.classes_)
         estimator._networks_only = False
+        calibration = {"temperature": "", "weights": "P"}
         likelihoods: list[Any] = [Categorical() for _ in posterior.components]
     else:
-        estimator.calibration_ = {name: np.array(value) for name, value in told["calibration"].items()}
-        likelihoods = _restored_targets(estimator, told)
+        sizes["K"] = len(told["targets"]["mean"])
+        calibration = {"epistemic": "K", "aleatoric": "K", "error": "K", "weights": "QK"}
+        likelihoods = _restored_targets(estimator, told, sizes)
+    estimator._companions = [part_of(part, sizes) for part in told["companions"]]
+    count = len(estimator._companions)
+    estimator.calibration_ = _arrays(told["calibration"], calibration, {**sizes, "P": count, "Q": count + 1})
+    layers = shapes_of([width, *estimator.hidden, estimator._outputs()])
+    if posterior.shapes != layers:
+        raise ValueError(f"its network must have the weights of its posterior, got hidden={estimator.hidden!r:.100}")
     estimator._likelihoods = [likelihood.to(estimator.device) for likelihood in likelihoods]
-    estimator.network_ = estimator._network(len(estimator._x_mean))
+    estimator.network_ = estimator._network(width)
     estimator.posterior_ = posterior
+    _predict_once(estimator)
     result: BayesianMLPRegressor | BayesianMLPClassifier = estimator
     return result
 
 
-def _restored_targets(estimator: Any, told: dict[str, Any]) -> list[Any]:
+def _predict_once(estimator: Any) -> None:
+    """Predict a row without values, which finds what cannot be used."""
+    row = estimator._x_mean[None]
+    if estimator.inputs_ is not None:
+        nothing = {column.name: pa.nulls(1, pa.string()) for column in estimator.inputs_.columns_}
+        row = estimator.inputs_.encode(pa.table(nothing), Findings())
+    with np.errstate(all="ignore"):
+        estimator.predict(Encoded(row))
+        if getattr(estimator, "_left_out", None) is not None:
+            estimator.predict_interval(Encoded(row), 0.5, method="cross")
+
+
+def _restored_targets(estimator: Any, told: dict[str, Any], sizes: Mapping[str, int]) -> list[Any]:
     """Read what a regression has learned about its targets; return the members' likelihoods."""
-    estimator._y_mean, estimator._y_std = (np.array(told["targets"][name]) for name in ("mean", "std"))
+    estimator._y_mean, estimator._y_std = _arrays(told["targets"], {"mean": "K", "std": "K"}, sizes).values()
     estimator._several = told["several"]
     estimator.likelihood_ = told["likelihood"]
     estimator._functions = [monotone(record.pop("name"), record) for record in told["transforms"]]
     estimator.target_transform_ = target_transform.told(estimator._functions, estimator._several)
-    estimator._reach = part_of(told["reach"])
-    estimator._patterns = [part_of(pattern) for pattern in told["noise"]]
+    estimator._reach = part_of(told["reach"], sizes)
+    estimator._patterns = [part_of(pattern, sizes) for pattern in told["noise"]]
     estimator.noise_ = told["noise_model"]
-    estimator._left_out = part_of(told["left_out"])
+    estimator._left_out = part_of(told["left_out"], sizes)
+    for name, size in (("transforms", "K"), ("noise", "K"), ("likelihoods", "M")):
+        if len(told[name]) != sizes[size]:
+            raise ValueError(f"{name} must be {sizes[size]}, got {len(told[name])}")
     estimator._template = estimator._likelihood_of(len(estimator._y_mean))
     likelihoods = []
     for state in told["likelihoods"]:
@@ -208,14 +255,34 @@ def record(part: Any) -> dict[str, Any] | None:
     return {"kind": type(part).__name__, **{name: np.asarray(value).tolist() for name, value in vars(part).items()}}
 
 
-def part_of(record: dict[str, Any] | None) -> Any:
-    """Create the part from what :func:`record` returned."""
+def part_of(record: dict[str, Any] | None, sizes: Mapping[str, int]) -> Any:
+    """Create the part from what :func:`record` returned, given the sizes that are not its own."""
     if record is None:
         return None
-    values: dict[str, Any] = {
-        name: np.array(value) if isinstance(value, list) else value for name, value in record.items()
-    }
-    return _PARTS[values.pop("kind")](**values)
+    kind = {kind.__name__: kind for kind in _PARTS}[record["kind"]]
+    shapes = zip((field.name for field in fields(kind)), _PARTS[kind], strict=True)
+    return kind(**_arrays(record, dict(shapes), sizes))
+
+
+def _arrays(values: Mapping[str, Any], shapes: Mapping[str, str], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Return the named arrays, and numbers where a shape is empty.
+
+    Raises:
+        ValueError: An array does not hold numbers, has another shape, or an index is too large.
+    """
+    sizes, arrays = dict(sizes), {}
+    for name, letters in shapes.items():
+        array = np.array(values[name])
+        same = len(letters) == array.ndim and all(
+            sizes.setdefault(letter, size) == size for letter, size in zip(letters, array.shape, strict=True)
+        )
+        if not same or array.dtype.kind not in "bif":
+            raise ValueError(f"{name} must be numbers of shape {tuple(letters)}, got {array.dtype} of {array.shape}")
+        most = sizes.get(_PLACES.get(name, ""), math.inf)
+        if name in _PLACES and (array.dtype.kind != "i" or not ((array >= 0) & (array < most)).all()):
+            raise ValueError(f"{name} must be whole numbers from 0 to below {most}, got others")
+        arrays[name] = array if letters else values[name]
+    return arrays
 
 
 def _plain(name: str, value: Any) -> Any:

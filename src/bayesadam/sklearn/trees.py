@@ -37,7 +37,9 @@ AT_ONCE = 2**22
 
 @dataclass(frozen=True)
 class TreesPart:
-    """A sum of regression trees. A leaf is its own child; all other children come after their node.
+    """A sum of regression trees, whose nodes are stored one tree after another.
+
+    A leaf is its own child; all other children come after their node, so that there are no cycles.
 
     Attributes:
         column: Input that a node compares, ``(V,)``.
@@ -48,6 +50,9 @@ class TreesPart:
         root: First node of every tree, ``(T,)``.
         output: Output to which the tree belongs, ``(T,)``.
         baseline: Constant terms of the outputs, ``(K,)``.
+
+    Raises:
+        ValueError: A tree has more nodes than ``LEAVES`` allow, or a child is before its node or in another tree.
     """
 
     column: Whole
@@ -58,6 +63,15 @@ class TreesPart:
     root: Whole
     output: Whole
     baseline: Floats
+
+    def __post_init__(self) -> None:
+        ends = np.append(self.root, len(self.column))
+        sizes = np.diff(ends)
+        if ends[0] != 0 or not ((0 < sizes) & (sizes < 2 * max(LEAVES))).all():
+            raise ValueError(f"trees must have from 1 to {2 * max(LEAVES) - 1} nodes, got {sizes.tolist()!r:.100}")
+        first, last = np.arange(len(self.column)), np.repeat(ends[1:], sizes)
+        if not all(((first <= child) & (child < last)).all() for child in (self.left, self.right)):
+            raise ValueError("children must come after their node, in its tree, got others")
 
     def outputs(self, inputs: Floats) -> Floats:
         """Return the outputs, ``(N, K)``, for standardised inputs ``(N, D)``."""

@@ -105,9 +105,9 @@ def fit_table(
     watcher = watcher or Watcher()
     if out is None:
         return _fit(settings, frame, watcher)
-    names.check_place(Path(out), force=force)
+    names.reserve(Path(out), force=force)
+    result = _fit(settings, frame, watcher)
     with names.new_run(Path(out), force=force) as folder:
-        result = _fit(settings, frame, watcher)
         result.save(folder)
     return result
 

@@ -12,16 +12,19 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from pyarrow import csv, parquet
+from pyarrow import compute, csv, parquet
 
 from bayesadam.files import whole_file
 from bayesadam.sklearn.members import ROWS
 from bayesadam.sklearn.runs.settings import RunError
+from bayesadam.sklearn.tables.csv_numbers import is_text, levels_of
 from bayesadam.sklearn.tables.encoder import Encoded
 from bayesadam.sklearn.tables.findings import Findings, TableError, quoted
 from bayesadam.sklearn.tables.read_table import TableFile, is_parquet
 
 STDOUT = Path("-")
+_FORMULA = r"(?s)^(=|[+@-].*(\pL{2}|[(!]))"
+"""A regular expression for cells that spreadsheet programs take for formulas; numbers, also of telephones, are none."""
 
 
 def predict_table(
@@ -59,6 +62,8 @@ def predict_table(
         TableError: Columns are missing, most cells of a column are of another kind, or a value is too large.
     """
     regression, names, encoder = not hasattr(estimator, "classes_"), file.table.column_names, estimator.inputs_
+    if getattr(estimator, "_several", False):
+        raise RunError("the run must be that of one target, got several")
     if not all(0 < level < 1 for level in (coverage, *quantiles)):
         raise RunError(f"coverage and quantiles must be in (0, 1), got {(coverage, *quantiles)!r}")
     if not regression and (interval is not None or quantiles):
@@ -74,8 +79,9 @@ def predict_table(
     for first in range(0, len(matrix), ROWS):
         rows = Encoded(matrix[first : first + ROWS])
         try:
-            pred = estimator.predictive(rows)
-        except TableError as error:
+            with np.errstate(all="ignore"):  # predictions that are not finite are refused below
+                pred = estimator.predictive(rows)
+        except ValueError as error:
             raise TableError(f"{error}; row 0 is {file.place(first)}") from None
         part = _regression(pred, coverage, quantiles) if regression else _classification(pred, estimator.classes_)
         if interval is not None:
@@ -90,6 +96,24 @@ def predict_table(
             raise RunError(f"a column to copy must not have the name of a prediction, got {name!r}")
         columns[name] = pa.array(np.concatenate([part[name] for part in parts]), from_pandas=True)
     return pa.table(columns), notes + findings.notes
+
+
+def formula_notes(table: pa.Table) -> list[str]:
+    """Return a note on each column with cells that spreadsheet programs take for formulas.
+
+    Args:
+        table: The predictions, in which such cells are as they were in the table that was given.
+    """
+    notes = []
+    for name in table.column_names:
+        cells = pa.array([name])
+        if is_text(table.column(name).type):
+            cells = pa.concat_arrays([cells, levels_of(table.column(name))])
+        formulas = cells.filter(compute.match_substring_regex(cells, _FORMULA))
+        if len(formulas):
+            shown = f"{formulas[0].as_py()!r:.40}"
+            notes.append(f"spreadsheet programs take cells of {name!r} for formulas ({shown}): import them as text")
+    return notes
 
 
 def write_predictions(table: pa.Table, out: Path) -> None:

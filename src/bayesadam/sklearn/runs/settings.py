@@ -7,7 +7,8 @@ from dataclasses import KW_ONLY, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from bayesadam.files import write_text
+from bayesadam.checks import is_of
+from bayesadam.files import DamagedFile, read_json, reading, write_text
 
 FORMAT_VERSION = 1
 
@@ -81,7 +82,7 @@ class Settings:
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         for name in (field.name for field in fields(self)):
-            if not _fits(value := getattr(self, name), hints[name]):
+            if not is_of(value := getattr(self, name), hints[name]):
                 raise RunError(f"the setting {name} must be {_words(hints[name])}, got {value!r}")
         if not 0 < self.held_out <= 0.5:
             raise RunError(f"the share of the held-out rows must be in (0, 0.5], got {self.held_out!r}")
@@ -122,27 +123,18 @@ class Settings:
             RunError: The file is missing, is no such file or of a newer version, or a value is not allowed.
         """
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            version, settings = record["format_version"], dict(record["settings"])
-            if version != FORMAT_VERSION:
-                raise ValueError(f"its format version must be {FORMAT_VERSION}, got {version!r}")
-            lists: dict[str, Any] = {name: tuple(v) for name, v in settings.items() if isinstance(v, list)}
-            return cls(**{**settings, **lists})
+            rule = "the config must be like one of bayesadam fit"
+            with reading(rule, path):
+                record, _ = read_json(path, rule)
+                version, settings = record["format_version"], dict(record["settings"])
+                if version != FORMAT_VERSION:
+                    raise ValueError(f"its format version must be {FORMAT_VERSION}, got {version!r}")
+                lists: dict[str, Any] = {name: tuple(v) for name, v in settings.items() if isinstance(v, list)}
+                return cls(**{**settings, **lists})
         except OSError as error:
             raise RunError(f"the config {str(path)!r} must be a file that can be read: {error.strerror}") from None
-        except (ValueError, TypeError, KeyError) as error:
-            raise RunError(f"the config {str(path)!r} must be like one of bayesadam fit: {error}") from None
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value, which may come from a file that a person has edited, is of the annotated type."""
-    if get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
-    if get_args(hint):
-        return any(_fits(value, part) for part in get_args(hint))
-    if isinstance(value, bool):
-        return hint is bool
-    return isinstance(value, int | float if hint is float else hint)
+        except DamagedFile as error:
+            raise RunError(str(error)) from None
 
 
 def _words(hint: Any) -> str:

@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
+from bayesadam.checks import is_of
 from bayesadam.sklearn.tables.csv_numbers import NUMBER, are_codes, as_text, flags, is_text, means_missing, numbers_in
 from bayesadam.sklearn.tables.dates import Date, are_cells
 from bayesadam.sklearn.tables.findings import Findings
@@ -233,9 +234,14 @@ def to_json(column: Column) -> dict[str, Any]:
 
 
 def from_json(record: Mapping[str, Any]) -> Column:
-    """Create a column from the dictionary of :func:`to_json`; KeyError or TypeError if it is invalid."""
+    """Create a column from the dictionary of :func:`to_json`; KeyError, TypeError or ValueError if it is invalid."""
+    kind = _KINDS[record["kind"]]
     fields = {name: _tuples(value) for name, value in record.items() if name != "kind"}
-    column: Column = _KINDS[record["kind"]](**fields)
+    hints = get_type_hints(kind)
+    for name, value in fields.items():
+        if not is_of(value, hints[name]):
+            raise ValueError(f"{name} of a column must be {hints[name]}, got {value!r:.100}")
+    column: Column = kind(**fields)
     return column
 
 

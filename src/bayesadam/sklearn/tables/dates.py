@@ -43,6 +43,8 @@ _ORDERS = {order: date + _TIME for order, date in _DATES.items()} | {_CLOCK: f"{
 _DIGITS = {_COMPACT: r"(?P<year>\d{4})(?:(?P<month>\d{2})(?P<day>\d{2})?)?(?:\.0*)?"}
 """Orders of numbers such as 20210304 or 20210304.0, which are dates only if the user says so."""
 FIRST, _AMERICAN, _EUROPEAN = list(_DATES)[:3]
+_FARTHEST = 1e15
+"""Largest number of days since 1970 of a date."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,9 @@ class Date:
         parts: The periodic parts, from ``PARTS``.
         least: Earliest time in the training rows, in days since 1970.
         largest: Latest time in the training rows, in days since 1970.
+
+    Raises:
+        ValueError: A time is too far for NumPy's dates.
     """
 
     name: str
@@ -71,6 +76,11 @@ class Date:
     largest: float = math.inf
 
     kind: ClassVar[str] = "date"
+
+    def __post_init__(self) -> None:
+        for days in (self.median, self.least, self.largest):
+            if _FARTHEST < abs(days) < math.inf:
+                raise ValueError(f"days must be at most {_FARTHEST:g}, got {days!r}")
 
     @classmethod
     def fit(cls, column: pa.ChunkedArray, name: str, order: str = FIRST) -> Date:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
+from bayesadam.checks import is_of
 from bayesadam.scaling import LARGEST
 from bayesadam.sklearn.tables import describe
 from bayesadam.sklearn.tables.column_types import (
@@ -117,10 +118,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             TableError: A column to keep, or of dates, cannot be that, options exclude each other, or no column is left.
             ValueError: An option is not a list.
         """
-        for name in ("drop", "keep", "category", "date", "missing"):
-            value = getattr(self, name)
-            if not isinstance(value, list | tuple) and not (name == "keep" and value is None):
-                raise ValueError(f"{name} must be a list, got {value!r}")
+        self._check_lists()
         table = as_table(X)
         decimals = decimals_of(table, self.decimal)
         table = cleaned(table, self.missing, decimals)
@@ -231,14 +229,24 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> TableEncoder:
-        """Create a fitted encoder from the dictionary of :meth:`to_json`; KeyError or TypeError if it is invalid."""
+        """Create a fitted encoder from the dictionary of :meth:`to_json`; as for columns, an error if it is invalid."""
         lists: dict[str, Any] = {n: tuple(value) for n, value in record["options"].items() if isinstance(value, list)}
         encoder = cls(**{**record["options"], **lists})
+        encoder._check_lists()
         encoder.columns_ = tuple(from_json(column) for column in record["columns"])
         encoder.left_out_ = dict(record["left_out"])
-        encoder.n_features_in_ = len(record["names"])
-        encoder.feature_names_in_ = np.array(record["names"], dtype=object)
+        names = tuple(record["names"])
+        if not is_of(names, tuple[str, ...]):
+            raise TypeError(f"names must be texts, got {names!r:.100}")
+        encoder.n_features_in_ = len(names)
+        encoder.feature_names_in_ = np.array(names, dtype=object)
         return encoder
+
+    def _check_lists(self) -> None:
+        for name in ("drop", "keep", "category", "date", "missing"):
+            value = getattr(self, name)
+            if not isinstance(value, list | tuple) and not (name == "keep" and value is None):
+                raise ValueError(f"{name} must be a list, got {value!r}")
 
     def _table(self, X: Any) -> pa.Table:
         """Return new rows, in which what means a missing value is missing."""
