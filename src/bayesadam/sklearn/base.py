@@ -37,7 +37,6 @@ from bayesadam.sklearn.tables.encoder import Encoded, TableEncoder
 from bayesadam.sklearn.tables.findings import Findings, TableError
 from bayesadam.sklearn.tables.frames import as_table, is_table
 from bayesadam.sklearn.tables.memory import require_memory
-from bayesadam.sklearn.threads import threads_for
 
 Array = NDArray[Any]
 
@@ -115,9 +114,8 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         X, y, weight, groups, rows = weighed(X, y, sample_weight, groups)
         if groups is None:
             warn_of_copies(X, y, stacklevel=3)
-        with threads_for(len(X)):
-            self._learn_scales(X, y, weight, groups)
-            return self._train(X, y, weight, groups, rows, on_epoch)
+        self._learn_scales(X, y, weight, groups)
+        return self._train(X, y, weight, groups, rows, on_epoch)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``posterior.safetensors`` and ``model.json`` into a folder; :func:`load_estimator` reads them."""

@@ -25,7 +25,7 @@ from bayesadam.sklearn.failures import all_or_nothing
 from bayesadam.sklearn.member_training import TrainingStatus, weighted_mean
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.rows import require_comparable, require_single, weighed
-from bayesadam.sklearn.threads import few_threads, threads_for
+from bayesadam.sklearn.threads import few_threads
 
 
 @dataclass(eq=False, repr=False)
@@ -104,6 +104,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         probs = self.predict_proba(X)  # raises an error if the estimator is not fitted
         return np.asarray(self.classes_[probs.argmax(1)])
 
+    @few_threads
     def predict_proba(self, X: ArrayLike) -> Array:
         """Return the probabilities of the classes, ``(N, C)`` in the order of ``classes_``."""
         probs = self.predictive(X).probs.cpu().numpy()
@@ -155,8 +156,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         if first:
             self._learn_scales(*rows[:-1])
             self._networks_only = True
-        with threads_for(len(rows[0])):
-            return self._train(*rows, on_epoch, None if first else self.posterior_)
+        return self._train(*rows, on_epoch, None if first else self.posterior_)
 
     _companions: list[Companion] = field(init=False)
     _networks_only: bool = field(init=False)

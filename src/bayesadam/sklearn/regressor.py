@@ -31,7 +31,7 @@ from bayesadam.sklearn.member_training import TrainingStatus
 from bayesadam.sklearn.noise import check_noise
 from bayesadam.sklearn.rows import require_single, weighed
 from bayesadam.sklearn.tables.table_target import numbers_of_text
-from bayesadam.sklearn.threads import few_threads, threads_for
+from bayesadam.sklearn.threads import few_threads
 
 
 @dataclass(eq=False, repr=False)
@@ -262,8 +262,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             target_transform.require(function.name, own, function.least)
         known = zip(self._functions, target_transform.limited(self._functions, rows[1]), strict=True)
         self._functions = [min(pair, key=lambda function: function.least) for pair in known]
-        with threads_for(len(rows[0])):
-            return self._train(*rows, on_epoch, self.posterior_)
+        return self._train(*rows, on_epoch, self.posterior_)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import StandardScaler
-from threadpoolctl import threadpool_limits
 
 from bayesadam import metrics
 from bayesadam.predictive import ClassificationPredictive, GaussianPredictive, MixturePredictive
 from bayesadam.sklearn.runs.predict_table import means
 from bayesadam.sklearn.runs.prepare import Prepared
+from bayesadam.sklearn.threads import threads_for
 
 COVERAGE = 0.95
 MAX_ROWS = 100_000
@@ -131,7 +131,7 @@ def baselines(prepared: Prepared) -> dict[str, tuple[Arrays, float]]:
     results: dict[str, tuple[Arrays, float]] = {}
     for name, model in models.items():
         # One thread: on a busy machine, threads that wait for each other take minutes.
-        with warnings.catch_warnings(), threadpool_limits(1):
+        with warnings.catch_warnings(), threads_for(1):
             warnings.simplefilter("ignore")  # a baseline that has not converged is still useful
             if not classes:
                 residuals = y[:few] - model.fit(x[few:], y[few:], weight[few:]).predict(x[:few])
