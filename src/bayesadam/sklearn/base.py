@@ -35,7 +35,7 @@ from bayesadam.sklearn.rows import member_parts, numbered, require_single, warn_
 from bayesadam.sklearn.stack import stacked_predictions
 from bayesadam.sklearn.tables.encoder import Encoded, TableEncoder
 from bayesadam.sklearn.tables.findings import Findings, TableError
-from bayesadam.sklearn.tables.frames import as_table, is_table
+from bayesadam.sklearn.tables.frames import as_table, is_table, with_spelled_names
 from bayesadam.sklearn.tables.memory import require_memory
 
 Array = NDArray[Any]
@@ -331,6 +331,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             self.inputs_, self.n_features_in_ = X.encoder, X.encoder.n_features_in_
             self.feature_names_in_ = X.encoder.feature_names_in_
             return check_X_y(X.matrix, y, dtype=np.float64, estimator=self, **rules)
+        X = with_spelled_names(X)
         encoder = None if reset else getattr(self, "inputs_", None)
         if not (is_table(X) or self.encoder is not None if reset else encoder):
             self.inputs_ = None

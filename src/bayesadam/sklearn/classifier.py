@@ -25,6 +25,7 @@ from bayesadam.sklearn.failures import all_or_nothing
 from bayesadam.sklearn.member_training import TrainingStatus, weighted_mean
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.rows import require_comparable, require_single, weighed
+from bayesadam.sklearn.tables.spelling import one_spelling
 from bayesadam.sklearn.threads import few_threads
 
 
@@ -176,6 +177,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         if labels.ndim and labels.dtype == object:  # scikit-learn has messages for other types
             require_comparable("y", labels)
         inputs, labels = self._checked(X, y, reset=reset, sample_weight=sample_weight)
+        labels = one_spelling(labels, () if classes is None else np.asarray(classes).tolist())
         require_single("X", inputs)
         check_classification_targets(labels)
         known, codes = np.unique(labels, return_inverse=True)

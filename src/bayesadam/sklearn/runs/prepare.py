@@ -19,6 +19,7 @@ from bayesadam.sklearn.tables.encoder import TableEncoder, numbers_rows
 from bayesadam.sklearn.tables.findings import Findings, Place, TableError, column_errors, quoted
 from bayesadam.sklearn.tables.frames import as_table, cleaned
 from bayesadam.sklearn.tables.read_table import TableFile, read_table
+from bayesadam.sklearn.tables.spelling import spelled
 from bayesadam.sklearn.tables.splits import (
     MIN_HELD_OUT,
     Split,
@@ -151,6 +152,7 @@ def _with_names(settings: Settings, columns: list[str]) -> tuple[Settings, list[
     notes: list[str] = []
 
     def spelt(option: str, name: str) -> str:
+        name = spelled(name)
         if name in columns:
             return name
         if lower.count(name.lower()) == 1:
