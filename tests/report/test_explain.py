@@ -62,6 +62,20 @@ def explained(inputs, classes=False):
 
 
 class TestRegression:
+    def test_rows_count_by_their_weights(self, inputs):
+        """The others have targets that are far away, beside which no shuffle would matter."""
+        pred, y = drawn(inputs)
+        weight = np.where(np.arange(ROWS) % 2, 1.0, 1e-12)
+        y = np.where(weight == 1.0, pred.mean.numpy(), 1e4)
+        found = explain.effects(inputs, y, matrix(inputs), PARTS, formula(), 0, weight=weight, classes=False)
+        (size,) = (entry for entry in found["importance"] if entry["name"] == "size")
+        assert 2.0 < size["gain"] < 4.0
+        city = next(entry for entry in found["dependence"] if entry["name"] == "city")
+        heavy = np.sort(np.random.default_rng(0).permutation(ROWS)[: explain.BACKGROUND])
+        heavy = heavy[weight[heavy] == 1.0]
+        expected = matrix(inputs)[heavy, 0].mean() / 10.0
+        assert city["curves"][0]["mean"] == pytest.approx([expected] * 3, rel=1e-6)
+
     def test_the_inputs_that_matter_come_first(self, inputs):
         found = explained(inputs)["importance"]
         assert found[0]["name"] == "size"

@@ -93,6 +93,7 @@ def prepare(inputs, targets, held_out, classes):
         y=targets,
         encoder=encoder,
         matrix=encoder.transform(inputs),
+        weights_of=lambda rows: None,
         left_out={},
         notes=["a note"],
     )

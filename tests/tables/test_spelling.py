@@ -10,8 +10,8 @@ from pyarrow import csv
 
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, Settings, TableEncoder
 from bayesadam.sklearn.rows import weighed
-from bayesadam.sklearn.runs.prepare import prepare
 from bayesadam.sklearn.runs.predict_table import predict_table
+from bayesadam.sklearn.runs.prepare import prepare
 from bayesadam.sklearn.tables.findings import Findings
 from bayesadam.sklearn.tables.frames import is_table
 from bayesadam.sklearn.tables.read_table import read_table

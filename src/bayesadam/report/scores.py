@@ -52,17 +52,19 @@ def _aim(name: str) -> tuple[str, Any]:
 def confusion(rows: PredictedClasses, classes: Sequence[str]) -> dict[str, Any]:
     """Return a table of the counts of actual and predicted classes, limited to the classes with the most mistakes.
 
+    Rows with weights, which are 1 on average, count by these.
+
     Returns:
         "names" of the classes, "rows" with pairs of a class and its cells, which are pairs of a text and of the share
         of the rows of the class, and the number of classes that are left out, "more".
     """
-    counts = np.zeros((len(classes), len(classes)), dtype=int)
-    np.add.at(counts, (rows.label, rows.predicted), 1)
+    counts = np.zeros((len(classes), len(classes)))
+    np.add.at(counts, (rows.label, rows.predicted), 1.0 if rows.weight is None else rows.weight / rows.weight.mean())
     mistakes = counts - np.diag(counts.diagonal())
     shown = np.sort(np.argsort(-(mistakes.sum(0) + mistakes.sum(1)), kind="stable")[:_CLASSES])
     names = [classes[code] for code in shown]
     cells = [
-        [(f"{part[code]:,}" if part[code] else "", float(part[code] / max(part.sum(), 1))) for code in shown]
+        [(f"{part[code]:,.0f}" if part[code] else "", float(part[code] / (part.sum() or 1.0))) for code in shown]
         for part in counts[shown]
     ]
     return {"names": names, "rows": list(zip(names, cells, strict=True)), "more": len(classes) - len(names)}

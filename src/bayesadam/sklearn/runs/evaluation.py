@@ -16,6 +16,7 @@ from sklearn.preprocessing import StandardScaler
 
 from bayesadam import metrics
 from bayesadam.predictive import ClassificationPredictive, GaussianPredictive, MixturePredictive
+from bayesadam.report.weighted import mean_and_error
 from bayesadam.sklearn.runs.predict_table import means
 from bayesadam.sklearn.runs.prepare import Prepared
 from bayesadam.sklearn.threads import threads_for
@@ -29,12 +30,13 @@ Arrays = dict[str, NDArray[np.float64]]
 Scores = dict[str, float | None]
 
 
-def predict_held_out(pred: Any, y: NDArray[Any]) -> Arrays:
+def predict_held_out(pred: Any, y: NDArray[Any], weight: NDArray[np.float64] | None = None) -> Arrays:
     """Return the values of each row that scores and charts need, by name.
 
     Args:
         pred: Predictive distribution of the rows.
         y: ``(N,)``, values or indices of classes.
+        weight: Weights of the rows, ``(N,)``, which are returned as "weight"; with ``None`` they are equal.
 
     Returns:
         Regression: "y", "mean", "std", "epistemic_std", "lower", "upper", "pit", "nll", "crps". If a target has a
@@ -70,29 +72,40 @@ def predict_held_out(pred: Any, y: NDArray[Any]) -> Arrays:
             "nll": nll,
             "crps": metrics.predictive_crps(pred, target),
         }
+    if weight is not None:
+        values["weight"] = weight
     return {name: np.asarray(torch.as_tensor(value).detach().cpu(), dtype=np.float64) for name, value in values.items()}
 
 
 def scores(held_out: Arrays, seconds: float) -> Scores:
     """Return the scores of predictions from :func:`predict_held_out`.
 
-    The NLL is in nats, RMSE and CRPS are in the units of the target.
+    The NLL is in nats, RMSE and CRPS are in the units of the target. Rows count by their weights.
 
     Args:
         held_out: Predictions and targets.
         seconds: Duration of the fit.
     """
-    tensors = {name: torch.from_numpy(values) for name, values in held_out.items()}
-    known: dict[str, float] = {"NLL": float(held_out["nll"].mean())}
+    weight = held_out.get("weight")
+
+    def mean(values: Any) -> float:
+        return float(np.average(values, weights=weight))
+
+    known: dict[str, float] = {"NLL": mean(held_out["nll"])}
     if "probs" in held_out:
-        labels, probs = tensors["label"].long(), tensors["probs"]
-        known["accuracy"] = metrics.accuracy(probs, labels)
-        known["ECE"] = metrics.expected_calibration_error(probs, labels)
-        known["Brier"] = metrics.brier_score(probs, labels)
+        labels, probs = held_out["label"].astype(np.int64), held_out["probs"]
+        rows = torch.from_numpy(probs), torch.from_numpy(labels)
+        known["accuracy"] = mean(probs.argmax(1) == labels)
+        known["ECE"] = metrics.expected_calibration_error(
+            *rows, weight=None if weight is None else torch.from_numpy(weight)
+        )
+        known["Brier"] = mean(((probs - np.eye(probs.shape[1])[labels]) ** 2).sum(1))
     else:
-        known["RMSE"] = metrics.rmse(tensors["mean"], tensors["y"])
-        known["CRPS"] = float(held_out["crps"].mean())
-        known["coverage 95%"] = metrics.coverage(tensors["lower"], tensors["upper"], tensors["y"])
+        y = held_out["y"]
+        with np.errstate(invalid="ignore"):
+            known["RMSE"] = math.sqrt(mean((held_out["mean"] - y) ** 2))
+        known["CRPS"] = mean(held_out["crps"])
+        known["coverage 95%"] = mean((held_out["lower"] <= y) & (y <= held_out["upper"]))
     known["fit seconds"] = seconds
     return {name: value if math.isfinite(value) else None for name, value in known.items()}
 
@@ -105,7 +118,7 @@ def margin(ours: Arrays, other: Arrays) -> list[float] | None:
     above = other["nll"] - ours["nll"]
     if len(above) < 2 or not np.isfinite(above).all():
         return None
-    return [float(above.mean()), float(above.std(ddof=1) / math.sqrt(len(above)))]
+    return list(mean_and_error(above, ours.get("weight")))
 
 
 def baselines(prepared: Prepared) -> dict[str, tuple[Arrays, float]]:
@@ -117,10 +130,12 @@ def baselines(prepared: Prepared) -> dict[str, tuple[Arrays, float]]:
     """
     split, classes, seed = prepared.split, len(prepared.target.classes), prepared.settings.seed
     order = np.random.default_rng(seed).permutation(len(split.training))[:MAX_ROWS]
-    weight = np.ones(len(order)) if prepared.weights is None else prepared.weights[order] / prepared.weights.mean()
-    scaler = StandardScaler().fit(prepared.matrix[split.training[order]])
-    x, x_test = (scaler.transform(prepared.matrix[rows]) for rows in (split.training[order], split.held_out))
-    y, y_test = prepared.y[split.training[order]], prepared.y[split.held_out]
+    training = split.training[order]
+    weight, weight_test = prepared.weights_of(training), prepared.weights_of(split.held_out)
+    scaler = StandardScaler().fit(prepared.matrix[training], sample_weight=weight)
+    x, x_test = (scaler.transform(prepared.matrix[rows]) for rows in (training, split.held_out))
+    y, y_test = prepared.y[training], prepared.y[split.held_out]
+    weight = np.ones(len(x)) if weight is None else weight / weight.mean()
     models = {
         "linear model": LogisticRegression(max_iter=500) if classes else Ridge(),
         "gradient boosting": (HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor)(
@@ -135,7 +150,8 @@ def baselines(prepared: Prepared) -> dict[str, tuple[Arrays, float]]:
             warnings.simplefilter("ignore")  # a baseline that has not converged is still useful
             if not classes:
                 residuals = y[:few] - model.fit(x[few:], y[few:], weight[few:]).predict(x[:few])
-                std = max(float(np.sqrt(np.mean(residuals**2))), 1e-6 * float(y.std()))
+                error = float(np.average(residuals**2, weights=weight[:few]))
+                std = max(math.sqrt(error), 1e-6 * float(y.std()))
             begin = time.perf_counter()
             model.fit(x, y, weight)
             seconds = time.perf_counter() - begin
@@ -143,7 +159,7 @@ def baselines(prepared: Prepared) -> dict[str, tuple[Arrays, float]]:
                 probs = np.zeros((len(x_test), classes))
                 probs[:, model.classes_] = model.predict_proba(x_test)
         pred = categorical(probs) if classes else gaussian(model.predict(x_test).astype(np.float64), std)
-        results[name] = predict_held_out(pred, y_test), seconds
+        results[name] = predict_held_out(pred, y_test, weight_test), seconds
     return results
 
 

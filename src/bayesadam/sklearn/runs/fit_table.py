@@ -137,6 +137,8 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
         if len(prepared.split.training) > MAX_ROWS:
             notes.append(f"linear model and gradient boosting were trained on {MAX_ROWS:,} of the training rows")
         epochs = int(np.isfinite(estimator.history_["loss"]).any(0).sum())
+        if settings.weights is not None:
+            notes.append("held-out rows count by their weights in all scores, as training rows do")
         if prepared.target.task == "regression" and (sentence := described(estimator)):
             notes.append(sentence)
         if estimator.stopped_ == "early":
@@ -156,7 +158,10 @@ def _held_out(prepared: Prepared, estimator: Any) -> Arrays:
     """Return the predictions of the held-out rows."""
     rows = prepared.split.held_out
     parts = [rows[first : first + ROWS] for first in range(0, len(rows), ROWS)]
-    found = [predict_held_out(estimator.predictive(Encoded(prepared.matrix[own])), prepared.y[own]) for own in parts]
+    found = [
+        predict_held_out(estimator.predictive(Encoded(prepared.matrix[own])), prepared.y[own], prepared.weights_of(own))
+        for own in parts
+    ]
     return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
 
 
@@ -169,7 +174,7 @@ def _left_out(prepared: Prepared, estimator: Any) -> tuple[NDArray[np.int64], Ar
         return None
     rows, pred = estimator.left_out_
     own = prepared.split.training[rows]
-    return own, predict_held_out(pred, prepared.y[own])
+    return own, predict_held_out(pred, prepared.y[own], prepared.weights_of(own))
 
 
 def _train(prepared: Prepared, watcher: Watcher) -> Any:
@@ -181,7 +186,11 @@ def _train(prepared: Prepared, watcher: Watcher) -> Any:
         try:
             rows = Encoded(prepared.matrix[prepared.split.training], prepared.encoder)
             estimator = kind(**prepared.settings.estimator_options()).fit(
-                rows, y, prepared.weights, groups=prepared.groups, on_epoch=watcher.epoch
+                rows,
+                y,
+                prepared.weights_of(prepared.split.training),
+                groups=prepared.groups,
+                on_epoch=watcher.epoch,
             )
         except (ValueError, TypeError, FloatingPointError) as error:
             raise RunError(f"the fit is not possible: {error}") from error

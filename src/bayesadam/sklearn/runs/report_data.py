@@ -110,6 +110,7 @@ def _explained(
         [slice(start, end) for start, end in itertools.pairwise(ends.tolist())],
         lambda matrix: estimator.predictive(Encoded(matrix)),
         seed,
+        weight=prepared.weights_of(rows),
         classes=len(prepared.target.classes) > 0,
     )
     names = [entry["name"] for entry in found["importance"]]

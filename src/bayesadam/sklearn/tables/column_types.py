@@ -13,7 +13,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from bayesadam.sklearn.tables.csv_numbers import NUMBER, are_codes, as_text, beyond_exact, flags, is_text, means_missing, numbers_in
+from bayesadam.sklearn.tables.csv_numbers import (
+    NUMBER,
+    are_codes,
+    as_text,
+    beyond_exact,
+    flags,
+    is_text,
+    means_missing,
+    numbers_in,
+)
 from bayesadam.sklearn.tables.dates import Date, are_cells
 from bayesadam.sklearn.tables.findings import Findings
 

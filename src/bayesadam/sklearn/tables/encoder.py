@@ -283,7 +283,11 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         known = values[~np.isnan(values)]
         if not len(known):
             return f"all its numbers are infinite or above {LARGEST:g}"
-        if name not in (self.keep or ()) and beyond_exact(column, values).any() and have_few_levels(level_counts(column)):
+        if (
+            name not in (self.keep or ())
+            and beyond_exact(column, values).any()
+            and have_few_levels(level_counts(column))
+        ):
             return Category.fit(column, name)
         if known.min() == known.max() and len(known) == len(values):
             return f"it is the same in all training rows ({column[0].as_py()!r})"

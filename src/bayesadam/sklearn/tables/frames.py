@@ -13,7 +13,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from bayesadam.sklearn.tables.csv_numbers import EXACT, as_text, beyond_exact, flags, is_number, is_text, numbers_in, read_numbers
+from bayesadam.sklearn.tables.csv_numbers import (
+    EXACT,
+    as_text,
+    beyond_exact,
+    flags,
+    is_number,
+    is_text,
+    numbers_in,
+    read_numbers,
+)
 from bayesadam.sklearn.tables.spelling import spelled, spelled_column
 
 
