@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from bayesadam.sklearn import RunError, Settings
+from bayesadam.sklearn.clock import Clock
 from bayesadam.sklearn.runs import evaluation
 from bayesadam.sklearn.runs.prepare import prepare
 from bayesadam.sklearn.runs.run_folder import FILES, check_place, new_run
@@ -231,7 +232,7 @@ class TestBaselines:
             y=y,
             weights_of=lambda rows: None if weights is None else weights[rows],
         )
-        found = evaluation.baselines(prepared)
+        found = evaluation.baselines(prepared, Clock())
         return {name: evaluation.scores(*row) for name, row in found.items()}
 
     def test_of_a_regression(self):

@@ -20,6 +20,7 @@ from bayesadam.predictive import ClassificationPredictive
 from bayesadam.predictive.result import Predictive
 from bayesadam.sklearn.base import Array, BayesianMLP, continues
 from bayesadam.sklearn.calibration import pool, temperature, tempered
+from bayesadam.sklearn.clock import Clock
 from bayesadam.sklearn.companions import Companion, classifiers
 from bayesadam.sklearn.failures import all_or_nothing
 from bayesadam.sklearn.member_training import TrainingStatus, weighted_mean
@@ -66,7 +67,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             of three tenths of the epochs so far. Without it the weights of the last epoch are kept.
         calibrate: Whether to fit the temperature and the weights of the companions on the rows left out. Otherwise the
             temperature is 1, and there are no companions.
-        time_budget: Duration of the training in seconds, which determines the number of epochs.
+        time_budget: Duration of the fit in seconds. It limits the number of epochs, the companions and the rows for the
+            calibration. A warning says what is left out.
         device: Device of PyTorch on which the networks are trained.
         random_state: Seed of the random numbers: a number, a ``RandomState`` or ``None``, as in scikit-learn.
         encoder: A :class:`bayesadam.sklearn.TableEncoder` for the columns of a data frame; ``None`` is one with its
@@ -211,8 +213,24 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     def _held_out_error(self, center: Tensor, targets: Tensor, weight: Tensor | None) -> float:
         return -float(weighted_mean(center.gather(1, targets[:, None])[:, 0].clamp_min(1e-12).log(), weight))
 
+    @property
+    def _complemented_by_fits(self) -> bool:
+        return self.calibrate and not self._networks_only
+
+    def _fitted_companions(
+        self, inputs: Tensor, targets: Tensor, weight: Array, divided: Plan, clock: Clock
+    ) -> list[tuple[Any, Array]]:
+        rows = _numbers(inputs), targets.cpu().numpy()
+        return list(classifiers(*rows, len(self.classes_), weight, divided, clock))
+
     def _calibrate(
-        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: dict[str, Any] | None
+        self,
+        divided: Plan,
+        inputs: Tensor,
+        targets: Tensor,
+        weight: Array,
+        complements: list[tuple[Any, Array]],
+        before: dict[str, Any] | None,
     ) -> None:
         known = None if before is None or not self.calibrate else float(before["temperature"])
         self.calibration_ = {"temperature": known or 1.0, "weights": [] if before is None else before["weights"]}
@@ -229,15 +247,12 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             unscaled[slots[member, own], own] = draws
         log_probs = unscaled.movedim(1, 2).flatten(0, 1)
         labels, own_weight = targets.cpu()[rows], torch.from_numpy(divided.counts(weight))
-        parts = []
-        if before is None and not self._networks_only:
-            parts = classifiers(_numbers(inputs), targets.cpu().numpy(), len(self.classes_), weight, divided)
-        if parts:
-            unseen = torch.from_numpy(np.stack([log_probs[rows] for _, log_probs in parts]))
+        if complements:
+            unseen = torch.from_numpy(np.stack([log_probs[rows] for _, log_probs in complements]))
             alone = temperature(log_probs, labels, own_weight)
             share, weights = pool(tempered(log_probs, alone), unseen, labels, own_weight)
             useful = np.flatnonzero(weights)
-            self._companions = [parts[place][0] for place in useful]
+            self._companions = [complements[place][0] for place in useful]
             self.calibration_ = {"temperature": alone / share, "weights": [weights[place] for place in useful]}
             beside: Tensor | None = torch.tensordot(torch.tensor(weights, dtype=unseen.dtype), unseen, 1)
         else:

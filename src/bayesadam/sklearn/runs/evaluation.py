@@ -17,13 +17,19 @@ from sklearn.preprocessing import StandardScaler
 from bayesadam import metrics
 from bayesadam.predictive import ClassificationPredictive, GaussianPredictive, MixturePredictive
 from bayesadam.report.weighted import mean_and_error
+from bayesadam.sklearn.clock import Clock, OutOfTimeError
 from bayesadam.sklearn.runs.predict_table import means
 from bayesadam.sklearn.runs.prepare import Prepared
 from bayesadam.sklearn.threads import threads_for
+from bayesadam.sklearn.trees import fit_within
 
 COVERAGE = 0.95
-MAX_ROWS = 100_000
-"""Maximum number of training rows of a baseline, drawn at random: more would take minutes and change little."""
+MAX_ROWS, MAX_VALUES = 100_000, 20_000_000
+"""Maximum number of training rows of a baseline, drawn at random, and of their values: more would take minutes and
+change little.
+"""
+ITERATIONS, PILOT = 500, 3
+"""Maximum number of iterations of a logistic regression, and number by which its time is measured."""
 _CALIBRATION = 0.2
 
 Arrays = dict[str, NDArray[np.float64]]
@@ -121,15 +127,20 @@ def margin(ours: Arrays, other: Arrays) -> list[float] | None:
     return list(mean_and_error(above, ours.get("weight")))
 
 
-def baselines(prepared: Prepared) -> dict[str, tuple[Arrays, float]]:
+def baseline_rows(prepared: Prepared) -> int:
+    """Return the maximum number of training rows of a baseline."""
+    return min(MAX_ROWS, max(MAX_VALUES // prepared.matrix.shape[1], 1_000))
+
+
+def baselines(prepared: Prepared, clock: Clock) -> dict[str, tuple[Arrays, float]]:
     """Return the predictions of the held-out rows and the seconds of the fit, by name of the model.
 
     The predictions of a regression model are Gaussian, with the same standard deviation for all rows. It is that of the
     residuals on a fifth of the rows when the model is trained on the other rows, because residuals on training rows are
-    too small. The model is then trained on all rows.
+    too small. The model is then trained on all rows. A model for which there is not enough time is left out.
     """
     split, classes, seed = prepared.split, len(prepared.target.classes), prepared.settings.seed
-    order = np.random.default_rng(seed).permutation(len(split.training))[:MAX_ROWS]
+    order = np.random.default_rng(seed).permutation(len(split.training))[: baseline_rows(prepared)]
     training = split.training[order]
     weight, weight_test = prepared.weights_of(training), prepared.weights_of(split.held_out)
     scaler = StandardScaler().fit(prepared.matrix[training], sample_weight=weight)
@@ -137,30 +148,54 @@ def baselines(prepared: Prepared) -> dict[str, tuple[Arrays, float]]:
     y, y_test = prepared.y[training], prepared.y[split.held_out]
     weight = np.ones(len(x)) if weight is None else weight / weight.mean()
     models = {
-        "linear model": LogisticRegression(max_iter=500) if classes else Ridge(),
+        "linear model": LogisticRegression(max_iter=ITERATIONS) if classes else Ridge(),
         "gradient boosting": (HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor)(
             random_state=seed
         ),
     }
     few = max(round(_CALIBRATION * len(x)), 1)
     results: dict[str, tuple[Arrays, float]] = {}
-    for name, model in models.items():
+    for number, (name, model) in enumerate(models.items()):
+        own = clock.part(1.0 / (len(models) - number))
         # One thread: on a busy machine, threads that wait for each other take minutes.
         with warnings.catch_warnings(), threads_for(1):
             warnings.simplefilter("ignore")  # a baseline that has not converged is still useful
-            if not classes:
-                residuals = y[:few] - model.fit(x[few:], y[few:], weight[few:]).predict(x[:few])
-                error = float(np.average(residuals**2, weights=weight[:few]))
-                std = max(math.sqrt(error), 1e-6 * float(y.std()))
-            begin = time.perf_counter()
-            model.fit(x, y, weight)
-            seconds = time.perf_counter() - begin
-            if classes:
-                probs = np.zeros((len(x_test), classes))
-                probs[:, model.classes_] = model.predict_proba(x_test)
-        pred = categorical(probs) if classes else gaussian(model.predict(x_test).astype(np.float64), std)
+            try:
+                if not classes:
+                    _fit(model, own, 2, x[few:], y[few:], weight[few:])
+                    residuals = y[:few] - model.predict(x[:few])
+                begin = time.perf_counter()
+                _fit(model, own, 1, x, y, weight)
+                seconds = time.perf_counter() - begin
+            except OutOfTimeError:
+                clock.left_out.append(f"the {name}" if name == "linear model" else name)
+                continue
+        if classes:
+            probs = np.zeros((len(x_test), classes))
+            probs[:, model.classes_] = model.predict_proba(x_test)
+            pred: Any = categorical(probs)
+        else:
+            error = float(np.average(residuals**2, weights=weight[:few]))
+            std = max(math.sqrt(error), 1e-6 * float(y.std()))
+            pred = gaussian(model.predict(x_test).astype(np.float64), std)
         results[name] = predict_held_out(pred, y_test, weight_test), seconds
     return results
+
+
+def _fit(model: Any, clock: Clock, fits: int, x: Any, y: Any, weight: Any) -> None:
+    """Fit a baseline, the first of ``fits`` times; OutOfTimeError if there is not enough time."""
+    if isinstance(model, Ridge) or not clock.limited:
+        clock.require()
+        model.fit(x, y, weight)
+    elif not isinstance(model, LogisticRegression):
+        fit_within(clock, fits, model, x, y, weight)
+    else:
+        begin = time.perf_counter()
+        LogisticRegression(max_iter=PILOT).fit(x, y, weight)
+        most = int(clock.left * PILOT / (time.perf_counter() - begin))
+        model.set_params(max_iter=min(max(most, 1), ITERATIONS)).fit(x, y, weight)
+        if most < ITERATIONS and model.n_iter_.max() >= most:
+            raise OutOfTimeError
 
 
 def gaussian(mean: NDArray[np.float64], std: float) -> GaussianPredictive:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from sklearn.feature_selection import mutual_info_classif, mutual_info_regressio
 
 from bayesadam.report.numbers import NONE
 from bayesadam.report.weighted import effective
+from bayesadam.sklearn.clock import Clock
 from bayesadam.sklearn.runs.evaluation import COVERAGE, Arrays
 from bayesadam.sklearn.runs.predict_table import means
 
@@ -49,6 +51,7 @@ def effects(
     predictive: Predictive,
     seed: int,
     *,
+    clock: Clock,
     weight: NDArray[np.float64] | None = None,
     classes: bool,
 ) -> dict[str, Any]:
@@ -65,6 +68,7 @@ def effects(
         parts: The columns of the matrix that belong to each input.
         predictive: Function that returns the predictive distribution of the rows of a matrix.
         seed: Seed of the choice of rows and of the shuffles.
+        clock: The time for all predictions, which limits their number.
         weight: Weights of the rows, ``(N,)``; with ``None`` they are equal.
         classes: Whether the targets are classes.
 
@@ -75,8 +79,9 @@ def effects(
     """
     generator = np.random.default_rng(seed)
     rows = generator.permutation(len(inputs))[:ROWS]
-    chosen = _informative(matrix[rows], targets[rows], parts, seed, classes)
-    rows = rows[: max(FEWEST, PREDICTIONS // (SHUFFLES * len(chosen)))]
+    predictions = _affordable(matrix[rows[:FEWEST]], predictive, clock)
+    chosen = _informative(matrix[rows], targets[rows], parts, seed, classes, predictions, clock)
+    rows = rows[: max(FEWEST, predictions // (SHUFFLES * len(chosen)))]
     own_weight = None if weight is None else weight[rows]
     before = _loss(predictive(matrix[rows]), targets[rows], own_weight)
     importance: list[dict[str, Any]] = []
@@ -101,12 +106,35 @@ def effects(
     return {"importance": [importance[i] for i in ranked], "dependence": dependence}
 
 
-def _informative(matrix: Matrix, targets: NDArray[Any], parts: Sequence[slice], seed: int, classes: bool) -> list[int]:
+def _affordable(rows: Matrix, predictive: Predictive, clock: Clock) -> int:
+    """Return the number of predictions for the importance of inputs, beside those for the effects."""
+    if not clock.limited:
+        return PREDICTIONS
+    begin = time.monotonic()
+    predictive(rows)
+    each, effects = (time.monotonic() - begin) / len(rows), SHOWN * GRID * BACKGROUND
+    clock.require(each * (SHUFFLES * FEWEST + effects))
+    return int(min(clock.left / each - effects, PREDICTIONS))
+
+
+def _informative(
+    matrix: Matrix,
+    targets: NDArray[Any],
+    parts: Sequence[slice],
+    seed: int,
+    classes: bool,
+    predictions: int,
+    clock: Clock,
+) -> list[int]:
     """Return places of the inputs with the largest mutual information with the target, as many as are affordable."""
-    most = PREDICTIONS // (SHUFFLES * FEWEST)
+    most = predictions // (SHUFFLES * FEWEST)
     if len(parts) <= most:
         return list(range(len(parts)))
     measure = mutual_info_classif if classes else mutual_info_regression
+    if clock.limited:
+        begin, few = time.monotonic(), matrix[:, :FEWEST]
+        measure(few, targets, random_state=seed)
+        clock.require((time.monotonic() - begin) * matrix.shape[1] / few.shape[1])
     found = measure(matrix, targets, random_state=seed)
     best = [found[part].max() for part in parts]
     return sorted(np.argsort(best)[::-1][:most].tolist())
