@@ -45,8 +45,10 @@ Array = NDArray[Any]
 COMPANIONS, TRAINING, POSTERIORS = 0.4, 0.75, 0.5
 """Shares of the remaining time budget that the companions, the training and the posteriors may take."""
 
-FEWEST_CALIBRATED, MORE_CALIBRATED = 32, 8
-"""With a time budget, number of rows for a first calibration, and factor between this and the next one."""
+FIRST_ROWS, FIRST_NUMBERS, MORE_ROWS = 1_024, 2**20, 8
+"""With a time budget, maximum number of rows for a first calibration, and of their predictions' numbers; and the factor
+between its rows and those of the next one.
+"""
 
 FARTHEST = 1e15
 """Largest standardised input. The variance of an output grows with its square, which has to be finite in single
@@ -269,16 +271,18 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     ) -> None:
         """Calibrate on all rows left out, or on as many as there is time for, which is found by calibrating on few."""
         total = len(divided.rows)
-        rows = FEWEST_CALIBRATED if self._clock.limited and self._calibrates else total
+        rows = total
+        if self._clock.limited and self._calibrates:
+            rows = min(FIRST_ROWS, max(2, FIRST_NUMBERS // (2 * self.mc_samples * self._outputs())))
         while True:
             begin = time.monotonic()
             self._calibrate(divided.thinned(rows), inputs, targets, weight, complements, None)
             if rows >= total:
                 return
-            if MORE_CALIBRATED * (time.monotonic() - begin) > self._clock.left:
+            if MORE_ROWS * (time.monotonic() - begin) > self._clock.left:
                 self._clock.left_out.append(f"{total - rows:,} of {total:,} rows for the calibration")
                 return
-            rows *= MORE_CALIBRATED
+            rows *= MORE_ROWS
 
     def _network(self, inputs: int) -> nn.Module:
         """Create a network with new random weights, without changing the state of PyTorch's generator."""

@@ -177,7 +177,7 @@ class Training:
         shown, self.verbose = self.verbose, False
         each = look = 0.0
         for steps in sorted({1, min(8, self.steps_per_epoch)}):
-            if 24 * each > PROBE * self.clock.left:
+            if each and 24 * each > PROBE * self.clock.left:
                 break
             self._steps, times, nets = {"steps_per_epoch": steps}, [time.monotonic()], []
 

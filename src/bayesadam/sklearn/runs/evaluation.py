@@ -146,7 +146,7 @@ def baselines(prepared: Prepared, clock: Clock) -> dict[str, tuple[Arrays, float
     scaler = StandardScaler().fit(prepared.matrix[training], sample_weight=weight)
     x, x_test = (scaler.transform(prepared.matrix[rows]) for rows in (training, split.held_out))
     y, y_test = prepared.y[training], prepared.y[split.held_out]
-    weight = np.ones(len(x)) if weight is None else weight / weight.mean()
+    weight = None if weight is None else weight / weight.mean()
     models = {
         "linear model": LogisticRegression(max_iter=ITERATIONS) if classes else Ridge(),
         "gradient boosting": (HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor)(
@@ -162,7 +162,7 @@ def baselines(prepared: Prepared, clock: Clock) -> dict[str, tuple[Arrays, float
             warnings.simplefilter("ignore")  # a baseline that has not converged is still useful
             try:
                 if not classes:
-                    _fit(model, own, 2, x[few:], y[few:], weight[few:])
+                    _fit(model, own, 2, x[few:], y[few:], None if weight is None else weight[few:])
                     residuals = y[:few] - model.predict(x[:few])
                 begin = time.perf_counter()
                 _fit(model, own, 1, x, y, weight)
@@ -175,7 +175,7 @@ def baselines(prepared: Prepared, clock: Clock) -> dict[str, tuple[Arrays, float
             probs[:, model.classes_] = model.predict_proba(x_test)
             pred: Any = categorical(probs)
         else:
-            error = float(np.average(residuals**2, weights=weight[:few]))
+            error = float(np.average(residuals**2, weights=None if weight is None else weight[:few]))
             std = max(math.sqrt(error), 1e-6 * float(y.std()))
             pred = gaussian(model.predict(x_test).astype(np.float64), std)
         results[name] = predict_held_out(pred, y_test, weight_test), seconds

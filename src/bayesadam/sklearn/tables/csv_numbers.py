@@ -121,10 +121,13 @@ def beyond_exact(column: pa.ChunkedArray, values: NDArray[np.float64]) -> NDArra
         column: The column.
         values: Its numbers, from :func:`numbers_in`.
     """
-    large = np.abs(np.nan_to_num(values)) > EXACT
-    if large.any() and is_text(column.type):
-        return large & flags(compute.match_substring_regex(as_text(column), r"^[+-]?\d+$"))
-    return large if pa.types.is_integer(column.type) or pa.types.is_decimal(column.type) else np.zeros_like(large)
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_decimal(kind) or is_text(kind)):
+        return np.zeros(len(values), dtype=bool)
+    large = np.abs(values) > EXACT
+    if is_text(kind) and large.any():
+        large &= flags(compute.match_substring_regex(as_text(column), r"^[+-]?\d+$"))
+    return large
 
 
 def decimal_of(text: pa.Array) -> str | None:

@@ -196,7 +196,8 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             findings: Object to which values are added that cannot be read or are unlike the training rows.
         """
         table = self._table(X)
-        lacking = [column.name for column in self.columns_ if column.name not in table.column_names]
+        names = set(table.column_names)
+        lacking = [column.name for column in self.columns_ if column.name not in names]
         if lacking:
             rule = "columns" if hasattr(X, "columns") else "columns, with their names,"
             raise TableError(f"the table must have the {rule} of the training data, it lacks {quoted(lacking, 50)}")
