@@ -86,7 +86,7 @@ class Training:
         stopped: Reason for the end: ``"end"`` (all epochs), ``"early"`` (no improvement), ``"time"`` or
             ``"interrupted"``.
         best: The epoch, counted from 1, whose members are kept.
-        shortened: How much of the training the clock leaves out, in words.
+        shortened: How much of the training the clock leaves out, in words, if there are not more than ten epochs.
         loss: Training losses, ``(members, epochs)``; NaN after the end.
         held_out_nll: ``(members, epochs)``; NaN for epochs at which it was not computed.
     """
@@ -176,20 +176,17 @@ class Training:
         """
         shown, self.verbose = self.verbose, False
         each = look = 0.0
+        probed: list[tuple[float, Population]] = []
         for steps in sorted({1, min(8, self.steps_per_epoch)}):
             if each and 24 * each > PROBE * self.clock.left:
                 break
-            self._steps, times, nets = {"steps_per_epoch": steps}, [time.monotonic()], []
-
-            def trained(_: int, members: list[int], now: Population, times: Any = times, nets: Any = nets) -> None:
-                times.append(time.monotonic())
-                nets[:] = [in_order(now, members)]
-
-            self._train(3, trained)
-            each = (times[-1] - times[1]) / (2 * steps)
+            probed.clear()
+            self._steps = {"steps_per_epoch": steps}
+            self._train(3, lambda _, members, nets: probed.append((time.monotonic(), in_order(nets, members))))
+            each = (probed[-1][0] - probed[0][0]) / (2 * steps)
         if self.held_out:
             begin = time.monotonic()
-            self._scored(nets[0])
+            self._scored(probed[-1][1])
             look = time.monotonic() - begin
         self._steps, self.verbose = {}, shown
         left, steps, wanted = 0.9 * self.clock.left, self.steps_per_epoch, self.epochs * self.steps_per_epoch
@@ -201,11 +198,13 @@ class Training:
 
         if wanted * each + looks(self.epochs) * look <= left:
             return
-        possible = max(1, int((left - looks(left / (steps * each)) * look) / each))
+        possible = int((left - looks(left / (steps * each)) * look) / each)
+        possible = max(possible, min(FEWEST, int(1.0 / each)), 1)  # at least as many of ten as take a second
         self.epochs = min(self.epochs, max(min(possible, FEWEST), possible // steps))
         if possible < self.epochs * steps:
             self._steps = {"steps_per_epoch": max(1, possible // self.epochs)}
-        self.shortened = f"all but {self.epochs * self.steps_per_epoch:,} of {wanted:,} training steps"
+        if self.epochs <= FEWEST:
+            self.shortened = f"all but {self.epochs * self.steps_per_epoch:,} of {wanted:,} training steps"
 
     def _after_epoch(self, epoch: int, members: list[int], nets: Population) -> None:
         nets = in_order(nets, members)

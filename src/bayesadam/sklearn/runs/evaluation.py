@@ -129,7 +129,7 @@ def margin(ours: Arrays, other: Arrays) -> list[float] | None:
 
 def baseline_rows(prepared: Prepared) -> int:
     """Return the maximum number of training rows of a baseline."""
-    return min(MAX_ROWS, max(MAX_VALUES // prepared.matrix.shape[1], 1_000))
+    return int(min(MAX_ROWS, max(MAX_VALUES // prepared.matrix.shape[1], 1_000)))
 
 
 def baselines(prepared: Prepared, clock: Clock) -> dict[str, tuple[Arrays, float]]:

@@ -30,8 +30,10 @@ from bayesadam.sklearn.tables.encoder import Encoded
 from bayesadam.sklearn.threads import threads_for
 
 _FEW_EPOCHS = 10
-ESTIMATOR, SCORES, BASELINES = 0.6, 0.3, 0.5
-"""Shares of the remaining time budget of the estimator, the scores of held-out rows, and the other models."""
+ESTIMATOR, SCORES, BASELINES, EFFECTS = 0.6, 0.3, 0.5, 0.5
+"""Shares of the remaining time budget of the estimator, the scores of held-out rows, the other models, and the effects
+of the inputs.
+"""
 FIRST_ROWS = 64
 """Minimum number of held-out rows that are scored, whatever the time budget is."""
 
@@ -160,7 +162,9 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
             notes.append(f"to keep to the time budget, these are left out, too: {', '.join(clock.left_out)}")
         watcher.stage("report")
         done = _as_done(prepared.settings, estimator)
-        report = report_data(prepared, done, estimator, held_out, left_out, metrics, margins, seconds, clock)
+        report = report_data(
+            prepared, done, estimator, held_out, left_out, metrics, margins, seconds, clock.part(EFFECTS)
+        )
     return TableFit(estimator, done, metrics, report, notes[announced:], seconds)
 
 

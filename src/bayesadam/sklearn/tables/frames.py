@@ -159,7 +159,7 @@ def _objects(values: Any) -> pa.Array:
     if any(isinstance(value, Complex) and not isinstance(value, Real) for value in present):
         raise ValueError("Complex data not supported")  # as scikit-learn says
     numbers = all(value is None or isinstance(value, Real | Decimal) for value in present)
-    numbers = numbers and not any(isinstance(value, Integral) and abs(value) > EXACT for value in present)
+    numbers = numbers and not any(isinstance(value, Integral) and abs(int(value)) > EXACT for value in present)
     convert, kind = (float, pa.float64()) if numbers else (str, pa.string())
     return pa.array([None if value is None else convert(value) for value in present], kind)
 
