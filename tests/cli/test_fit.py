@@ -273,14 +273,18 @@ class TestAgain:
         assert getattr(settings, option[0][2:].replace("-", "_")) == option[1]
         assert getattr(settings, left_out) is None
 
-    def test_a_time_budget_becomes_epochs(self, fitted, labels, tmp_path):
-        options = ("--time-budget", "1", "--members", "2", "--out", tmp_path / "run")
+    @pytest.mark.parametrize("budget", [0.2, 20.0])
+    def test_a_time_budget_becomes_epochs(self, fitted, labels, tmp_path, budget):
+        """Unless other parts of the fit were left out, which epochs would not tell."""
+        options = ("--time-budget", budget, "--members", 2, "--hidden", 8, "--out", tmp_path / "run")
         fitted("fit", labels, "--target", "answer", *options)
         settings = read(tmp_path / "run", "config")["settings"]
         estimator = load_estimator(tmp_path / "run")
         planned = estimator.history_["loss"].shape[1]
-        kept = planned > 10 and estimator.stopped_ != "time"  # on a busy machine the time may end before
-        assert (settings["time_budget"], settings["epochs"]) == ((None, planned) if kept else (1.0, None))
+        notes = " ".join(read(tmp_path / "run", "report")["data"]["notes"])
+        assert budget > 1.0 or "the fit leaves out: " in notes  # on a busy machine also of the longer one
+        kept = planned > 10 and estimator.stopped_ != "time" and "the fit leaves out: " not in notes
+        assert (settings["time_budget"], settings["epochs"]) == ((None, planned) if kept else (budget, None))
         assert planned < 2000
 
     def test_force_replaces_a_run(self, fitted, command, labels, tmp_path):

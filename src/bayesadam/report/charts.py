@@ -77,10 +77,10 @@ def reliability(rows: PredictedClasses) -> Chart:
     places = np.ceil(10.0 * rows.confidence).clip(1.0, 10.0)
     bins = [np.flatnonzero(places == place) for place in np.unique(places)]
     confidence, correct = (
-        np.array([np.average(values[own], weights=weight_of(rows, own)) for own in bins])
+        np.array([np.average(values[part], weights=weight_of(rows, part)) for part in bins])
         for values in (rows.confidence, rows.right)
     )
-    counts = np.array([max(1, round(effective(len(own), weight_of(rows, own)))) for own in bins])
+    counts = np.array([max(1, round(effective(len(part), weight_of(rows, part)))) for part in bins])
     low, high = (ends / counts for ends in stats.binom.interval(0.95, counts, np.minimum(confidence, 1.0)))
     chart = Chart(
         "reliability",
@@ -92,7 +92,7 @@ def reliability(rows: PredictedClasses) -> Chart:
         {
             "confidence": [percent(one, 1) for one in confidence],
             "right": [percent(one, 1) for one in correct],
-            "rows": [f"{len(own):,}" for own in bins],
+            "rows": [f"{len(part):,}" for part in bins],
             "by chance": [f"{percent(a)} to {percent(b)}" for a, b in zip(low, high, strict=True)],
         },
     )

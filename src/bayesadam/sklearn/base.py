@@ -206,9 +206,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         sizes = [float(len(x)) for x, _ in data] if weights is None else [effective_rows(own) for own in weights]
         options = self._options(sizes, priors)
         whole = np.ones(count) if weight is None else weight
-        complements = []
-        if self._complemented_by_fits and priors is None and len(divided.rows) >= 2:
-            complements = self._fitted_companions(inputs, targets, whole, divided, self._clock.part(COMPANIONS))
+        complements = self._fitted_companions(divided, inputs, targets, whole) if priors is None else []
         shown = data
         if self._method.posterior == "anchored":
             shown, weights, options["prior"] = randomized(self.network_, data, likelihoods, self.prior_precision, seed)
@@ -454,15 +452,10 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     def _held_out_error(self, center: Tensor, targets: Tensor, weight: Tensor | None) -> float:
         raise NotImplementedError
 
-    @property
-    def _complemented_by_fits(self) -> bool:
-        """Whether companions are fitted."""
-        raise NotImplementedError
-
     def _fitted_companions(
-        self, inputs: Tensor, targets: Tensor, weight: Array, divided: Plan, clock: Clock
+        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array
     ) -> list[tuple[Any, Array]]:
-        """Return companions, and predictions of rows that they have not seen."""
+        """Return the companions, if there are any, with predictions of rows that they have not seen."""
         raise NotImplementedError
 
     def _calibrate(

@@ -18,9 +18,8 @@ from torch import Tensor
 from bayesadam.likelihoods import Categorical, Likelihood
 from bayesadam.predictive import ClassificationPredictive
 from bayesadam.predictive.result import Predictive
-from bayesadam.sklearn.base import Array, BayesianMLP, continues
+from bayesadam.sklearn.base import COMPANIONS, Array, BayesianMLP, continues
 from bayesadam.sklearn.calibration import pool, temperature, tempered
-from bayesadam.sklearn.clock import Clock
 from bayesadam.sklearn.companions import Companion, classifiers
 from bayesadam.sklearn.failures import all_or_nothing
 from bayesadam.sklearn.member_training import TrainingStatus, weighted_mean
@@ -213,14 +212,12 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     def _held_out_error(self, center: Tensor, targets: Tensor, weight: Tensor | None) -> float:
         return -float(weighted_mean(center.gather(1, targets[:, None])[:, 0].clamp_min(1e-12).log(), weight))
 
-    @property
-    def _complemented_by_fits(self) -> bool:
-        return self.calibrate and not self._networks_only
-
     def _fitted_companions(
-        self, inputs: Tensor, targets: Tensor, weight: Array, divided: Plan, clock: Clock
+        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array
     ) -> list[tuple[Any, Array]]:
-        rows = _numbers(inputs), targets.cpu().numpy()
+        if not self.calibrate or self._networks_only or len(divided.rows) < 2:
+            return []
+        rows, clock = (_numbers(inputs), targets.cpu().numpy()), self._clock.part(COMPANIONS)
         return list(classifiers(*rows, len(self.classes_), weight, divided, clock))
 
     def _calibrate(

@@ -37,9 +37,9 @@ class Clock:
 
     def part(self, share: float) -> Clock:
         """Return a clock with a share of the time that is left."""
-        own = Clock(share * self.left if self.limited else None)
-        own.left_out = self.left_out
-        return own
+        part = Clock(share * self.left if self.limited else None)
+        part.left_out = self.left_out
+        return part
 
     def require(self, seconds: float = 0.0) -> None:
         """Raise :class:`OutOfTimeError` if less time is left."""
@@ -63,10 +63,10 @@ class Clock:
 
     def gathered(self, what: str, parts: Iterable[T]) -> list[T]:
         """Return the parts that there is time for; if it is not all of them, ``what`` is noted as left out."""
-        found: list[T] = []
+        gathered: list[T] = []
         try:
             for part in parts:
-                found.append(part)
+                gathered.append(part)
         except OutOfTimeError:
             self.left_out.append(what)
-        return found
+        return gathered

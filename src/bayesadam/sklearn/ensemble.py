@@ -16,9 +16,8 @@ from bayesadam.predictive import GaussianPredictive, MixturePredictive, Regressi
 from bayesadam.predictive.result import Predictive
 from bayesadam.predictive.transformed import TransformedPredictive
 from bayesadam.sklearn import companions, likelihoods, target_transform
-from bayesadam.sklearn.base import Array, BayesianMLP
+from bayesadam.sklearn.base import COMPANIONS, Array, BayesianMLP
 from bayesadam.sklearn.calibration import Scales, mean_weights, output_scale, scaled
-from bayesadam.sklearn.clock import Clock
 from bayesadam.sklearn.companions import Companion
 from bayesadam.sklearn.conformal import LeftOutScores, cross_intervals
 from bayesadam.sklearn.member_training import weighted_mean
@@ -74,14 +73,13 @@ class RegressionEnsemble(BayesianMLP):
         """Whether training learns a variance of the noise, which is the same for all rows."""
         return isinstance(self._template, Gaussian) and any(p.requires_grad for p in self._template.parameters())
 
-    @property
-    def _complemented_by_fits(self) -> bool:
-        return self._calibrates and self._gaussian and self._learned_noise
-
     def _fitted_companions(
-        self, inputs: Tensor, targets: Tensor, weight: Array, divided: Plan, clock: Clock
+        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array
     ) -> list[tuple[Any, Array]]:
-        return list(companions.regressors(as_array(inputs), as_array(targets), weight, divided, clock))
+        if not (self._calibrates and self._gaussian and self._learned_noise) or len(divided.rows) < 2:
+            return []
+        rows = as_array(inputs), as_array(targets), weight, divided
+        return list(companions.regressors(*rows, self._clock.part(COMPANIONS)))
 
     def _calibrate(
         self,
@@ -120,8 +118,8 @@ class RegressionEnsemble(BayesianMLP):
                 # A row is left out by few members, whose mean varies more than that of all members.
                 excess = np.average(between * (1.0 / there.sum(0) - 1.0 / len(there)), axis=0, weights=weight[rows])
                 if before is not None:
-                    known_inputs = as_array(inputs)
-                    complements = [(part, part.outputs(known_inputs)) for part in self._companions]
+                    standardised = as_array(inputs)
+                    complements = [(part, part.outputs(standardised)) for part in self._companions]
                 shares, unseen = self._weigh_companions(divided, targets, weight, mean, excess, complements, earlier)
                 mean, disagreement = _combined(mean, unseen, shares)
                 epistemic = epistemic + disagreement

@@ -54,8 +54,8 @@ class Plan:
         rows, left_out = self.rows, np.zeros_like(self.left_out)
         if count >= len(rows):
             return self
-        own = rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)]
-        left_out[:, own] = self.left_out[:, own]
+        few = rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)]
+        left_out[:, few] = self.left_out[:, few]
         return replace(self, left_out=left_out)
 
     def masks(self, count: int) -> list[NDArray[np.bool_]]:

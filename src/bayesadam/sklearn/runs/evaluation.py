@@ -94,26 +94,26 @@ def scores(held_out: Arrays, seconds: float) -> Scores:
     """
     weight = held_out.get("weight")
 
-    def mean(values: Any) -> float:
-        return float(np.average(values, weights=weight))
+    def mean(numbers: Any) -> float:
+        return float(np.average(numbers, weights=weight))
 
-    known: dict[str, float] = {"NLL": mean(held_out["nll"])}
+    values: dict[str, float] = {"NLL": mean(held_out["nll"])}
     if "probs" in held_out:
         labels, probs = held_out["label"].astype(np.int64), held_out["probs"]
         rows = torch.from_numpy(probs), torch.from_numpy(labels)
-        known["accuracy"] = mean(probs.argmax(1) == labels)
-        known["ECE"] = metrics.expected_calibration_error(
+        values["accuracy"] = mean(probs.argmax(1) == labels)
+        values["ECE"] = metrics.expected_calibration_error(
             *rows, weight=None if weight is None else torch.from_numpy(weight)
         )
-        known["Brier"] = mean(((probs - np.eye(probs.shape[1])[labels]) ** 2).sum(1))
+        values["Brier"] = mean(((probs - np.eye(probs.shape[1])[labels]) ** 2).sum(1))
     else:
         y = held_out["y"]
         with np.errstate(invalid="ignore"):
-            known["RMSE"] = math.sqrt(mean((held_out["mean"] - y) ** 2))
-        known["CRPS"] = mean(held_out["crps"])
-        known["coverage 95%"] = mean((held_out["lower"] <= y) & (y <= held_out["upper"]))
-    known["fit seconds"] = seconds
-    return {name: value if math.isfinite(value) else None for name, value in known.items()}
+            values["RMSE"] = math.sqrt(mean((held_out["mean"] - y) ** 2))
+        values["CRPS"] = mean(held_out["crps"])
+        values["coverage 95%"] = mean((held_out["lower"] <= y) & (y <= held_out["upper"]))
+    values["fit seconds"] = seconds
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def margin(ours: Arrays, other: Arrays) -> list[float] | None:
@@ -156,16 +156,16 @@ def baselines(prepared: Prepared, clock: Clock) -> dict[str, tuple[Arrays, float
     few = max(round(_CALIBRATION * len(x)), 1)
     results: dict[str, tuple[Arrays, float]] = {}
     for number, (name, model) in enumerate(models.items()):
-        own = clock.part(1.0 / (len(models) - number))
+        part = clock.part(1.0 / (len(models) - number))
         # One thread: on a busy machine, threads that wait for each other take minutes.
         with warnings.catch_warnings(), threads_for(1):
             warnings.simplefilter("ignore")  # a baseline that has not converged is still useful
             try:
                 if not classes:
-                    _fit(model, own, 2, x[few:], y[few:], None if weight is None else weight[few:])
+                    _fit(model, part, 2, x[few:], y[few:], None if weight is None else weight[few:])
                     residuals = y[:few] - model.predict(x[:few])
                 begin = time.perf_counter()
-                _fit(model, own, 1, x, y, weight)
+                _fit(model, part, 1, x, y, weight)
                 seconds = time.perf_counter() - begin
             except OutOfTimeError:
                 clock.left_out.append(f"the {name}" if name == "linear model" else name)

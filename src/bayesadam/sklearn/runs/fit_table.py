@@ -171,20 +171,20 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
 def _held_out(prepared: Prepared, estimator: Any, clock: Clock) -> tuple[Prepared, Arrays]:
     """Return the predictions of the held-out rows. If there is not enough time, other rows are held out no longer."""
     rows = np.random.default_rng(0).permutation(prepared.split.held_out) if clock.limited else prepared.split.held_out
-    found, done, size = [], 0, FIRST_ROWS if clock.limited else ROWS
+    parts, done, size = [], 0, FIRST_ROWS if clock.limited else ROWS
     while done < len(rows) and (not done or clock.left > 0.0):
-        begin, own = time.perf_counter(), rows[done : done + size]
-        pred = estimator.predictive(Encoded(prepared.matrix[own]))
-        found.append(predict_held_out(pred, prepared.y[own], prepared.weights_of(own)))
-        done += len(own)
+        begin, part = time.perf_counter(), rows[done : done + size]
+        pred = estimator.predictive(Encoded(prepared.matrix[part]))
+        parts.append(predict_held_out(pred, prepared.y[part], prepared.weights_of(part)))
+        done += len(part)
         if clock.limited:
-            each = (time.perf_counter() - begin) / len(own)
+            each = (time.perf_counter() - begin) / len(part)
             size = int(min(max(0.5 * clock.left / each, 1), ROWS))
     order = np.argsort(rows[:done])
     if done < len(rows):
         clock.left_out.append(f"{len(rows) - done:,} of {len(rows):,} held-out rows")
         prepared = replace(prepared, split=replace(prepared.split, held_out=rows[:done][order]))
-    return prepared, {name: np.concatenate([part[name] for part in found])[order] for name in found[0]}
+    return prepared, {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
 
 
 def _left_out(prepared: Prepared, estimator: Any) -> tuple[NDArray[np.int64], Arrays] | None:

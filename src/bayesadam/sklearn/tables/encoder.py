@@ -129,7 +129,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         given = copy.copy(self)
         for name in ("drop", "keep", "category", "date"):
             if (value := getattr(self, name)) is not None:
-                setattr(given, name, [spelled(str(own)) for own in value])
+                setattr(given, name, [spelled(str(column)) for column in value])
         named = (*given.drop, *(given.keep or ()), *given.category, *given.date)
         unknown = [name for name in named if name not in table.column_names]
         if unknown:
