@@ -75,8 +75,16 @@ def brier_score(probs: Tensor, target: Tensor) -> float:
     return (full - one_hot).square().sum(-1).mean().item()
 
 
-def calibration_curve(probs: Tensor, target: Tensor, *, bins: int = 15) -> tuple[Tensor, Tensor, Tensor]:
+def calibration_curve(
+    probs: Tensor, target: Tensor, *, bins: int = 15, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Confidence and accuracy in ``bins`` bins of equal width over the confidence.
+
+    Args:
+        probs: Probabilities ``(N, C)``, or those of class 1, ``(N,)``.
+        target: Class numbers ``(N,)``.
+        bins: Number of bins.
+        weight: Weights of the data points, ``(N,)``; with ``None`` they are equal.
 
     Returns:
         Mean confidence, accuracy, and fraction of the data points, each ``(bins,)``. The first two are NaN where a bin
@@ -86,19 +94,19 @@ def calibration_curve(probs: Tensor, target: Tensor, *, bins: int = 15) -> tuple
         raise ValueError(f"bins must be at least 1, got {bins!r}")
     confidence, correct = _confidence(probs, target)
     index = (confidence.double() * bins).ceil().nan_to_num(1.0).long().clamp(1, bins) - 1
-    count = torch.zeros(bins, dtype=torch.float64).index_add_(0, index.cpu(), torch.ones(len(index)).double())
-    sums = [
-        torch.zeros(bins, dtype=torch.float64).index_add_(0, index.cpu(), values.double().cpu())
-        for values in (confidence, correct)
-    ]
+    share = torch.ones(len(index), dtype=torch.float64) if weight is None else weight.double().cpu()
+    count, *sums = (
+        torch.zeros(bins, dtype=torch.float64).index_add_(0, index.cpu(), values)
+        for values in (share, *(share * values.double().cpu() for values in (confidence, correct)))
+    )
     return sums[0] / count, sums[1] / count, count / count.sum()
 
 
-def expected_calibration_error(probs: Tensor, target: Tensor, *, bins: int = 15) -> float:
+def expected_calibration_error(probs: Tensor, target: Tensor, *, bins: int = 15, weight: Tensor | None = None) -> float:
     """Expected calibration error, ``sum_b share_b |accuracy_b - confidence_b|`` over equal bins (Guo et al. 2017,
-    eq. 3).
+    eq. 3). The arguments are those of :func:`calibration_curve`.
     """
-    confidence, correct, share = calibration_curve(probs, target, bins=bins)
+    confidence, correct, share = calibration_curve(probs, target, bins=bins, weight=weight)
     gaps = share * (correct - confidence).abs()
     return torch.where(share == 0, 0.0, gaps).sum().item()
 

@@ -1,11 +1,13 @@
 """``bayesadam fit``: what it says, what it writes, and that it can be done again."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import csv, parquet
@@ -13,7 +15,9 @@ from pyarrow import csv, parquet
 import bayesadam as ba
 from bayesadam.cli import fit_command
 from bayesadam.report import write_report
-from bayesadam.sklearn import Settings, fit_table, load_estimator
+from bayesadam.report.headline import headline
+from bayesadam.report.predicted import predicted
+from bayesadam.sklearn import Settings, TableError, fit_table, load_estimator
 from bayesadam.sklearn.runs.prepare import prepare
 from bayesadam.sklearn.runs.run_folder import FILES
 from bayesadam.sklearn.tables.read_table import read_table
@@ -96,6 +100,28 @@ class TestScreen:
         assert load_estimator(tmp_path / "root").target_transform_ == "sqrt"
         assert load_estimator(tmp_path / "gamma").likelihood_ == "gamma"
 
+    def test_rows_count_by_their_weights(self):
+        """Those of hardly any weight are far from the others; one of no weight is left out."""
+        rng = np.random.default_rng(0)
+        x, heavy = rng.normal(size=200), np.arange(200) % 4 > 0
+        frame = pd.DataFrame({"x": x, "y": np.where(heavy, x + 0.1 * rng.normal(size=200), 300.0), "w": heavy + 1e-7})
+        frame.loc[0, "w"] = 0.0
+        settings = Settings("t", "y", weights="w", members=4, epochs=300, transform="none", held_out=0.3)
+        result = fit_table(settings, frame=frame)
+        assert 0.05 < result.metrics["bayesadam"]["RMSE"] < 0.3
+        assert result.metrics["bayesadam"]["CRPS"] < 0.2
+        assert result.metrics["bayesadam"]["coverage 95%"] > 0.8
+        assert len(result.report["unseen"]["row"]) == 199
+        assert 0 not in result.report["unseen"]["row"]
+        rows = predicted(result.report["held_out"], "regression")
+        (error,) = re.findall("typical error .*?<strong>(.*?)</strong>", str(headline(rows, rows, {})[0]))
+        assert float(error) < 0.3
+        with pytest.raises(TableError, match="weights must be positive in some rows, got 0 in all 200"):
+            prepare(settings, frame.assign(w=0.0))
+        notes = result.report["data"]["notes"]
+        assert "1 row of weight 0 is left out" in notes
+        assert "held-out rows count by their weights in all scores, as training rows do" in notes
+
     def test_weights_categories_and_dates(self, fitted, tmp_path):
         table = numbers_table().append_column("importance", pa.array(np.arange(120) % 3))
         table = table.set_column(5, "day", pa.array([20200101 + row % 28 for row in range(120)]))
@@ -115,7 +141,7 @@ class TestScreen:
         (tmp_path / "t.csv").write_text("\n".join(lines))
         prepared = prepare(Settings(str(tmp_path / "t.csv"), "y", weights="w", time="t"))
         assert prepared.split.held_out.tolist() == list(range(6))
-        assert prepared.weights.tolist() == [row % 3 + 0.5 for row in range(6, 60)]
+        assert prepared.weights.tolist() == [row % 3 + 0.5 for row in range(60)]
 
     def test_a_reader_that_has_gone(self, numbers, tmp_path):
         """As with ``| head``: the fit goes on and is whole."""
@@ -247,14 +273,18 @@ class TestAgain:
         assert getattr(settings, option[0][2:].replace("-", "_")) == option[1]
         assert getattr(settings, left_out) is None
 
-    def test_a_time_budget_becomes_epochs(self, fitted, labels, tmp_path):
-        options = ("--time-budget", "1", "--members", "2", "--out", tmp_path / "run")
+    @pytest.mark.parametrize("budget", [0.2, 20.0])
+    def test_a_time_budget_becomes_epochs(self, fitted, labels, tmp_path, budget):
+        """Unless other parts of the fit were left out, which epochs would not tell."""
+        options = ("--time-budget", budget, "--members", 2, "--hidden", 8, "--out", tmp_path / "run")
         fitted("fit", labels, "--target", "answer", *options)
         settings = read(tmp_path / "run", "config")["settings"]
         estimator = load_estimator(tmp_path / "run")
         planned = estimator.history_["loss"].shape[1]
-        kept = planned > 10 and estimator.stopped_ != "time"  # on a busy machine the time may end before
-        assert (settings["time_budget"], settings["epochs"]) == ((None, planned) if kept else (1.0, None))
+        notes = " ".join(read(tmp_path / "run", "report")["data"]["notes"])
+        assert budget > 1.0 or "the fit leaves out: " in notes  # on a busy machine also of the longer one
+        kept = planned > 10 and estimator.stopped_ != "time" and "the fit leaves out: " not in notes
+        assert (settings["time_budget"], settings["epochs"]) == ((None, planned) if kept else (budget, None))
         assert planned < 2000
 
     def test_force_replaces_a_run(self, fitted, command, labels, tmp_path):

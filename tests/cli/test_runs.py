@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from bayesadam.sklearn import RunError, Settings
+from bayesadam.sklearn.clock import Clock
 from bayesadam.sklearn.runs import evaluation
 from bayesadam.sklearn.runs.prepare import prepare
 from bayesadam.sklearn.runs.run_folder import FILES, check_place, new_run, reserve
@@ -198,21 +199,44 @@ class TestScores:
         assert evaluation.margin({"nll": np.zeros(1)}, {"nll": np.ones(1)}) is None
         assert evaluation.margin(ours, {"nll": np.array([1.0, np.inf, 2.0])}) is None
 
+    @pytest.mark.parametrize("classes", [False, True])
+    def test_weights_are_numbers_of_copies(self, classes):
+        rng = np.random.default_rng(0)
+        weight = rng.integers(1, 5, 40)
+        if classes:
+            probs, y = rng.dirichlet(np.ones(3), 40), rng.integers(0, 3, 40)
+            parts = [evaluation.predict_held_out(evaluation.categorical(probs), y, weight)]
+            rows = np.repeat(np.arange(40), weight)
+            parts.append(evaluation.predict_held_out(evaluation.categorical(probs[rows]), y[rows]))
+        else:
+            mean, y = rng.normal(size=(2, 40))
+            parts = [evaluation.predict_held_out(evaluation.gaussian(mean, 1.0), y, weight)]
+            rows = np.repeat(np.arange(40), weight)
+            parts.append(evaluation.predict_held_out(evaluation.gaussian(mean[rows], 1.0), y[rows]))
+        one, other = (evaluation.scores(part, 1.0) for part in parts)
+        assert one == pytest.approx(other, rel=1e-12)
+        worse = [{**part, "nll": part["nll"] ** 2} for part in parts]
+        one, other = (evaluation.margin(*pair) for pair in zip(parts, worse, strict=True))
+        assert one[0] == pytest.approx(other[0], rel=1e-12)
+        above = worse[0]["nll"] - parts[0]["nll"]
+        share = weight / weight.sum()
+        assert one[1] == pytest.approx(np.sqrt((share**2 * (above - one[0]) ** 2).sum() * 40 / 39), rel=1e-12)
+
 
 class TestBaselines:
     RNG = np.random.default_rng(0)
     X = RNG.normal(size=(600, 3)).astype(np.float32)
 
-    def fit(self, y, classes=0):
+    def fit(self, y, classes=0, weights=None):
         prepared = SimpleNamespace(
             settings=SimpleNamespace(seed=0),
             split=Split(np.arange(500), np.arange(500, 600), ""),
             target=SimpleNamespace(classes=range(classes)),
             matrix=self.X,
             y=y,
-            weights=None,
+            weights_of=lambda rows: None if weights is None else weights[rows],
         )
-        found = evaluation.baselines(prepared)
+        found = evaluation.baselines(prepared, Clock())
         return {name: evaluation.scores(*row) for name, row in found.items()}
 
     def test_of_a_regression(self):
@@ -222,6 +246,15 @@ class TestBaselines:
         assert 1.5 < found["linear model"]["RMSE"] < 2.2
         for row in found.values():  # the width is that of new rows, not of those trained on
             assert 0.9 <= row["coverage 95%"] <= 1.0
+
+    def test_rows_count_by_their_weights(self):
+        """Those of hardly any weight have other targets, which neither the fit nor the scores reflect."""
+        weights = np.where(np.arange(600) % 3 == 0, 1e-9, 1.0)
+        y = np.where(weights == 1.0, self.X[:, 0], 1e3) + 0.1 * self.RNG.normal(size=600)
+        linear = self.fit(y, weights=weights)["linear model"]
+        assert linear["RMSE"] == pytest.approx(0.1, rel=0.2)
+        assert linear["CRPS"] == pytest.approx(0.1 / np.sqrt(np.pi), rel=0.2)
+        assert linear["coverage 95%"] == pytest.approx(0.95, abs=0.06)
 
     def test_of_a_classification_with_a_class_that_training_rows_do_not_have(self, monkeypatch):
         monkeypatch.setattr(evaluation, "MAX_ROWS", 400)

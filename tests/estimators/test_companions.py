@@ -12,6 +12,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Wh
 
 from bayesadam.sklearn import BayesianMLPRegressor
 from bayesadam.sklearn.calibration import PRIOR, mean_weights
+from bayesadam.sklearn.clock import Clock
 from bayesadam.sklearn.companions import classifiers, regressors
 from bayesadam.sklearn.ensemble import _member_moments
 from bayesadam.sklearn.linear import ridge_parts
@@ -48,7 +49,7 @@ class TestParts:
         moved = y.copy()
         fold = divided.fold == 1
         moved[fold] += 100.0
-        found = [regressors(x, targets, np.ones(240), divided) for targets in (y, moved)]
+        found = [regressors(x, targets, np.ones(240), divided, Clock()) for targets in (y, moved)]
         assert len(found[0]) == 4
         for (_, before), (_, after) in zip(*found, strict=True):
             np.testing.assert_allclose(before[fold], after[fold], atol=1e-9)
@@ -59,14 +60,14 @@ class TestParts:
         weight = np.random.default_rng(5).uniform(0.5, 2.0, 240)
         divided = plan(240, 4, np.arange(240), 0)
         for (_, before), (_, after) in zip(
-            *(regressors(x, y, factor * weight, divided) for factor in (1.0, 1024.0)), strict=True
+            *(regressors(x, y, factor * weight, divided, Clock()) for factor in (1.0, 1024.0)), strict=True
         ):
             np.testing.assert_allclose(before, after, atol=1e-9)
 
     @pytest.mark.parametrize("kind", ["numbers", "classes"])
     def test_a_record_gives_the_same_outputs(self, additive, kind):
         x, y = standardised(additive[0]), standardised(additive[1])[:, None]
-        rows = np.ones(240), plan(240, 4, np.arange(240), 0)
+        rows = np.ones(240), plan(240, 4, np.arange(240), 0), Clock()
         if kind == "numbers":
             fitted = regressors(x, y, *rows)
         else:
@@ -103,13 +104,13 @@ class TestParts:
 
     def test_pieces_describe_skewed_inputs(self, additive):
         x, y = standardised(additive[0]), standardised(additive[1])[:, None]
-        (_, linear), (_, found) = ridge_parts(x, y, np.ones(240), plan(240, 4, np.arange(240), 0))
+        (_, linear), (_, found) = ridge_parts(x, y, np.ones(240), plan(240, 4, np.arange(240), 0), Clock())
         assert np.mean((found - y) ** 2) < 0.4 * np.mean((linear - y) ** 2)
 
     def test_the_trend_of_a_linear_regression_continues_for_one_range(self):
         x = np.random.default_rng(0).uniform(-1.0, 1.0, (100, 2))
         y = x @ [[2.0], [-1.0]]
-        (part, _), _ = ridge_parts(x, y, np.ones(100), plan(100, 4, np.arange(100), 0))
+        (part, _), _ = ridge_parts(x, y, np.ones(100), plan(100, 4, np.arange(100), 0), Clock())
         low, high = x.min(0), x.max(0)
         beyond = np.stack([high + 0.9 * (high - low), low - 0.9 * (high - low), [high[0] + 0.5, 0.0]])
         np.testing.assert_allclose(part.outputs(beyond), beyond @ [[2.0], [-1.0]], atol=1e-2)
@@ -123,7 +124,7 @@ class TestProcess:
         weight = np.random.default_rng(7).uniform(0.5, 2.0, 240)
         weight /= weight.mean()
         divided = plan(240, 4, np.arange(240), 0)
-        ((part, unseen),) = process_parts(x, y, weight, divided)
+        ((part, unseen),) = process_parts(x, y, weight, divided, Clock())
         means = []
         for half in (divided.fold % 2 == 1, divided.fold % 2 == 0):
             signal, *lengths, linear, noise = _kernel(x[half], y[half])
@@ -154,7 +155,7 @@ class TestProcess:
 
     def test_extrapolates_for_one_range_of_the_inputs(self, additive):
         x, y = standardised(additive[0]), standardised(additive[1])[:, None]
-        ((part, _),) = process_parts(x, y, np.ones(240), plan(240, 4, np.arange(240), 0))
+        ((part, _),) = process_parts(x, y, np.ones(240), plan(240, 4, np.arange(240), 0), Clock())
         farthest = 2.0 * x.max(0) - x.min(0)
         np.testing.assert_allclose(part.outputs(farthest[None] + 100.0), part.outputs(farthest[None]))
         assert np.abs(part.outputs(farthest[None]) - part.outputs(x.max(0)[None])) > 0.01
@@ -173,22 +174,22 @@ class TestProcess:
         """The likelihood would hardly depend on it, and rows with such a value would resemble no others."""
         x = np.random.default_rng(0).standard_normal((300, 3))
         x[:, 2] = np.arange(300) < 3
-        ((part, _),) = process_parts(standardised(x), x[:, :1], np.ones(300), plan(300, 4, np.arange(300), 0))
+        ((part, _),) = process_parts(standardised(x), x[:, :1], np.ones(300), plan(300, 4, np.arange(300), 0), Clock())
         np.testing.assert_allclose(part.length[:, 2], 1e3)
 
     def test_where_there_is_none(self, additive):
         x, y = additive[0], additive[1][:, None]
         few = plan(30, 4, np.arange(30), 0)
-        assert process_parts(x[:30], y[:30], np.ones(30), few) == []
+        assert list(process_parts(x[:30], y[:30], np.ones(30), few, Clock())) == []
         many = plan(2_001, 4, np.arange(2_001), 0)
-        assert process_parts(np.zeros((2_001, 1)), np.zeros((2_001, 1)), np.ones(2_001), many) == []
-        assert process_parts(x, y, np.ones(240), plan(240, 1, np.arange(240), 0)) == []
+        assert list(process_parts(np.zeros((2_001, 1)), np.zeros((2_001, 1)), np.ones(2_001), many, Clock())) == []
+        assert list(process_parts(x, y, np.ones(240), plan(240, 1, np.arange(240), 0), Clock())) == []
 
 
 class TestTrees:
     def test_numbers_are_those_of_scikit_learn(self, additive):
         x, y = standardised(additive[0]), np.stack([standardised(additive[1]), np.sin(additive[0][:, 0])], axis=1)
-        ((part, unseen),) = regression_trees(x, y, np.ones(240), plan(240, 4, np.arange(240), 0))
+        ((part, unseen),) = regression_trees(x, y, np.ones(240), plan(240, 4, np.arange(240), 0), Clock())
         found = part.outputs(x)
         for output, own in enumerate(y.T):
             models = [HistGradientBoostingRegressor(max_leaf_nodes=leaves, **BOOSTING).fit(x, own) for leaves in LEAVES]
@@ -198,7 +199,7 @@ class TestTrees:
     @pytest.mark.parametrize("classes", [2, 3])
     def test_classes_are_those_of_scikit_learn(self, additive, classes):
         x, y = standardised(additive[0]), np.digitize(additive[1], [0.0, 1.0][: classes - 1])
-        ((part, unseen),) = classification_trees(x, y, classes, np.ones(240), plan(240, 4, np.arange(240), 0))
+        ((part, unseen),) = classification_trees(x, y, classes, np.ones(240), plan(240, 4, np.arange(240), 0), Clock())
         found = log_softmax(part.outputs(x), axis=1)
         models = [HistGradientBoostingClassifier(max_leaf_nodes=leaves, **BOOSTING).fit(x, y) for leaves in LEAVES]
         assert any(np.allclose(found, np.log(model.predict_proba(x)), rtol=1e-9) for model in models)
@@ -207,7 +208,9 @@ class TestTrees:
     def test_a_class_that_a_fold_does_not_have(self, additive):
         labels = (additive[1] > 0.5).astype(int)
         labels[7] = 2
-        ((_, unseen),) = classification_trees(additive[0], labels, 3, np.ones(240), plan(240, 4, np.arange(240), 0))
+        ((_, unseen),) = classification_trees(
+            additive[0], labels, 3, np.ones(240), plan(240, 4, np.arange(240), 0), Clock()
+        )
         assert np.isfinite(unseen).all()
         assert unseen[7, 2] < np.log(0.05)
 
@@ -215,15 +218,18 @@ class TestTrees:
         generator = np.random.default_rng(9)
         x = generator.standard_normal((400, 6))
         labels = ((x[:, 0] > 0.3) ^ (x[:, 1] > -0.2)).astype(int)
-        found = classifiers(x, labels, 2, np.ones(400), plan(400, 4, np.arange(400), 0))
+        found = classifiers(x, labels, 2, np.ones(400), plan(400, 4, np.arange(400), 0), Clock())
         _, additive, trees = (unseen[np.arange(400), labels].mean() for _, unseen in found)
         assert trees > additive + 0.3
 
     def test_where_there_are_none(self, additive):
         few = plan(90, 4, np.arange(90), 0)
-        assert regression_trees(additive[0][:90], additive[1][:90, None], np.ones(90), few) == []
+        assert list(regression_trees(additive[0][:90], additive[1][:90, None], np.ones(90), few, Clock())) == []
         alone = (np.arange(240) == 7).astype(int)
-        assert classification_trees(additive[0], alone, 2, np.ones(240), plan(240, 4, np.arange(240), 0)) == []
+        assert (
+            list(classification_trees(additive[0], alone, 2, np.ones(240), plan(240, 4, np.arange(240), 0), Clock()))
+            == []
+        )
 
 
 class TestWeights:

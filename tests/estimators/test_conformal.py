@@ -8,6 +8,7 @@ import torch
 from sklearn.utils import check_random_state
 
 from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
+from bayesadam.sklearn.clock import Clock
 from bayesadam.sklearn.companions import regressors
 from bayesadam.sklearn.conformal import LeftOutScores, cross_intervals
 from bayesadam.sklearn.ensemble import _member_moments, as_array
@@ -40,7 +41,7 @@ def test_cross_intervals_are_those_of_the_members_that_left_rows_out(regressor, 
     share, *weights = regressor.calibration_["weights"][:, 0]
     assert sum(weights) > 0.05
     values = (y - regressor._y_mean) / regressor._y_std
-    parts = regressors(as_array(standardised), values[:, None], np.ones(len(x)), planned(len(x)))
+    parts = regressors(as_array(standardised), values[:, None], np.ones(len(x)), planned(len(x)), Clock())
     seen = [part.outputs(as_array(standardised)) for part in regressor._companions]
 
     def of_folds(complements):

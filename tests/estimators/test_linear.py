@@ -4,6 +4,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
 
+from bayesadam.sklearn.clock import Clock
 from bayesadam.sklearn.linear import FEWEST, FOLDS, PIECES, STRENGTHS, logistic_parts
 from bayesadam.sklearn.plan import plan
 
@@ -21,7 +22,7 @@ def counts():
 @pytest.fixture(scope="module")
 def parts(counts):
     x, labels, divided = counts
-    return logistic_parts(x, labels, 3, np.ones(300), divided)
+    return list(logistic_parts(x, labels, 3, np.ones(300), divided, Clock()))
 
 
 def density(log_probs, labels):
@@ -70,7 +71,7 @@ def test_a_class_that_a_fold_does_not_have(counts):
     x, labels, divided = counts
     rare = np.where(labels == 2, 0, labels)
     rare[7] = 2
-    for part, found in logistic_parts(x, rare, 3, np.ones(300), divided):
+    for part, found in logistic_parts(x, rare, 3, np.ones(300), divided, Clock()):
         assert np.isfinite(found).all()
         assert found[7, 2] < np.log(0.05)
         assert np.isfinite(part.outputs(x)).all()
@@ -79,7 +80,7 @@ def test_a_class_that_a_fold_does_not_have(counts):
 def test_where_there_are_none(counts):
     x, labels, divided = counts
     few = plan(FEWEST - 1, 4, np.arange(FEWEST - 1), 0)
-    assert logistic_parts(x[: FEWEST - 1], labels[: FEWEST - 1], 3, np.ones(FEWEST - 1), few) == []
+    assert list(logistic_parts(x[: FEWEST - 1], labels[: FEWEST - 1], 3, np.ones(FEWEST - 1), few, Clock())) == []
     alone = (np.arange(300) == 7).astype(int)
-    assert logistic_parts(x, alone, 2, np.ones(300), divided) == []
-    assert logistic_parts(np.zeros((300, 2)), labels, 3, np.ones(300), divided) == []
+    assert list(logistic_parts(x, alone, 2, np.ones(300), divided, Clock())) == []
+    assert list(logistic_parts(np.zeros((300, 2)), labels, 3, np.ones(300), divided, Clock())) == []

@@ -11,6 +11,7 @@ from bayesadam.functional.monotone import Identity
 from bayesadam.predictive import GaussianPredictive, MixturePredictive, TransformedPredictive
 from bayesadam.sklearn import BayesianMLPRegressor, interval_score, load_estimator, neg_nll
 from bayesadam.sklearn.choice import choose, described
+from bayesadam.sklearn.clock import Clock
 from bayesadam.sklearn.target_transform import NAMES, fitted
 
 QUICK = {"members": 4, "hidden": (10,), "epochs": 150, "lr": 0.03, "random_state": 0}
@@ -35,7 +36,7 @@ def model(amounts):
 
 def chosen(likelihood, x, y, weight=None, groups=None):
     scales = (np.zeros(x.shape[1]), np.ones(x.shape[1]))
-    return choose(likelihood, "auto", x, scales, y, weight, groups)
+    return choose(likelihood, "auto", x, scales, y, weight, groups, Clock())
 
 
 class TestChoice:

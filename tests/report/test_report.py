@@ -489,6 +489,51 @@ class TestHeadline:
         )
 
 
+@pytest.mark.parametrize("make", [houses, digits])
+def test_weights_are_numbers_of_copies(make):
+    """All numbers are those of a table in which every row occurs as often as its weight says."""
+    data, weight = make()["held_out"], np.random.default_rng(0).integers(1, 5, 120)
+    task = "regression" if make is houses else "classification"
+    rows = np.repeat(np.arange(120), weight)
+    copies = predicted({name: np.array(values)[rows] for name, values in data.items()}, task)
+    once = predicted({**data, "weight": weight}, task)
+    assert predicted(data, task).weight is None
+    numbers_of = [
+        re.findall(r"<strong>(.*?)</strong>", str(headline.headline(part, part, {})[0])) for part in (once, copies)
+    ]
+    assert numbers_of[0][0] == numbers_of[1][0]
+    assert verdict.epistemic(once, 0.1) == verdict.epistemic(copies, 0.1)
+    if make is digits:
+        shares = [
+            [[share for _, share in cells] for _, cells in confusion(part, list("abc"))["rows"]]
+            for part in (once, copies)
+        ]
+        np.testing.assert_allclose(shares[0], shares[1], rtol=1e-12)
+    chart = charts.coverage if make is houses else charts.reliability
+    both = [chart(part).numbers["reached" if make is houses else "right"] for part in (once, copies)]
+    assert both[0] == both[1]
+    one, other = (
+        verdict._largest_gap(np.abs(values), share)
+        for values, share in (
+            (once.errors[1] / once.errors[1].max(), weight),
+            (copies.errors[1] / copies.errors[1].max(), np.ones(len(rows))),
+        )
+    )
+    assert one == pytest.approx(other, rel=1e-12)
+
+
+def test_a_verdict_is_about_the_rows_that_count():
+    """The heavy rows have errors four times as large as predicted, the others half as large."""
+    rng = np.random.default_rng(0)
+    error, heavy = rng.normal(size=400), np.arange(400) % 4 == 0
+    data = regression_rows(np.where(heavy, 4.0, 0.5) * error, np.zeros(400), np.ones(400))
+    assert "too narrow" in verdict.verdict(predicted({**data, "weight": np.where(heavy, 1.0, 1e-3)}, "regression"))
+    assert "too wide" in verdict.verdict(predicted({**data, "weight": np.where(heavy, 1e-3, 1.0)}, "regression"))
+    part = {"name": "a", "values": "b", "rows": 400, "right": 20.0, "expected": 28.5}
+    assert verdict.failures([part | {"effective": 30.0}], "regression")["rows"] == [("a", "b", "400", "67%", "95%")]
+    assert verdict.failures([part | {"effective": 30.0, "right": 28.0}], "regression")["rows"] == []
+
+
 class TestNumbers:
     @pytest.mark.parametrize(
         ("function", "texts"),

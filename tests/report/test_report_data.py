@@ -13,6 +13,7 @@ from bayesadam.likelihoods import StudentT
 from bayesadam.predictive import ClassificationPredictive, GaussianPredictive, MixturePredictive
 from bayesadam.report import write_report
 from bayesadam.sklearn import Settings, TableEncoder
+from bayesadam.sklearn.clock import Clock
 from bayesadam.sklearn.runs import report_data as module
 from bayesadam.sklearn.runs.evaluation import predict_held_out
 from bayesadam.sklearn.runs.explain import effects
@@ -77,6 +78,7 @@ def made(held_out=60, classes=(), calibrated=True):
         {"bayesadam": {"NLL": 1.0}},
         {},
         {"training": 1.23456789},
+        Clock(),
     )
 
 
@@ -93,6 +95,7 @@ def prepare(inputs, targets, held_out, classes):
         y=targets,
         encoder=encoder,
         matrix=encoder.transform(inputs),
+        weights_of=lambda rows: None,
         left_out={},
         notes=["a note"],
     )
@@ -180,7 +183,7 @@ def test_without_a_mean_there_is_the_median():
 
     found = predict_held_out(predictive(matrix), matrix[:, 0])
     np.testing.assert_allclose(found["mean"], matrix[:, 0], atol=1e-3)
-    found = effects(area, matrix[:, 0], matrix, [slice(0, 1)], predictive, 0, classes=False)
+    found = effects(area, matrix[:, 0], matrix, [slice(0, 1)], predictive, 0, clock=Clock(), classes=False)
     assert found["importance"][0]["gain"] > 10
     curve = found["dependence"][0]["curves"][0]
     assert np.all(np.diff(curve["mean"]) > 0)

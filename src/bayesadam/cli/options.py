@@ -93,7 +93,7 @@ Noise = Annotated[
 Hidden = Annotated[Any, _option("Units of the hidden layers: 50, or 100,50.", MODEL, parser=_hidden, metavar="N,N")]
 Members = Annotated[int | None, _option("Networks of the ensemble.", MODEL, min=1)]
 Epochs = Annotated[int | None, _option("Passes over the rows.", MODEL, min=1, callback=_instead)]
-TimeBudget = Annotated[float | None, _option("Seconds of training, in place of epochs.", MODEL, callback=_instead)]
+TimeBudget = Annotated[float | None, _option("Seconds of the whole fit, in place of epochs.", MODEL, callback=_instead)]
 Seed = Annotated[int | None, _option("Of the split, the networks and the noise.", MODEL, min=0, max=2**32 - 1)]
 Device = Annotated[str | None, _option("To train on: cpu (default), cuda, ...", MODEL)]
 

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from scipy import stats
 
-from bayesadam.metrics import calibration_curve
 from bayesadam.report.chart import Chart, percent_axes
 from bayesadam.report.numbers import column, number, percent, short_text
 from bayesadam.report.palette import LIGHT, SERIES
-from bayesadam.report.predicted import LEVEL, Predicted, PredictedClasses, PredictedNumbers
+from bayesadam.report.predicted import LEVEL, Predicted, PredictedClasses, PredictedNumbers, weight_of
+from bayesadam.report.weighted import effective, mean_and_error
 
 
 def predictions(rows: PredictedNumbers, target: str) -> Chart:
@@ -40,7 +39,7 @@ def predictions(rows: PredictedNumbers, target: str) -> Chart:
         at = np.flatnonzero(part)
         bars = rows.y[at], rows.lower[at], rows.upper[at]
         chart.axes.vlines(*bars, color=LIGHT[colour], alpha=0.5 * crowd, linewidth=1.2)
-        label = f"{words} its interval ({percent(part.mean())})"
+        label = f"{words} its interval ({percent(float(np.average(part, weights=rows.weight)))})"
         look: dict[str, Any] = {"color": LIGHT[colour], "alpha": crowd, "markersize": 4, "label": label}
         chart.points(rows.y[at], rows.mean[at], at.tolist(), marker=marker, **look)
     beyond = 0.02 if len(rows) >= 100 else 0.0  # a few very long intervals would compress all others
@@ -53,8 +52,9 @@ def predictions(rows: PredictedNumbers, target: str) -> Chart:
 def coverage(rows: PredictedNumbers) -> Chart:
     """Return a chart of the coverage of central intervals of every level, from the probability integral transform."""
     levels = np.concatenate([np.arange(0.05, 0.951, 0.05), [0.98, 0.99]])
-    reached = (2.0 * np.abs(rows.pit - 0.5) <= levels[:, None]).mean(axis=1)
-    low, high = (ends / len(rows) for ends in stats.binom.interval(0.95, len(rows), levels))
+    reached = np.average(2.0 * np.abs(rows.pit - 0.5) <= levels[:, None], axis=1, weights=rows.weight)
+    count = max(1, round(effective(len(rows), rows.weight)))
+    low, high = (ends / count for ends in stats.binom.interval(0.95, count, levels))
     chart = Chart(
         "coverage",
         "Interval coverage",
@@ -74,9 +74,13 @@ def coverage(rows: PredictedNumbers) -> Chart:
 
 def reliability(rows: PredictedClasses) -> Chart:
     """Return a chart of accuracy against confidence in bins of equal width, with the range that chance allows."""
-    curve = calibration_curve(torch.from_numpy(rows.probs), torch.from_numpy(rows.label), bins=10)
-    confidence, correct, share = (values[curve[2] > 0].numpy() for values in curve)
-    counts = (share * len(rows)).round().astype(int)
+    places = np.ceil(10.0 * rows.confidence).clip(1.0, 10.0)
+    bins = [np.flatnonzero(places == place) for place in np.unique(places)]
+    confidence, correct = (
+        np.array([np.average(values[part], weights=weight_of(rows, part)) for part in bins])
+        for values in (rows.confidence, rows.right)
+    )
+    counts = np.array([max(1, round(effective(len(part), weight_of(rows, part)))) for part in bins])
     low, high = (ends / counts for ends in stats.binom.interval(0.95, counts, np.minimum(confidence, 1.0)))
     chart = Chart(
         "reliability",
@@ -88,7 +92,7 @@ def reliability(rows: PredictedClasses) -> Chart:
         {
             "confidence": [percent(one, 1) for one in confidence],
             "right": [percent(one, 1) for one in correct],
-            "rows": [f"{number:,}" for number in counts],
+            "rows": [f"{len(part):,}" for part in bins],
             "by chance": [f"{percent(a)} to {percent(b)}" for a, b in zip(low, high, strict=True)],
         },
     )
@@ -112,9 +116,9 @@ def error_by_uncertainty(rows: Predicted, target: str) -> Chart:
     regression = isinstance(rows, PredictedNumbers)
     actual, expected = rows.errors
     groups = np.array_split(np.argsort(expected, kind="stable"), max(1, min(10, len(actual) // 10)))
-    noise = [2.0 * stats.sem(actual[group]) for group in groups]
-    mean = np.array([actual[group].mean() for group in groups])
-    x = np.array([expected[group].mean() for group in groups])
+    means = [mean_and_error(actual[group], weight_of(rows, group)) for group in groups]
+    mean, noise = np.array(means).T * [[1.0], [2.0]]
+    x = np.array([np.average(expected[group], weights=weight_of(rows, group)) for group in groups])
     low, high = np.clip([mean - noise, mean + noise], 0.0, None if regression else 1.0)
     if regression:
         mean, x, low, high = (np.sqrt(values) for values in (mean, x, low, high))

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-from scipy import stats
 
 from bayesadam.report.numbers import number, percent
-from bayesadam.report.predicted import FEW, LEVEL, Predicted, PredictedNumbers, counted
+from bayesadam.report.predicted import FEW, LEVEL, Predicted, PredictedNumbers, counted, weight_of
 from bayesadam.report.verdict import verdict
+from bayesadam.report.weighted import mean_and_error, quantile
 
 OURS = "bayesadam"
 
@@ -39,10 +39,12 @@ def _error(rows: Predicted) -> Markup:
             "On {}, the typical error (root mean square) is <strong>{}</strong>, and the {} intervals are typically "
             "<strong>{}</strong> wide ({} without the inputs)."
         )
-        error, width = np.sqrt(rows.errors[0].mean()), np.median(rows.upper - rows.lower)
-        alone = np.ptp(np.quantile(rows.y, [0.5 - 0.5 * LEVEL, 0.5 + 0.5 * LEVEL]))
+        error = np.sqrt(np.average(rows.errors[0], weights=rows.weight))
+        width = quantile(rows.upper - rows.lower, 0.5, rows.weight)
+        alone = np.ptp(quantile(rows.y, [0.5 - 0.5 * LEVEL, 0.5 + 0.5 * LEVEL], rows.weight))
         return _fill(text, where, number(float(error)), percent(LEVEL), number(float(width)), number(float(alone)))
-    right, usual = float(rows.right.mean()), float(np.bincount(rows.label).max() / len(rows))
+    counts = np.bincount(rows.label, rows.weight)
+    right, usual = float(np.average(rows.right, weights=rows.weight)), float(counts.max() / counts.sum())
     text = "On {}, it is right in <strong>{}</strong> ({} without the inputs)."
     return _fill(text, where, percent(right, 1), percent(usual, 1))
 
@@ -54,8 +56,9 @@ def _promise(rows: Predicted) -> Markup:
     where = counted(rows, "row", " that its networks had not seen")
     if isinstance(rows, PredictedNumbers):
         text = "Of {}, the intervals cover <strong>{}</strong>, {}."
-        return _fill(text, where, percent(float(rows.inside.mean())), verdict(rows))
-    sure, right = (percent(float(values.mean()), 1) for values in (rows.confidence, rows.right))
+        return _fill(text, where, percent(float(np.average(rows.inside, weights=rows.weight))), verdict(rows))
+    means = (float(np.average(values, weights=rows.weight)) for values in (rows.confidence, rows.right))
+    sure, right = (percent(mean, 1) for mean in means)
     text = "On {}, it is <strong>{}</strong> sure on average, and right in {}, {}."
     return _fill(text, where, sure, right, verdict(rows))
 
@@ -65,11 +68,11 @@ def _knows(rows: Predicted) -> Markup:
     actual, expected = rows.errors
     if len(actual) < FEW or not np.isfinite(expected).all():
         return Markup("")
-    sure, unsure = np.array_split(actual[np.argsort(expected, kind="stable")], 2)
-    gap = float(unsure.mean() - sure.mean())
-    known = gap > 2.0 * math.hypot(stats.sem(sure), stats.sem(unsure))
+    parts = np.array_split(np.argsort(expected, kind="stable"), 2)
+    (sure, one), (unsure, other) = (mean_and_error(actual[part], weight_of(rows, part)) for part in parts)
+    known = unsure - sure > 2.0 * math.hypot(one, other)
     regression = isinstance(rows, PredictedNumbers)
-    halves = [number(math.sqrt(half.mean())) if regression else percent(half.mean(), 1) for half in (sure, unsure)]
+    halves = [number(math.sqrt(mean)) if regression else percent(mean, 1) for mean in (sure, unsure)]
     return _fill(
         "{}: the {} is <strong>{}</strong> on the half it is surest of, <strong>{}</strong> on the other half.",
         "It knows when it is wrong" if known else "Whether it knows when it is wrong cannot be told from these rows",

@@ -32,6 +32,7 @@ class PredictedNumbers:
             part of that of the actual one if it has any.
         row: Numbers of the rows in the file.
         drawn_from: Number of the rows from which these were drawn at random; ``None`` if they are all.
+        weight: Weights of the rows, ``(N,)``; ``None`` if they are equal.
     """
 
     y: Array
@@ -43,6 +44,7 @@ class PredictedNumbers:
     pit: Array
     row: Array
     drawn_from: int | None = None
+    weight: Array | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -83,6 +85,7 @@ class PredictedClasses:
         mutual_information: The epistemic part of the entropy, ``(N,)``.
         row: Numbers of the rows in the file, ``(N,)``.
         drawn_from: Number of the rows from which these were drawn at random; ``None`` if they are all.
+        weight: Weights of the rows, ``(N,)``; ``None`` if they are equal.
     """
 
     label: NDArray[np.intp]
@@ -91,6 +94,7 @@ class PredictedClasses:
     mutual_information: Array
     row: Array
     drawn_from: int | None = None
+    weight: Array | None = None
 
     def __len__(self) -> int:
         return len(self.label)
@@ -136,7 +140,7 @@ def predicted(columns: Mapping[str, Any], task: str) -> Predicted | None:
         ValueError: A label is not the index of a class.
     """
     kind = PredictedNumbers if task == "regression" else PredictedClasses
-    names = [name for name in kind.__dataclass_fields__ if name != "drawn_from"]
+    names = [name for name in kind.__dataclass_fields__ if name != "drawn_from" and name in columns]
     arrays: dict[str, Array] = {name: np.array(columns[name], dtype=np.float64) for name in names}
     required = ("y", "mean", "lower", "upper", "pit") if task == "regression" else ("label", "probs")
     known = np.logical_and.reduce(
@@ -152,6 +156,11 @@ def predicted(columns: Mapping[str, Any], task: str) -> Predicted | None:
     if label.min() < 0 or label.max() >= classes:
         raise ValueError(f"label must be indices of the {classes} classes, got others")
     return PredictedClasses(label.astype(np.intp), **arrays, drawn_from=drawn_from)
+
+
+def weight_of(rows: Predicted, part: Any) -> Array | None:
+    """Return the weights of some of the rows; ``None`` if all are equal."""
+    return None if rows.weight is None else rows.weight[part]
 
 
 def counted(rows: Predicted, what: str, clause: str = "") -> str:

@@ -52,20 +52,25 @@ def _aim(name: str) -> tuple[str, Any]:
 def confusion(rows: PredictedClasses, classes: Sequence[str]) -> dict[str, Any]:
     """Return a table of the counts of actual and predicted classes, limited to the classes with the most mistakes.
 
+    Rows with weights, which are 1 on average, count by these.
+
     Returns:
         "names" of the classes, "rows" with pairs of a class and its cells, which are pairs of a text and of the share
         of the rows of the class, and the number of classes that are left out, "more".
     """
     label, predicted = rows.label, rows.predicted
+    weight = np.ones(len(label)) if rows.weight is None else rows.weight / rows.weight.mean()
     wrong = label != predicted
-    mistakes = np.bincount(np.concatenate([label[wrong], predicted[wrong]]), minlength=len(classes))
+    both, weights = np.concatenate([label[wrong], predicted[wrong]]), np.tile(weight[wrong], 2)
+    mistakes = np.bincount(both, weights, minlength=len(classes))
     shown = np.sort(np.argsort(-mistakes, kind="stable")[:_CLASSES])
     names = [classes[code] for code in shown]
     cells = []
     for code in shown:
-        counts = np.bincount(predicted[label == code], minlength=len(classes))
-        total = max(counts.sum(), 1)
-        cells.append([(f"{count:,}" if count else "", float(count / total)) for count in counts[shown]])
+        part = label == code
+        counts = np.bincount(predicted[part], weight[part], minlength=len(classes))
+        total = counts.sum() or 1.0
+        cells.append([(f"{count:,.0f}" if count else "", float(count / total)) for count in counts[shown]])
     return {"names": names, "rows": list(zip(names, cells, strict=True)), "more": len(classes) - len(names)}
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from bayesadam.report.numbers import percent
+from bayesadam.report.numbers import Array, percent
 from bayesadam.report.predicted import Predicted, PredictedNumbers
+from bayesadam.report.weighted import effective
 
 CHANCE = 0.05
 """Probability below which a difference is not attributed to chance."""
@@ -31,8 +32,9 @@ def verdict(rows: Predicted) -> str:
     kept, promised, key = rows.promises
     shown = rows.inside if isinstance(rows, PredictedNumbers) else kept
     order = np.argsort(key, kind="stable")
-    variance = (promised * (1.0 - promised)).sum()
-    excess = np.cumsum((kept - promised)[order]) / math.sqrt(max(variance, 1e-12))
+    weight = np.ones(len(rows)) if rows.weight is None else rows.weight / rows.weight.mean()
+    variance = (weight**2 * promised * (1.0 - promised)).sum()
+    excess = np.cumsum((weight * (kept - promised))[order]) / math.sqrt(max(variance, 1e-12))
     ends = np.flatnonzero(np.diff(key[order], append=np.inf))  # equal keys stay together
     end, worst = float(excess[-1]), int(ends[np.abs(excess[ends]).argmax()])
     if abs(end) > stats.norm.isf(CHANCE / 6):
@@ -42,7 +44,8 @@ def verdict(rows: Predicted) -> str:
         return "too sure of itself" if end < 0 else "more careful than it need be"
     fine = "as they should" if intervals else "as sure as it should be"
     if abs(excess[worst]) > stats.norm.isf(CHANCE / 12):
-        share = percent(float(shown[order[: worst + 1]].mean()))
+        first = order[: worst + 1]
+        share = percent(float(np.average(shown[first], weights=weight[first])))
         if intervals:
             kind = "narrow" if excess[worst] < 0 else "wide"
             where = f"with the narrowest intervals {share} are inside, where they are too {kind}"
@@ -50,18 +53,30 @@ def verdict(rows: Predicted) -> str:
             kind = "sure" if excess[worst] < 0 else "careful"
             where = f"it is least sure of {share} are right, where it is too {kind}"
         return f"{fine} on average, but not everywhere: of the {worst + 1:,} rows {where}"
+    count = max(1, round(effective(len(rows), rows.weight)))
     if isinstance(rows, PredictedNumbers):
-        test = stats.kstest(2.0 * np.abs(rows.pit - 0.5), "uniform")
-        level = float(test.statistic_location)
-        reached = level + float(test.statistic_sign * test.statistic)
+        level, reached = _largest_gap(2.0 * np.abs(rows.pit - 0.5), weight)
         kind = "narrow" if reached < level else "wide"
-        if test.pvalue < CHANCE / 3:
+        if stats.kstwo.sf(abs(reached - level), count) < CHANCE / 3:
             return f"but those of other levels are too {kind}: {percent(level)} intervals cover {percent(reached)}"
-    low, high = stats.binomtest(int(shown.sum()), len(shown)).proportion_ci(method="wilson")
+    inside = round(float(np.average(shown, weights=weight)) * count)
+    low, high = stats.binomtest(inside, count).proportion_ci(method="wilson")
     if high - low > UNCERTAIN:
         reach = f"of all rows anything from {percent(low)} to {percent(high)}"
         return f"which says little: {reach} may be {'inside' if intervals else 'right'}"
     return fine
+
+
+def _largest_gap(values: Array, weight: Array) -> tuple[float, float]:
+    """Return the value at which the distribution function of the values differs most from that of a uniform
+    distribution, and the function there (the statistic of Kolmogorov).
+    """
+    order = np.argsort(values)
+    share = weight[order] / weight.sum()
+    levels, after = np.tile(values[order], 2), np.cumsum(share)
+    reached = np.concatenate([after, after - share])
+    place = int(np.abs(reached - levels).argmax())
+    return float(levels[place]), float(reached[place])
 
 
 def epistemic(rows: Predicted, error: float | None) -> str:
@@ -75,7 +90,7 @@ def epistemic(rows: Predicted, error: float | None) -> str:
     total, part, words = rows.uncertainty
     if not np.isfinite(total).all() or not total.sum() > 0:
         return ""
-    share = float(part.sum() / total.sum())
+    share = float(np.average(part, weights=rows.weight) / np.average(total, weights=rows.weight))
     ends = [percent(min(1.0, share * math.exp(sign * 2 * error))) for sign in (-1, 1)] if error else []
     limits = f" (the rows left out allow {' to '.join(ends)})" if ends else ""
     return (
@@ -89,7 +104,8 @@ def failures(groups: Sequence[Mapping[str, Any]], task: str) -> dict[str, Any]:
 
     Args:
         groups: Groups by "name" and "values" of an input, with "rows", the number "right" of rows inside their
-            intervals, or in the predicted class, and the number "expected".
+            intervals, or in the predicted class, and the number "expected". If the rows have weights, these two are
+            numbers out of as many equal rows, "effective".
         task: "regression" or "classification".
 
     Returns:
@@ -97,14 +113,14 @@ def failures(groups: Sequence[Mapping[str, Any]], task: str) -> dict[str, Any]:
         share that was promised. At most 5% of the groups in the table are expected to be there by chance (Benjamini and
         Hochberg 1995).
     """
-    promised = [group["expected"] / group["rows"] for group in groups]
-    chances = [stats.binom.cdf(g["right"], g["rows"], share) for g, share in zip(groups, promised, strict=True)]
-    wrong = stats.false_discovery_control(chances) < CHANCE if chances else []
+    counts = [group.get("effective", group["rows"]) for group in groups]
+    promised, right = ([g[name] / n for g, n in zip(groups, counts, strict=True)] for name in ("expected", "right"))
+    chances = stats.binom.cdf(np.round(np.multiply(right, counts)), np.round(counts), promised)
+    wrong = stats.false_discovery_control(chances) < CHANCE if groups else []
     rows = [
-        (group["name"], group["values"], f"{group['rows']:,}", percent(group["right"] / group["rows"]), percent(share))
-        for _, group, share in sorted(
-            ((chances[i], group, promised[i]) for i, group in enumerate(groups) if wrong[i]), key=lambda one: one[0]
-        )
+        (groups[i]["name"], groups[i]["values"], f"{groups[i]['rows']:,}", percent(right[i]), percent(promised[i]))
+        for i in np.argsort(chances, kind="stable")
+        if wrong[i]
     ]
     kept = "inside their intervals" if task == "regression" else "predicted right"
     first = f"{len(rows)} of {len(groups)}" if rows else f"None of {len(groups)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -25,6 +26,7 @@ from bayesadam.posterior import Mixture
 from bayesadam.predictive.result import Predictive
 from bayesadam.scaling import input_scales, standardized
 from bayesadam.sklearn.calibration import average_with_earlier_, effective_rows
+from bayesadam.sklearn.clock import Clock
 from bayesadam.sklearn.failures import all_or_nothing
 from bayesadam.sklearn.member_training import Training, TrainingStatus
 from bayesadam.sklearn.members import ROWS, posteriors, predictions, randomized
@@ -35,11 +37,18 @@ from bayesadam.sklearn.rows import member_parts, numbered, require_single, warn_
 from bayesadam.sklearn.stack import stacked_predictions
 from bayesadam.sklearn.tables.encoder import Encoded, TableEncoder
 from bayesadam.sklearn.tables.findings import Findings, TableError
-from bayesadam.sklearn.tables.frames import as_table, is_table
+from bayesadam.sklearn.tables.frames import as_table, is_table, with_spelled_names
 from bayesadam.sklearn.tables.memory import require_memory
-from bayesadam.sklearn.threads import threads_for
 
 Array = NDArray[Any]
+
+COMPANIONS, TRAINING, POSTERIORS = 0.4, 0.75, 0.5
+"""Shares of the remaining time budget that the companions, the training and the posteriors may take."""
+
+FIRST_ROWS, FIRST_NUMBERS, MORE_ROWS = 1_024, 2**20, 8
+"""With a time budget, maximum number of rows for a first calibration, and of their predictions' numbers; and the factor
+between its rows and those of the next one.
+"""
 
 FARTHEST = 1e15
 """Largest standardised input. The variance of an output grows with its square, which has to be finite in single
@@ -118,9 +127,8 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         X, y, weight, groups, rows = weighed(X, y, sample_weight, groups)
         if groups is None:
             warn_of_copies(X, y, stacklevel=3)
-        with threads_for(len(X)):
-            self._learn_scales(X, y, weight, groups)
-            return self._train(X, y, weight, groups, rows, on_epoch)
+        self._learn_scales(X, y, weight, groups)
+        return self._train(X, y, weight, groups, rows, on_epoch)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``posterior.safetensors`` and ``model.json`` into a folder; :func:`load_estimator` reads them."""
@@ -144,7 +152,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         return self.calibrate
 
     def _check(self) -> None:
-        """Check the parameters before anything is changed."""
+        """Check the parameters before anything is changed, and start the clock."""
         self._method = method_named(self._method_name)
         hidden = self.hidden
         if not isinstance(hidden, tuple | list) or not all(is_whole(units) for units in hidden):
@@ -161,6 +169,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         check_positive("prior_precision", self.prior_precision)
         if self.time_budget is not None:
             check_positive("time_budget", self.time_budget)
+        self._clock = Clock(self.time_budget)
         if self.encoder is not None and not isinstance(self.encoder, TableEncoder):
             raise ValueError(f"encoder must be None or a TableEncoder, got {self.encoder!r}")
         for name in ("standardize", "early_stopping", "calibrate"):
@@ -200,6 +209,8 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         likelihoods = [self._likelihood(member if priors else None).to(self.device) for member in members]
         sizes = [float(len(x)) for x, _ in data] if weights is None else [effective_rows(own) for own in weights]
         options = self._options(sizes, priors)
+        whole = np.ones(count) if weight is None else weight
+        complements = self._fitted_companions(divided, inputs, targets, whole) if priors is None else []
         shown = data
         if self._method.posterior == "anchored":
             shown, weights, options["prior"] = randomized(self.network_, data, likelihoods, self.prior_precision, seed)
@@ -217,7 +228,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             batch_size,
             seed,
             sample_weight=weights,
-            time_budget=self.time_budget,
+            clock=self._clock.part(TRAINING),
             error=self._error(divided, held_out, targets, weight),
             on_epoch=on_epoch,
             offset=self._offset(y),
@@ -238,17 +249,42 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             sizes,
             prior_precision=self.prior_precision,
             steps=self.epochs_ * training.steps_per_epoch,
+            clock=self._clock.part(POSTERIORS),
         )
-        whole = np.ones(count) if weight is None else weight
         if priors:
             for likelihood, before, mask in zip(learned, self._likelihoods, divided.left_out, strict=True):
                 average_with_earlier_(likelihood, before, effective_rows(whole[~mask]))
         self._likelihoods = learned
         self.posterior_ = Mixture(found, hyperparameters={"method": self.method_})
-        self._calibrate(divided, inputs, targets, whole, self.calibration_ if priors else None)
+        if priors:
+            self._calibrate(divided, inputs, targets, whole, [], self.calibration_)
+        else:
+            self._calibrate_in_time(divided, inputs, targets, whole, complements)
         if self.left_out_ is not None:
             self.left_out_ = rows[self.left_out_[0]], self.left_out_[1]
+        left_out = [*([training.shortened] if training.shortened else []), *dict.fromkeys(self._clock.left_out)]
+        if left_out:
+            message = f"to keep to the time budget, the fit leaves out: {', '.join(left_out)}"
+            warnings.warn(message, UserWarning, stacklevel=4)
         return self
+
+    def _calibrate_in_time(
+        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, complements: list[Any]
+    ) -> None:
+        """Calibrate on all rows left out, or on as many as there is time for, which is found by calibrating on few."""
+        total = len(divided.rows)
+        rows = total
+        if self._clock.limited and self._calibrates:
+            rows = min(FIRST_ROWS, max(2, FIRST_NUMBERS // (2 * self.mc_samples * self._outputs())))
+        while True:
+            begin = time.monotonic()
+            self._calibrate(divided.thinned(rows), inputs, targets, weight, complements, None)
+            if rows >= total:
+                return
+            if MORE_ROWS * (time.monotonic() - begin) > self._clock.left:
+                self._clock.left_out.append(f"{total - rows:,} of {total:,} rows for the calibration")
+                return
+            rows *= MORE_ROWS
 
     def _network(self, inputs: int) -> nn.Module:
         """Create a network with new random weights, without changing the state of PyTorch's generator."""
@@ -337,6 +373,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             self.inputs_, self.n_features_in_ = X.encoder, X.encoder.n_features_in_
             self.feature_names_in_ = X.encoder.feature_names_in_
             return check_X_y(X.matrix, y, dtype=np.float64, estimator=self, **rules)
+        X = with_spelled_names(X)
         encoder = None if reset else getattr(self, "inputs_", None)
         if not (is_table(X) or self.encoder is not None if reset else encoder):
             self.inputs_ = None
@@ -423,8 +460,20 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     def _held_out_error(self, center: Tensor, targets: Tensor, weight: Tensor | None) -> float:
         raise NotImplementedError
 
+    def _fitted_companions(
+        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array
+    ) -> list[tuple[Any, Array]]:
+        """Return the companions, if there are any, with predictions of rows that they have not seen."""
+        raise NotImplementedError
+
     def _calibrate(
-        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: dict[str, Any] | None
+        self,
+        divided: Plan,
+        inputs: Tensor,
+        targets: Tensor,
+        weight: Array,
+        complements: list[tuple[Any, Array]],
+        before: dict[str, Any] | None,
     ) -> None:
         """Calibrate predictions on the rows left out; the earlier calibration ``before``, if given, also counts."""
         raise NotImplementedError

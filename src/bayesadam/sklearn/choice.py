@@ -22,6 +22,7 @@ from bayesadam.likelihoods import Likelihood
 from bayesadam.scaling import column_scales, standardized
 from bayesadam.sklearn import likelihoods
 from bayesadam.sklearn.calibration import SMALLEST
+from bayesadam.sklearn.clock import Clock, OutOfTimeError
 from bayesadam.sklearn.linear import PENALTIES
 from bayesadam.sklearn.plan import plan
 from bayesadam.sklearn.process import process_parts
@@ -101,6 +102,7 @@ def choose(
     target: Floats,
     weight: Floats | None,
     groups: NDArray[Any] | None,
+    clock: Clock,
 ) -> tuple[Any, list[str]]:
     """Return the likelihood and the transform of every target that describe left-out rows best.
 
@@ -113,6 +115,8 @@ def choose(
         target: ``(N, K)``.
         weight: Weights of the rows, ``(N,)``; with ``None`` they are equal.
         groups: Groups of the rows, ``(N,)``. Rows of one group are left out together.
+        clock: The time for the choice. If it is too short, targets are Gaussian, and not transformed unless that is
+            given.
 
     Returns:
         The given likelihood or the name of the chosen one, and ``K`` names of transforms.
@@ -132,21 +136,33 @@ def choose(
     others = _candidates(target, given) if searched else []
     known, target = np.nan_to_num(standardized(inputs[rows], *scales).astype(np.float64)), target[rows]
     weight = np.ones(len(rows)) if weight is None else weight[rows]
-    found = transform_nlls(tried, known, target, weight, folds)
-    best = [_best(own, weight) for own in found]
-    for number, own in enumerate(target.T):
-        if not _confirmed(tried[number][best[number]], known, own, weight, numbers):
-            best[number] = 0
-    names = [own[place] for own, place in zip(tried, best, strict=True)]
-    plain = np.sum([own[0] for own in found], axis=0)
-    chosen = np.sum([own[place] for own, place in zip(found, best, strict=True)], axis=0)
-    rest = (likelihood_nlls(name, known, target, weight, folds) for name in others)
-    place = _best(np.stack([plain, chosen, *rest]), weight)
-    return ("gaussian", names) if place < 2 else (others[place - 2], ["none"] * count)
+    try:
+        found = transform_nlls(tried, known, target, weight, folds, clock)
+        best = [_best(own, weight) for own in found]
+        for number, own in enumerate(target.T):
+            if not _confirmed(tried[number][best[number]], known, own, weight, numbers, clock):
+                best[number] = 0
+        chosen = [own[place] for own, place in zip(tried, best, strict=True)]
+        totals = [np.sum([own[0] for own in found], axis=0)]
+        totals.append(np.sum([own[place] for own, place in zip(found, best, strict=True)], axis=0))
+        check = clock.rounds(len(others))
+        for name in others:
+            check()
+            totals.append(likelihood_nlls(name, known, target, weight, folds))
+    except OutOfTimeError:
+        clock.left_out.append("the choice of a transform or a likelihood")
+        return "gaussian", names
+    place = _best(np.stack(totals), weight)
+    return ("gaussian", chosen) if place < 2 else (others[place - 2], ["none"] * count)
 
 
 def transform_nlls(
-    names: Sequence[Sequence[str]], inputs: Floats, target: Floats, weight: Floats, folds: NDArray[np.int64]
+    names: Sequence[Sequence[str]],
+    inputs: Floats,
+    target: Floats,
+    weight: Floats,
+    folds: NDArray[np.int64],
+    clock: Clock,
 ) -> list[Floats]:
     """Return the negative log density of every row under Gaussian models that have not seen it, in the target's units.
 
@@ -160,14 +176,20 @@ def transform_nlls(
         target: ``(N, K)``.
         weight: Weights of the rows, ``(N,)``.
         folds: Number of the fold of each row, ``(N,)``.
+        clock: The time for all folds.
 
     Returns:
         ``(transforms, N)`` for each of the targets.
+
+    Raises:
+        OutOfTimeError: There is not enough time.
     """
     design = _features(inputs, FEATURES)
     pairs = [(own, name) for own, tried in zip(target.T, names, strict=True) for name in tried]
     found = np.empty((len(pairs), len(target)))
+    check = clock.rounds(FOLDS)
     for fold in np.unique(folds):
+        check()
         train, test = folds != fold, folds == fold
         functions = [fitted(name, own[train], weight[train]) for own, name in pairs]
         values = np.stack([f(torch.tensor(own)).numpy() for f, (own, _) in zip(functions, pairs, strict=True)], axis=1)
@@ -184,7 +206,9 @@ def transform_nlls(
     return np.split(found, np.cumsum([len(tried) for tried in names])[:-1])
 
 
-def _confirmed(name: str, inputs: Floats, target: Floats, weight: Floats, groups: NDArray[np.int64]) -> bool:
+def _confirmed(
+    name: str, inputs: Floats, target: Floats, weight: Floats, groups: NDArray[np.int64], clock: Clock
+) -> bool:
     """Whether no Gaussian process describes left-out rows clearly better without the transform ``name`` than with it.
 
     It learns what random hidden units do not, such as the product of two out of ten inputs. What is not learned may
@@ -196,7 +220,7 @@ def _confirmed(name: str, inputs: Floats, target: Floats, weight: Floats, groups
     both = np.stack([target, function(torch.tensor(target)).numpy()], axis=1)
     mean, std = column_scales(both, weight)
     standard = (both - mean) / std
-    parts = process_parts(inputs, standard, weight, plan(len(target), None, groups, 0))
+    parts = list(process_parts(inputs, standard, weight, plan(len(target), None, groups, 0), clock))
     if not parts:
         return True
     ((_, unseen),) = parts

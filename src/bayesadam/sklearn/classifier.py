@@ -18,14 +18,15 @@ from torch import Tensor
 from bayesadam.likelihoods import Categorical, Likelihood
 from bayesadam.predictive import ClassificationPredictive
 from bayesadam.predictive.result import Predictive
-from bayesadam.sklearn.base import Array, BayesianMLP, continues
+from bayesadam.sklearn.base import COMPANIONS, Array, BayesianMLP, continues
 from bayesadam.sklearn.calibration import pool, temperature, tempered
 from bayesadam.sklearn.companions import Companion, classifiers
 from bayesadam.sklearn.failures import all_or_nothing
 from bayesadam.sklearn.member_training import TrainingStatus, weighted_mean
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.rows import require_comparable, require_single, weighed
-from bayesadam.sklearn.threads import few_threads, threads_for
+from bayesadam.sklearn.tables.spelling import one_spelling
+from bayesadam.sklearn.threads import few_threads
 
 
 @dataclass(eq=False, repr=False)
@@ -65,7 +66,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             of three tenths of the epochs so far. Without it the weights of the last epoch are kept.
         calibrate: Whether to fit the temperature and the weights of the companions on the rows left out. Otherwise the
             temperature is 1, and there are no companions.
-        time_budget: Duration of the training in seconds, which determines the number of epochs.
+        time_budget: Duration of the fit in seconds. It limits the number of epochs, the companions and the rows for the
+            calibration. A warning says what is left out.
         device: Device of PyTorch on which the networks are trained.
         random_state: Seed of the random numbers: a number, a ``RandomState`` or ``None``, as in scikit-learn.
         encoder: A :class:`bayesadam.sklearn.TableEncoder` for the columns of a data frame; ``None`` is one with its
@@ -104,6 +106,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         probs = self.predict_proba(X)  # raises an error if the estimator is not fitted
         return np.asarray(self.classes_[probs.argmax(1)])
 
+    @few_threads
     def predict_proba(self, X: ArrayLike) -> Array:
         """Return the probabilities of the classes, ``(N, C)`` in the order of ``classes_``."""
         probs = self.predictive(X).probs.cpu().numpy()
@@ -155,8 +158,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         if first:
             self._learn_scales(*rows[:-1])
             self._networks_only = True
-        with threads_for(len(rows[0])):
-            return self._train(*rows, on_epoch, None if first else self.posterior_)
+        return self._train(*rows, on_epoch, None if first else self.posterior_)
 
     _companions: list[Companion] = field(init=False)
     _networks_only: bool = field(init=False)
@@ -176,6 +178,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         if labels.ndim and labels.dtype == object:  # scikit-learn has messages for other types
             require_comparable("y", labels)
         inputs, labels = self._checked(X, y, reset=reset, sample_weight=sample_weight)
+        labels = one_spelling(labels, () if classes is None else np.asarray(classes).tolist())
         require_single("X", inputs)
         check_classification_targets(labels)
         known, codes = np.unique(labels, return_inverse=True)
@@ -209,8 +212,22 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     def _held_out_error(self, center: Tensor, targets: Tensor, weight: Tensor | None) -> float:
         return -float(weighted_mean(center.gather(1, targets[:, None])[:, 0].clamp_min(1e-12).log(), weight))
 
+    def _fitted_companions(
+        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array
+    ) -> list[tuple[Any, Array]]:
+        if not self.calibrate or self._networks_only or len(divided.rows) < 2:
+            return []
+        rows, clock = (_numbers(inputs), targets.cpu().numpy()), self._clock.part(COMPANIONS)
+        return list(classifiers(*rows, len(self.classes_), weight, divided, clock))
+
     def _calibrate(
-        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: dict[str, Any] | None
+        self,
+        divided: Plan,
+        inputs: Tensor,
+        targets: Tensor,
+        weight: Array,
+        complements: list[tuple[Any, Array]],
+        before: dict[str, Any] | None,
     ) -> None:
         known = None if before is None or not self.calibrate else float(before["temperature"])
         self.calibration_ = {"temperature": known or 1.0, "weights": [] if before is None else before["weights"]}
@@ -227,15 +244,12 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             unscaled[slots[member, own], own] = draws
         log_probs = unscaled.movedim(1, 2).flatten(0, 1)
         labels, own_weight = targets.cpu()[rows], torch.from_numpy(divided.counts(weight))
-        parts = []
-        if before is None and not self._networks_only:
-            parts = classifiers(_numbers(inputs), targets.cpu().numpy(), len(self.classes_), weight, divided)
-        if parts:
-            unseen = torch.from_numpy(np.stack([log_probs[rows] for _, log_probs in parts]))
+        if complements:
+            unseen = torch.from_numpy(np.stack([log_probs[rows] for _, log_probs in complements]))
             alone = temperature(log_probs, labels, own_weight)
             share, weights = pool(tempered(log_probs, alone), unseen, labels, own_weight)
             useful = np.flatnonzero(weights)
-            self._companions = [parts[place][0] for place in useful]
+            self._companions = [complements[place][0] for place in useful]
             self.calibration_ = {"temperature": alone / share, "weights": [weights[place] for place in useful]}
             beside: Tensor | None = torch.tensordot(torch.tensor(weights, dtype=unseen.dtype), unseen, 1)
         else:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bayesadam.sklearn import plan
+from bayesadam.sklearn.clock import Clock
 from bayesadam.sklearn.linear import LinearPart, logistic_parts, ridge_parts
 from bayesadam.sklearn.process import ProcessPart, process_parts
 from bayesadam.sklearn.trees import TreesPart, classification_trees, regression_trees
@@ -19,7 +20,9 @@ Floats = NDArray[Any]
 Companion = LinearPart | ProcessPart | TreesPart
 
 
-def regressors(inputs: Floats, targets: Floats, weight: Floats, divided: plan.Plan) -> list[tuple[Companion, Floats]]:
+def regressors(
+    inputs: Floats, targets: Floats, weight: Floats, divided: plan.Plan, clock: Clock
+) -> list[tuple[Companion, Floats]]:
     """Fit the companions of a regressor, with predictions of rows that a fit has not seen.
 
     Args:
@@ -27,16 +30,21 @@ def regressors(inputs: Floats, targets: Floats, weight: Floats, divided: plan.Pl
         targets: Standardised, ``(N, K)``.
         weight: Weights of the rows, ``(N,)``.
         divided: The rows that the members leave out.
+        clock: The time for all of them. Those for which there is not enough time are left out.
 
     Returns:
         Pairs of a companion and predictions, ``(N, K)``, which are NaN for rows that no member leaves out.
     """
-    rows = inputs, targets, weight / weight.mean(), divided
-    return [*ridge_parts(*rows), *process_parts(*rows), *regression_trees(*rows)]
+    rows = inputs, targets, weight / weight.mean(), divided, clock
+    return [
+        *clock.gathered("linear regressions", ridge_parts(*rows)),
+        *clock.gathered("a Gaussian process", process_parts(*rows)),
+        *clock.gathered("boosted trees", regression_trees(*rows)),
+    ]
 
 
 def classifiers(
-    inputs: Floats, labels: NDArray[np.int64], classes: int, weight: Floats, divided: plan.Plan
+    inputs: Floats, labels: NDArray[np.int64], classes: int, weight: Floats, divided: plan.Plan, clock: Clock
 ) -> list[tuple[LinearPart | TreesPart, Floats]]:
     """Fit the companions of a classifier, with log probabilities of rows that a fit has not seen.
 
@@ -46,9 +54,13 @@ def classifiers(
         classes: Number ``C`` of classes.
         weight: Weights of the rows, ``(N,)``.
         divided: The rows that the members leave out.
+        clock: The time for all of them. Those for which there is not enough time are left out.
 
     Returns:
         Pairs of a companion and log probabilities, ``(N, C)``, which are NaN for rows that no member leaves out.
     """
-    rows = inputs, labels, classes, weight / weight.mean(), divided
-    return [*logistic_parts(*rows), *classification_trees(*rows)]
+    rows = inputs, labels, classes, weight / weight.mean(), divided, clock
+    return [
+        *clock.gathered("logistic regressions", logistic_parts(*rows)),
+        *clock.gathered("boosted trees", classification_trees(*rows)),
+    ]

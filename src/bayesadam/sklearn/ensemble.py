@@ -16,7 +16,7 @@ from bayesadam.predictive import GaussianPredictive, MixturePredictive, Regressi
 from bayesadam.predictive.result import Predictive
 from bayesadam.predictive.transformed import TransformedPredictive
 from bayesadam.sklearn import companions, likelihoods, target_transform
-from bayesadam.sklearn.base import Array, BayesianMLP
+from bayesadam.sklearn.base import COMPANIONS, Array, BayesianMLP
 from bayesadam.sklearn.calibration import Scales, mean_weights, output_scale, scaled
 from bayesadam.sklearn.companions import Companion
 from bayesadam.sklearn.conformal import LeftOutScores, cross_intervals
@@ -73,8 +73,22 @@ class RegressionEnsemble(BayesianMLP):
         """Whether training learns a variance of the noise, which is the same for all rows."""
         return isinstance(self._template, Gaussian) and any(p.requires_grad for p in self._template.parameters())
 
+    def _fitted_companions(
+        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array
+    ) -> list[tuple[Any, Array]]:
+        if not (self._calibrates and self._gaussian and self._learned_noise) or len(divided.rows) < 2:
+            return []
+        rows = as_array(inputs), as_array(targets), weight, divided
+        return list(companions.regressors(*rows, self._clock.part(COMPANIONS)))
+
     def _calibrate(
-        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: dict[str, Any] | None
+        self,
+        divided: Plan,
+        inputs: Tensor,
+        targets: Tensor,
+        weight: Array,
+        complements: list[tuple[Any, Array]],
+        before: dict[str, Any] | None,
     ) -> None:
         width = len(self._y_mean)
         earlier = None if before is None else before["weights"]
@@ -103,7 +117,10 @@ class RegressionEnsemble(BayesianMLP):
             if self._learned_noise:
                 # A row is left out by few members, whose mean varies more than that of all members.
                 excess = np.average(between * (1.0 / there.sum(0) - 1.0 / len(there)), axis=0, weights=weight[rows])
-                shares, unseen = self._weigh_companions(divided, inputs, targets, weight, mean, excess, earlier)
+                if before is not None:
+                    standardised = as_array(inputs)
+                    complements = [(part, part.outputs(standardised)) for part in self._companions]
+                shares, unseen = self._weigh_companions(divided, targets, weight, mean, excess, complements, earlier)
                 mean, disagreement = _combined(mean, unseen, shares)
                 epistemic = epistemic + disagreement
             residual = as_array(targets)[rows] - mean
@@ -122,7 +139,7 @@ class RegressionEnsemble(BayesianMLP):
                     divided.fold[rows],
                 )
                 scales[output], patterns[output], noise[:, output] = calibrated(
-                    left_out, described, known[output], patterns[output]
+                    left_out, described, self._clock, known[output], patterns[output]
                 )
             epistemic = epistemic * [own.epistemic for own in scales]
             self.left_out_ = rows, self._in_units(mean, self._beyond(own_inputs, epistemic, noise), noise)
@@ -141,34 +158,30 @@ class RegressionEnsemble(BayesianMLP):
     def _weigh_companions(
         self,
         divided: Plan,
-        inputs: Tensor,
         targets: Tensor,
         weight: Array,
         mean: Array,
         excess: Array,
+        complements: list[tuple[Any, Array]],
         before: Array | None,
     ) -> tuple[Array, Array]:
-        """Fit the companions, and weigh them and the networks' mean, ``(R, K)``, on the ``R`` rows left out.
+        """Weigh the companions and the networks' mean, ``(R, K)``, on the ``R`` rows left out.
 
-        Companions without a weight are not kept, and those of an earlier fit are not fitted again.
+        Companions without a weight are not kept.
 
         Returns:
             The weights, ``(1 + P, K)``, and predictions of the companions for the rows left out, ``(P, R, K)``, by
             fits that have not seen them.
         """
-        rows, known, values = divided.rows, as_array(inputs), as_array(targets)
-        if before is None:
-            found = companions.regressors(known, values, weight, divided)
-        else:
-            found = [(part, part.outputs(known)) for part in self._companions]
-        models = np.stack([mean, *(predicted[rows] for _, predicted in found)])
+        rows, values = divided.rows, as_array(targets)
+        models = np.stack([mean, *(predicted[rows] for _, predicted in complements)])
         shares, counts = np.ones((len(models), values.shape[1])), divided.counts(weight)
-        for output in range(values.shape[1] if found else 0):
+        for output in range(values.shape[1] if complements else 0):
             earlier = None if before is None else before[:, output]
             own = models[..., output], values[rows, output], counts, excess[output]
             shares[:, output] = mean_weights(*own, earlier)
         useful = np.flatnonzero(shares[1:].any(1))
-        self._companions = [found[place][0] for place in useful]
+        self._companions = [complements[place][0] for place in useful]
         networks = shares[:1] if len(useful) else np.ones_like(shares[:1])
         return np.concatenate([networks, shares[1:][useful]]), models[1:][useful]
 

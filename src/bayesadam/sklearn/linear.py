@@ -21,6 +21,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, RidgeCV
 
 from bayesadam.sklearn import plan
+from bayesadam.sklearn.clock import Clock
 
 Floats = NDArray[Any]
 Pieces = tuple[NDArray[np.int64], Floats, Floats]
@@ -84,8 +85,8 @@ class LinearPart:
 
 
 def logistic_parts(
-    inputs: Floats, labels: NDArray[np.int64], classes: int, weight: Floats, divided: plan.Plan
-) -> list[tuple[LinearPart, Floats]]:
+    inputs: Floats, labels: NDArray[np.int64], classes: int, weight: Floats, divided: plan.Plan, clock: Clock
+) -> Iterator[tuple[LinearPart, Floats]]:
     """Fit a linear and an additive logistic regression, with log probabilities of rows that a fit has not seen.
 
     Args:
@@ -94,31 +95,37 @@ def logistic_parts(
         classes: Number ``C`` of classes.
         weight: Weights of the rows, ``(N,)``.
         divided: The rows that the members leave out.
+        clock: The time for all fits.
 
-    Returns:
-        Pairs of a regression and log probabilities, ``(N, C)``, which are NaN for rows that no member leaves out. The
-        list is empty with fewer than 40 rows, and has only the first regression if the second has too many features.
+    Yields:
+        Pairs of a regression and log probabilities, ``(N, C)``, which are NaN for rows that no member leaves out. There
+        are none with fewer than 40 rows, and only the first regression if the second has too many features.
+
+    Raises:
+        OutOfTimeError: There is not enough time for the next regression.
     """
     folds = divided.masks(FOLDS)
     if len(labels) < FEWEST or any(len(np.unique(labels[~fold])) < 2 for fold in folds):
-        return []
-    found = []
+        return
     for pieces, used in _designs(inputs, classes if classes > 2 else 1):
-        candidates = []
+        candidates, check = [], clock.rounds(len(STRENGTHS) * len(folds) + 1)
         for strength in STRENGTHS:
             unseen = np.full((len(labels), classes), np.nan)
             for fold in folds:
+                check()
                 part = _logistic(inputs, pieces, labels, classes, weight, used & ~fold, strength)
                 unseen[fold] = log_softmax(part.outputs(inputs[fold]), axis=1)
             left_out = np.any(folds, axis=0)
             gain = weight[left_out] @ unseen[left_out, labels[left_out]]
             candidates.append((gain, strength, unseen))
         _, strength, unseen = max(candidates, key=lambda candidate: candidate[0])
-        found.append((_logistic(inputs, pieces, labels, classes, weight, used, strength), unseen))
-    return found
+        check()
+        yield _logistic(inputs, pieces, labels, classes, weight, used, strength), unseen
 
 
-def ridge_parts(inputs: Floats, targets: Floats, weight: Floats, divided: plan.Plan) -> list[tuple[LinearPart, Floats]]:
+def ridge_parts(
+    inputs: Floats, targets: Floats, weight: Floats, divided: plan.Plan, clock: Clock
+) -> Iterator[tuple[LinearPart, Floats]]:
     """Fit a linear and an additive ridge regression, with predictions of rows that a fit has not seen.
 
     Args:
@@ -126,19 +133,24 @@ def ridge_parts(inputs: Floats, targets: Floats, weight: Floats, divided: plan.P
         targets: Standardised, ``(N, K)``.
         weight: Weights of the rows, ``(N,)``.
         divided: The rows that the members leave out.
+        clock: The time for all fits.
 
-    Returns:
+    Yields:
         Pairs of a regression and predictions, ``(N, K)``, as for :func:`logistic_parts`.
+
+    Raises:
+        OutOfTimeError: There is not enough time for the next regression.
     """
     if len(targets) < FEWEST:
-        return []
-    found = []
+        return
+    folds = divided.masks(plan.FOLDS)
     for pieces, used in _designs(inputs, 1):
-        unseen = np.full(targets.shape, np.nan)
-        for fold in divided.masks(plan.FOLDS):
+        unseen, check = np.full(targets.shape, np.nan), clock.rounds(len(folds) + 1)
+        for fold in folds:
+            check()
             unseen[fold] = _ridge(inputs, pieces, targets, weight, used & ~fold).outputs(inputs[fold])
-        found.append((_ridge(inputs, pieces, targets, weight, used), unseen))
-    return found
+        check()
+        yield _ridge(inputs, pieces, targets, weight, used), unseen
 
 
 def _designs(inputs: Floats, outputs: int) -> Iterator[tuple[Pieces, NDArray[np.bool_]]]:

@@ -18,6 +18,7 @@ from bayesadam.optim import half_cosine
 from bayesadam.population import Population
 from bayesadam.population.batches import Pair
 from bayesadam.predictive.result import Predictive
+from bayesadam.sklearn.clock import Clock
 
 FEWEST, LOOKS_APART = 10, 1.3
 """Number of epochs after each of which the members predict the rows that they leave out, and the ratio between two
@@ -26,6 +27,10 @@ later epochs after which they do. Early stopping chooses among the epochs from t
 PATIENCE = 3.0
 """Ratio of the number of epochs to that of the best epoch after which the training ends. On 25 tables it finds the
 epochs that 8 would find; 2 and 2.5 find earlier and worse ones on some of them."""
+
+
+PROBE = 0.05
+"""Share of the time that is spent on measuring, and on looks whose only purpose is to show the progress."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,8 @@ class Training:
         epochs: Number of epochs.
         batch_size: Number of rows of a minibatch.
         seed: Seed of the minibatches and of the noise.
+        clock: The time for the training, which limits the number of epochs.
         sample_weight: Weights of the training rows, one tensor per member; with ``None`` they are equal.
-        time_budget: Duration in seconds, which determines the number of epochs.
         error: Function that returns the error of the members, given their predictions of the rows that they leave out.
             It is computed at some of the epochs, and the members with the smallest error are kept. With ``None`` those
             of the last epoch are kept.
@@ -81,6 +86,7 @@ class Training:
         stopped: Reason for the end: ``"end"`` (all epochs), ``"early"`` (no improvement), ``"time"`` or
             ``"interrupted"``.
         best: The epoch, counted from 1, whose members are kept.
+        shortened: How much of the training the clock leaves out, in words, if there are not more than ten epochs.
         loss: Training losses, ``(members, epochs)``; NaN after the end.
         held_out_nll: ``(members, epochs)``; NaN for epochs at which it was not computed.
     """
@@ -95,14 +101,15 @@ class Training:
     epochs: int
     batch_size: int
     seed: int
+    clock: Clock
     sample_weight: Sequence[Tensor] | None = None
-    time_budget: float | None = None
     error: Callable[[Sequence[Predictive]], float] | None = None
     on_epoch: Callable[[TrainingStatus], None] | None = None
     offset: float = 0.0
     verbose: bool = False
     stopped: str = field(default="end", init=False)
     best: int = field(default=0, init=False)
+    shortened: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         self._chosen: Population | None = None
@@ -119,8 +126,8 @@ class Training:
             KeyboardInterrupt: The user interrupted the first epoch, so that there is nothing to keep.
         """
         self._begin = time.monotonic()
-        if self.time_budget is not None:
-            self._fit_into(self.time_budget)
+        if self.clock.limited:
+            self._fit_into_time()
         self.held_out_nll = torch.full((len(self.models), self.epochs), math.nan, dtype=torch.float64)
         try:
             self._train(self.epochs, self._after_epoch)
@@ -163,33 +170,47 @@ class Training:
             options=self.options,
         )
 
-    def _fit_into(self, seconds: float) -> None:
-        """Choose the number of epochs by the time of a few steps. If the time is too short for ten passes over the
-        rows, an epoch does not visit all rows.
+    def _fit_into_time(self) -> None:
+        """Choose the number of epochs by the time of a few steps and of a look at the rows left out. If it is too short
+        for ten passes over the rows, an epoch does not visit all rows.
         """
         shown, self.verbose = self.verbose, False
-        steps = min(8, self.steps_per_epoch)
-        self._steps = {"steps_per_epoch": steps}
-        times: list[float] = [time.monotonic()]
-        self._train(3, lambda *_: times.append(time.monotonic()))
+        each = look = 0.0
+        probed: list[tuple[float, Population]] = []
+        for steps in sorted({1, min(8, self.steps_per_epoch)}):
+            if each and 24 * each > PROBE * self.clock.left:
+                break
+            probed.clear()
+            self._steps = {"steps_per_epoch": steps}
+            self._train(3, lambda _, members, nets: probed.append((time.monotonic(), in_order(nets, members))))
+            each = (probed[-1][0] - probed[0][0]) / (2 * steps)
+        if self.held_out:
+            begin = time.monotonic()
+            self._scored(probed[-1][1])
+            look = time.monotonic() - begin
         self._steps, self.verbose = {}, shown
-        each = (times[-1] - times[1]) / (2 * steps)
-        left = 0.9 * (seconds - (time.monotonic() - self._begin))
-        possible = max(10, int(left / each))
-        wanted = self.epochs * self.steps_per_epoch
-        if possible >= wanted:
+        left, steps, wanted = 0.9 * self.clock.left, self.steps_per_epoch, self.epochs * self.steps_per_epoch
+        if FEWEST * look > PROBE * left:
+            self._next_look = FEWEST
+
+        def looks(epochs: float) -> float:
+            return FEWEST + 1 - self._next_look + math.log(max(epochs / FEWEST, 1.0), LOOKS_APART)
+
+        if wanted * each + looks(self.epochs) * look <= left:
             return
-        if possible >= 10 * self.steps_per_epoch:
-            self.epochs = possible // self.steps_per_epoch
-        else:
-            self._steps = {"steps_per_epoch": max(1, possible // 10)}
-            self.epochs = 10
+        possible = int((left - looks(left / (steps * each)) * look) / each)
+        possible = max(possible, min(FEWEST, int(1.0 / each)), 1)  # at least as many of ten as take a second
+        self.epochs = min(self.epochs, max(min(possible, FEWEST), possible // steps))
+        if possible < self.epochs * steps:
+            self._steps = {"steps_per_epoch": max(1, possible // self.epochs)}
+        if self.epochs <= FEWEST:
+            self.shortened = f"all but {self.epochs * self.steps_per_epoch:,} of {wanted:,} training steps"
 
     def _after_epoch(self, epoch: int, members: list[int], nets: Population) -> None:
         nets = in_order(nets, members)
         now = time.monotonic()
         last = epoch + 1 == self.epochs
-        late = self.time_budget is not None and now - self._begin > self.time_budget
+        late = self.clock.left < 0.0
         self.loss = nets.history["loss"]
         if self.error is None or math.isinf(self._least):
             self._chosen, self.best = nets, epoch + 1
@@ -205,17 +226,22 @@ class Training:
             self.stopped = "early" if enough else "time"
             raise _EnoughError
 
-    @torch.no_grad()
     def _look(self, epoch: int, nets: Population) -> None:
         """Record the density of the rows left out, and keep the members if they are the best so far."""
+        values, error = self._scored(nets)
+        self.held_out_nll[:, epoch] = values + self.offset
+        self._held_out_nll = float(self.held_out_nll[:, epoch].nanmean())  # with few rows, some members leave out none
+        if epoch + 1 >= FEWEST and error < self._least:
+            self._least, self._chosen, self.best = error, nets, epoch + 1
+
+    @torch.no_grad()
+    def _scored(self, nets: Population) -> tuple[Tensor, float]:
+        """Return the negative log density of the rows that each member leaves out, and the error of all members."""
         predicted = nets.predict([x for x, _ in self.held_out], method="mean")
         weights: Sequence[Tensor | None] = self.held_out_weights or [None] * len(nets)
         parts = zip(predicted, self.held_out, weights, strict=True)
         values = torch.stack([-weighted_mean(pred.log_prob(y).double(), weight) for pred, (_, y), weight in parts])
-        self.held_out_nll[:, epoch] = values + self.offset
-        self._held_out_nll = float(self.held_out_nll[:, epoch].nanmean())  # with few rows, some members leave out none
-        if self.error is not None and epoch + 1 >= FEWEST and (error := self.error(predicted)) < self._least:
-            self._least, self._chosen, self.best = error, nets, epoch + 1
+        return values, math.inf if self.error is None else self.error(predicted)
 
 
 def in_order(nets: Population, members: Sequence[int]) -> Population:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bayesadam.sklearn.calibration import SMALLEST, Scales, variance_scales
+from bayesadam.sklearn.clock import Clock
 
 Floats = NDArray[Any]
 
@@ -98,7 +99,11 @@ class NoisePattern:
 
 
 def calibrated(
-    left_out: LeftOut, noise: str | float, before: Floats | None = None, pattern: NoisePattern | None = None
+    left_out: LeftOut,
+    noise: str | float,
+    clock: Clock,
+    before: Floats | None = None,
+    pattern: NoisePattern | None = None,
 ) -> tuple[Scales, NoisePattern | None, Floats]:
     """Return the factors of both variances, the pattern of the noise if there is one, and the calibrated variances of
     the noise, ``(N,)``, of which each is from a pattern that was fitted to the rows of other folds.
@@ -107,6 +112,7 @@ def calibrated(
         left_out: The rows to which they are fitted.
         noise: ``"constant"``; ``"input"``; ``"auto"``, which chooses ``"input"`` if it increases the mean log density
             of the rows by more than the standard error of the increase; or a number, the known standard deviation.
+        clock: The time for the networks. When it is over, their best weights so far are used.
         before: Earlier factors, ``(2,)``, if a model continues learning.
         pattern: Earlier pattern, which is kept.
     """
@@ -120,7 +126,7 @@ def calibrated(
     if fixed or noise == "constant" or pattern is not None or few:
         return constant, pattern, constant.aleatoric * left_out.aleatoric
     # The factor is at most 1: epistemic variances that resemble the noise could otherwise be scaled to explain it.
-    found = _fit(left_out, min(1.0, constant.epistemic) * left_out.epistemic)
+    found = _fit(left_out, min(1.0, constant.epistemic) * left_out.epistemic, clock)
     if found is None:
         return constant, None, constant.aleatoric * left_out.aleatoric
     pattern, values = found
@@ -181,7 +187,7 @@ class _Networks:
         return arrays, float(level.mean())
 
 
-def _fit(left_out: LeftOut, epistemic: Floats) -> tuple[NoisePattern, Floats] | None:
+def _fit(left_out: LeftOut, epistemic: Floats, clock: Clock) -> tuple[NoisePattern, Floats] | None:
     """Return a pattern and its values for rows that the networks have not seen, or ``None`` if there is no pattern.
 
     Each network is trained on the rows of the other folds, by the Gaussian log density with the given epistemic
@@ -217,6 +223,9 @@ def _fit(left_out: LeftOut, epistemic: Floats) -> tuple[NoisePattern, Floats] | 
             if error < least:
                 least, best, chosen, values = error, step, networks.average(), unseen
             elif step >= best + PATIENCE * LOOK:
+                break
+            if clock.left < 0.0:
+                clock.left_out.append("a part of the training of the noise")
                 break
         at = torch.randint(rows, (BATCH,), generator=generator) if rows > BATCH else torch.arange(rows)
         others = 1.0 - own[:, at]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,15 @@ class Plan:
         """Return weights of ``rows`` that add up to the number of independent rows."""
         own = weight[self.rows]
         return np.asarray(own * (self.independent * effective_rows(own) / own.sum()))
+
+    def thinned(self, count: int) -> Plan:
+        """Return a plan in which members leave out ``count`` of the rows at most, evenly spaced."""
+        rows, left_out = self.rows, np.zeros_like(self.left_out)
+        if count >= len(rows):
+            return self
+        few = rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)]
+        left_out[:, few] = self.left_out[:, few]
+        return replace(self, left_out=left_out)
 
     def masks(self, count: int) -> list[NDArray[np.bool_]]:
         """Return masks of the rows that the fits of other models leave out one after another, ``count`` at most."""

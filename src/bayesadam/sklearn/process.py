@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
 
 from bayesadam.sklearn import plan
+from bayesadam.sklearn.clock import Clock
 from bayesadam.sklearn.linear import BEYOND
 
 Floats = NDArray[Any]
@@ -85,8 +87,8 @@ class ProcessPart:
 
 
 def process_parts(
-    inputs: Floats, targets: Floats, weight: Floats, divided: plan.Plan
-) -> list[tuple[ProcessPart, Floats]]:
+    inputs: Floats, targets: Floats, weight: Floats, divided: plan.Plan, clock: Clock
+) -> Iterator[tuple[ProcessPart, Floats]]:
     """Fit Gaussian processes, with predictions of rows that neither the process nor its kernel has seen.
 
     One kernel is fitted to the even folds and one to the odd folds. With the kernel of the other folds, the processes
@@ -98,19 +100,24 @@ def process_parts(
         targets: Standardised, ``(N, K)``, with one kernel for all.
         weight: Weights of the rows, ``(N,)``.
         divided: The rows that the members leave out.
+        clock: The time for both processes.
 
-    Returns:
-        The mean of both processes with predictions ``(N, K)``, or an empty list if there are too few or too many rows,
-        or all members leave out the same rows.
+    Yields:
+        The mean of both processes with predictions ``(N, K)``; nothing if there are too few or too many rows, or all
+        members leave out the same rows.
+
+    Raises:
+        OutOfTimeError: There is not enough time.
     """
     odd = divided.fold % 2 == 1
     if not FEWEST <= len(inputs) <= MOST or divided.shared or min(odd.sum(), (~odd).sum()) < FEWEST // 4:
-        return []
+        return
     rows = inputs.astype(np.float64)
     slope, intercept = np.zeros((rows.shape[1], targets.shape[1])), np.zeros(targets.shape[1])
     unseen = np.empty(targets.shape)
-    lengths, coefficients = [], []
+    lengths, coefficients, check = [], [], clock.rounds(2)
     for half in (odd, ~odd):
+        check()
         signal, *length, linear, noise = _kernel(rows[half], targets[half])
         scale = np.broadcast_to(length, rows.shape[1])
         covariance = signal * RBF(scale)(rows, rows) + linear * (1.0 + rows @ rows.T)
@@ -126,7 +133,7 @@ def process_parts(
     low, high = rows.min(0), rows.max(0)
     reach = BEYOND * (high - low)
     ends = low - reach, high + reach
-    return [(ProcessPart(*ends, rows, np.stack(lengths), np.stack(coefficients), slope, intercept), unseen)]
+    yield ProcessPart(*ends, rows, np.stack(lengths), np.stack(coefficients), slope, intercept), unseen
 
 
 def _kernel(rows: Floats, targets: Floats) -> Floats:

@@ -22,7 +22,7 @@ from bayesadam.predictive import GaussianPredictive, MixturePredictive
 from bayesadam.predictive.transformed import TransformedPredictive
 from bayesadam.scaling import column_scales
 from bayesadam.sklearn import likelihoods, target_transform
-from bayesadam.sklearn.base import Array, continues
+from bayesadam.sklearn.base import COMPANIONS, Array, continues
 from bayesadam.sklearn.choice import choose
 from bayesadam.sklearn.conformal import check_method
 from bayesadam.sklearn.ensemble import RegressionEnsemble, as_array
@@ -31,7 +31,7 @@ from bayesadam.sklearn.member_training import TrainingStatus
 from bayesadam.sklearn.noise import check_noise
 from bayesadam.sklearn.rows import require_single, weighed
 from bayesadam.sklearn.tables.table_target import numbers_of_text
-from bayesadam.sklearn.threads import few_threads, threads_for
+from bayesadam.sklearn.threads import few_threads
 
 
 @dataclass(eq=False, repr=False)
@@ -106,7 +106,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             Otherwise both scales are 1, the noise is constant, and there are no companions. There are none either with
             fewer than 40 rows, with a known standard deviation of the noise, and if the targets are not Gaussian. With
             a likelihood that is not Gaussian, one scale is fitted: that of the variance of each member's outputs.
-        time_budget: Duration of the training in seconds, which determines the number of epochs.
+        time_budget: Duration of the fit in seconds. It limits the number of epochs, the companions, the choice of the
+            transform and the rows for the calibration. A warning says what is left out.
         device: Device of PyTorch on which the networks are trained.
         random_state: Seed of the random numbers: a number, a ``RandomState`` or ``None``, as in scikit-learn.
         encoder: A :class:`bayesadam.sklearn.TableEncoder` for the columns of a data frame; ``None`` is one with its
@@ -262,8 +263,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             target_transform.require(function.name, own, function.least)
         known = zip(self._functions, target_transform.limited(self._functions, rows[1]), strict=True)
         self._functions = [min(pair, key=lambda function: function.least) for pair in known]
-        with threads_for(len(rows[0])):
-            return self._train(*rows, on_epoch, self.posterior_)
+        return self._train(*rows, on_epoch, self.posterior_)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -316,7 +316,9 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         self._learn_x(X, weight)
         scales = (self._x_mean, self._x_std)
         wanted = "none" if self._known_noise else self.target_transform  # the noise is in the targets' units
-        self.likelihood_, names = choose(self.likelihood, wanted, X, scales, y, weight, groups)
+        self.likelihood_, names = choose(
+            self.likelihood, wanted, X, scales, y, weight, groups, self._clock.part(COMPANIONS)
+        )
         fitted = [target_transform.fitted(name, own, weight) for name, own in zip(names, y.T, strict=True)]
         if self._gaussian and wanted == "auto":
             fitted = target_transform.limited(fitted, y)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bayesadam.scaling import LARGEST
 from bayesadam.sklearn.plan import Plan
+from bayesadam.sklearn.tables.spelling import one_spelling
 
 Array = NDArray[Any]
 
@@ -52,6 +53,7 @@ def weighed(
         raise ValueError(f"groups must be of shape {(len(X),)}, got {groups.shape}")
     if groups is not None:
         require_comparable("groups", groups)
+        groups = one_spelling(groups)
     if sample_weight is None:
         return X, y, None, groups, np.arange(len(X))
     weight: Array = _check_sample_weight(sample_weight, X, dtype=np.float64)

@@ -15,6 +15,7 @@ from sklearn.pipeline import Pipeline
 from torch import Tensor
 
 from bayesadam import metrics
+from bayesadam.sklearn.threads import rows_of, torch_threads_for
 
 
 def neg_nll(estimator: Any, X: ArrayLike, y: ArrayLike) -> float:
@@ -30,8 +31,8 @@ def neg_nll(estimator: Any, X: ArrayLike, y: ArrayLike) -> float:
     Raises:
         ValueError: The estimator has no predictive distribution of numbers.
     """
-    pred, target = _predictive(estimator, X, y)
-    return metrics.log_likelihood(pred, target)
+    with torch_threads_for(rows_of(X)):
+        return metrics.log_likelihood(*_predictive(estimator, X, y))
 
 
 def neg_crps(estimator: Any, X: ArrayLike, y: ArrayLike) -> float:
@@ -40,8 +41,8 @@ def neg_crps(estimator: Any, X: ArrayLike, y: ArrayLike) -> float:
     The formula is eq. 20 of Gneiting and Raftery (2007). The arguments and the errors raised are those of
     :func:`neg_nll`.
     """
-    pred, target = _predictive(estimator, X, y)
-    return -float(metrics.predictive_crps(pred, target).mean())
+    with torch_threads_for(rows_of(X)):
+        return -float(metrics.predictive_crps(*_predictive(estimator, X, y)).mean())
 
 
 def interval_score(estimator: Any, X: ArrayLike, y: ArrayLike, *, coverage: float = 0.95) -> float:

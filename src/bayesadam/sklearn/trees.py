@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.base import clone
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
 from bayesadam.sklearn import plan
+from bayesadam.sklearn.clock import Clock
 
 Floats = NDArray[Any]
 Whole = NDArray[np.int64]
@@ -30,6 +33,9 @@ BOOSTING: dict[str, Any] = {
     "early_stopping": False,
     "random_state": 0,
 }
+
+COLUMNS = 50
+"""Number of columns by which the time for the bins of more columns is estimated."""
 
 AT_ONCE = 2**22
 """Maximum size of an intermediate result, which limits the number of rows that are predicted together."""
@@ -94,8 +100,8 @@ class TreesPart:
 
 
 def regression_trees(
-    inputs: Floats, targets: Floats, weight: Floats, divided: plan.Plan
-) -> list[tuple[TreesPart, Floats]]:
+    inputs: Floats, targets: Floats, weight: Floats, divided: plan.Plan, clock: Clock
+) -> Iterator[tuple[TreesPart, Floats]]:
     """Fit trees to every target, with predictions of rows that the trees have not seen.
 
     Args:
@@ -103,14 +109,19 @@ def regression_trees(
         targets: Standardised, ``(N, K)``.
         weight: Weights of the rows, ``(N,)``.
         divided: The rows that the members leave out.
+        clock: The time for all fits.
 
-    Returns:
-        The trees and predictions, ``(N, K)``, which are NaN for rows that no member leaves out; an empty list with
-        fewer than 100 rows.
+    Yields:
+        The trees and predictions, ``(N, K)``, which are NaN for rows that no member leaves out; nothing with fewer than
+        100 rows.
+
+    Raises:
+        OutOfTimeError: There is not enough time.
     """
     if len(inputs) < FEWEST:
-        return []
+        return
     folds = divided.masks(FOLDS)
+    fits = targets.shape[1] * (len(LEAVES) * len(folds) + 1)
     left_out = np.any(folds, axis=0)
     trees, baseline, columns = [], [], []
     for output, own in enumerate(targets.T):
@@ -119,20 +130,23 @@ def regression_trees(
             model = HistGradientBoostingRegressor(max_leaf_nodes=leaves, **BOOSTING)
             unseen = np.full(len(own), np.nan)
             for fold in folds:
-                model.fit(inputs[~fold], own[~fold], _weights(weight[~fold]))
+                fit_within(clock, fits, model, inputs[~fold], own[~fold], _weights(weight[~fold]))
+                fits -= 1
                 unseen[fold] = model.predict(inputs[fold])
             candidates.append((weight[left_out] @ (unseen - own)[left_out] ** 2, leaves, unseen))
         _, leaves, unseen = min(candidates, key=lambda candidate: candidate[0])
-        model = HistGradientBoostingRegressor(max_leaf_nodes=leaves, **BOOSTING).fit(inputs, own, _weights(weight))
+        model = HistGradientBoostingRegressor(max_leaf_nodes=leaves, **BOOSTING)
+        fit_within(clock, fits, model, inputs, own, _weights(weight))
+        fits -= 1
         trees += _trees(model, [output])
         baseline.append(float(np.ravel(model._baseline_prediction)[0]))
         columns.append(unseen)
-    return [(_part(trees, np.array(baseline)), np.stack(columns, axis=1))]
+    yield _part(trees, np.array(baseline)), np.stack(columns, axis=1)
 
 
 def classification_trees(
-    inputs: Floats, labels: Whole, classes: int, weight: Floats, divided: plan.Plan
-) -> list[tuple[TreesPart, Floats]]:
+    inputs: Floats, labels: Whole, classes: int, weight: Floats, divided: plan.Plan, clock: Clock
+) -> Iterator[tuple[TreesPart, Floats]]:
     """Fit trees to the classes, with log probabilities of rows that the trees have not seen.
 
     Args:
@@ -141,33 +155,73 @@ def classification_trees(
         classes: Number ``C`` of classes.
         weight: Weights of the rows, ``(N,)``.
         divided: The rows that the members leave out.
+        clock: The time for all fits.
 
-    Returns:
-        The trees and log probabilities, ``(N, C)``, as for :func:`regression_trees`. The list is empty, too, if a fold
-        holds all rows of all classes but one.
+    Yields:
+        The trees and log probabilities, ``(N, C)``, as for :func:`regression_trees`; nothing, too, if a fold holds all
+        rows of all classes but one.
+
+    Raises:
+        OutOfTimeError: There is not enough time.
     """
     folds = divided.masks(FOLDS)
     if len(inputs) < FEWEST or any(len(np.unique(labels[~fold])) < 2 for fold in folds):
-        return []
+        return
+    fits = len(LEAVES) * len(folds) + 1
     left_out = np.any(folds, axis=0)
     candidates = []
     for leaves in LEAVES:
         model = HistGradientBoostingClassifier(max_leaf_nodes=leaves, **BOOSTING)
         unseen = np.full((len(labels), classes), np.nan)
         for fold in folds:
-            model.fit(inputs[~fold], labels[~fold], _weights(weight[~fold]))
+            fit_within(clock, fits, model, inputs[~fold], labels[~fold], _weights(weight[~fold]))
+            fits -= 1
             probs = np.full((fold.sum(), classes), 1.0 / len(inputs))  # of classes that the other rows do not have
             probs[:, model.classes_] = model.predict_proba(inputs[fold])
             unseen[fold] = np.log(probs / probs.sum(1, keepdims=True))
         candidates.append((weight[left_out] @ unseen[left_out, labels[left_out]], leaves, unseen))
     _, leaves, unseen = max(candidates, key=lambda candidate: candidate[0])
     model = HistGradientBoostingClassifier(max_leaf_nodes=leaves, **BOOSTING)
-    model.fit(inputs, labels, _weights(weight))
+    fit_within(clock, fits, model, inputs, labels, _weights(weight))
     constants = np.ravel(model._baseline_prediction)
     two = len(constants) == 1  # the logit of the second class
     baseline = np.full(classes, -np.log(len(inputs)))  # of classes without a row
     baseline[model.classes_] = [0.0, *constants] if two else constants
-    return [(_part(_trees(model, model.classes_[1:] if two else model.classes_), baseline), unseen)]
+    yield _part(_trees(model, model.classes_[1:] if two else model.classes_), baseline), unseen
+
+
+def fit_within(clock: Clock, fits: int, model: Any, x: Floats, y: NDArray[Any], weight: Floats | None) -> None:
+    """Fit boosted trees of scikit-learn, the first of ``fits`` models that take about as long as each other.
+
+    Raises:
+        OutOfTimeError: An iteration shows that there is not enough time for all of them.
+    """
+    made, begin, times = model._get_loss, time.monotonic(), list[float]()
+
+    def observed(sample_weight: Any) -> Any:
+        """Return the loss, whose gradient is computed at the beginning of every iteration."""
+        loss = made(sample_weight=sample_weight)
+        name = "gradient" if loss.constant_hessian else "gradient_hessian"
+        gradient = getattr(loss, name)
+
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            times.append(time.monotonic())
+            if len(times) > 2:  # the first iterations come after the binning, and may be slower
+                each = (times[-1] - times[1]) / (len(times) - 2)
+                clock.require(fits * (times[0] - begin + model.max_iter * each) - (times[-1] - begin))
+            clock.require()
+            return gradient(*args, **kwargs)
+
+        setattr(loss, name, checked)
+        return loss
+
+    if clock.limited:
+        if x.shape[1] > COLUMNS:  # scikit-learn takes up to 30 ms for the bins of a column if rows have weights
+            clone(model).set_params(max_iter=1).fit(x[:, :COLUMNS], y, weight)
+            clock.require(fits * (time.monotonic() - begin) * x.shape[1] / COLUMNS)
+        begin = time.monotonic()
+        model._get_loss = observed
+    model.fit(x, y, weight)
 
 
 def _weights(weight: Floats) -> Floats | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from sklearn.feature_selection import mutual_info_classif, mutual_info_regression
 
 from bayesadam.report.numbers import NONE
+from bayesadam.report.weighted import effective
+from bayesadam.sklearn.clock import Clock
 from bayesadam.sklearn.runs.evaluation import COVERAGE, Arrays
 from bayesadam.sklearn.runs.predict_table import means
 
@@ -48,6 +51,8 @@ def effects(
     predictive: Predictive,
     seed: int,
     *,
+    clock: Clock,
+    weight: NDArray[np.float64] | None = None,
     classes: bool,
 ) -> dict[str, Any]:
     """Return the importance of the inputs, and the mean prediction by value of the most important ones.
@@ -63,6 +68,8 @@ def effects(
         parts: The columns of the matrix that belong to each input.
         predictive: Function that returns the predictive distribution of the rows of a matrix.
         seed: Seed of the choice of rows and of the shuffles.
+        clock: The time for all predictions, which limits their number.
+        weight: Weights of the rows, ``(N,)``; with ``None`` they are equal.
         classes: Whether the targets are classes.
 
     Returns:
@@ -72,46 +79,73 @@ def effects(
     """
     generator = np.random.default_rng(seed)
     rows = generator.permutation(len(inputs))[:ROWS]
-    chosen = _informative(matrix[rows], targets[rows], parts, seed, classes)
-    rows = rows[: max(FEWEST, PREDICTIONS // (SHUFFLES * len(chosen)))]
-    before = _loss(predictive(matrix[rows]), targets[rows])
+    predictions = _affordable(matrix[rows[:FEWEST]], predictive, clock)
+    chosen = _informative(matrix[rows], targets[rows], parts, seed, classes, predictions, clock)
+    rows = rows[: max(FEWEST, predictions // (SHUFFLES * len(chosen)))]
+    own_weight = None if weight is None else weight[rows]
+    before = _loss(predictive(matrix[rows]), targets[rows], own_weight)
     importance: list[dict[str, Any]] = []
     for j in chosen:
         gains = []
         for _ in range(SHUFFLES):
             shuffled = matrix[rows]
             shuffled[:, parts[j]] = generator.permutation(shuffled[:, parts[j]])
-            gains.append(_loss(predictive(shuffled), targets[rows]) - before)
+            gains.append(_loss(predictive(shuffled), targets[rows], own_weight) - before)
         importance.append(
             {"name": str(inputs.columns[j]), "gain": float(np.mean(gains)), "error": float(np.std(gains))}
         )
     ranked = sorted(range(len(chosen)), key=lambda i: importance[i]["error"] - importance[i]["gain"])
     donors = {chosen[i]: _representative(inputs.iloc[:, chosen[i]]) for i in ranked}
     shown = [j for j, own in donors.items() if len(own) > 1][:SHOWN]
-    background = matrix[np.sort(rows[:BACKGROUND])]
+    behind = np.sort(rows[:BACKGROUND])
+    background = matrix[behind], None if weight is None else weight[behind]
     dependence = [
-        _dependence(inputs.iloc[:, j], donors[j], matrix[donors[j], parts[j]], background, parts[j], predictive)
+        _dependence(inputs.iloc[:, j], donors[j], matrix[donors[j], parts[j]], *background, parts[j], predictive)
         for j in shown
     ]
     return {"importance": [importance[i] for i in ranked], "dependence": dependence}
 
 
-def _informative(matrix: Matrix, targets: NDArray[Any], parts: Sequence[slice], seed: int, classes: bool) -> list[int]:
+def _affordable(rows: Matrix, predictive: Predictive, clock: Clock) -> int:
+    """Return the number of predictions for the importance of inputs, beside those for the effects."""
+    if not clock.limited:
+        return PREDICTIONS
+    begin = time.monotonic()
+    predictive(rows)
+    each, effects = (time.monotonic() - begin) / len(rows), SHOWN * GRID * BACKGROUND
+    clock.require(each * (SHUFFLES * FEWEST + effects))
+    return int(min(clock.left / each - effects, PREDICTIONS))
+
+
+def _informative(
+    matrix: Matrix,
+    targets: NDArray[Any],
+    parts: Sequence[slice],
+    seed: int,
+    classes: bool,
+    predictions: int,
+    clock: Clock,
+) -> list[int]:
     """Return places of the inputs with the largest mutual information with the target, as many as are affordable."""
-    most = PREDICTIONS // (SHUFFLES * FEWEST)
+    most = predictions // (SHUFFLES * FEWEST)
     if len(parts) <= most:
         return list(range(len(parts)))
     measure = mutual_info_classif if classes else mutual_info_regression
+    if clock.limited:
+        begin, few = time.monotonic(), matrix[:, :FEWEST]
+        measure(few, targets, random_state=seed)
+        clock.require((time.monotonic() - begin) * matrix.shape[1] / few.shape[1])
     found = measure(matrix, targets, random_state=seed)
     best = [found[part].max() for part in parts]
     return sorted(np.argsort(best)[::-1][:most].tolist())
 
 
-def _loss(found: Any, targets: NDArray[Any]) -> float:
+def _loss(found: Any, targets: NDArray[Any], weight: NDArray[np.float64] | None) -> float:
     """Return the root mean squared error, or the mean negative log-likelihood, which is limited for each row."""
     if not hasattr(found, "probs"):
-        return float(np.sqrt(np.mean((_array(means(found)) - targets) ** 2)))
-    return -float(found.log_prob(torch.as_tensor(targets, device=found.device)).clamp_min(-LARGEST_NLL).mean())
+        return float(np.sqrt(np.average((_array(means(found)) - targets) ** 2, weights=weight)))
+    density = found.log_prob(torch.as_tensor(targets, device=found.device)).clamp_min(-LARGEST_NLL)
+    return -float(np.average(_array(density), weights=weight))
 
 
 def _array(values: torch.Tensor) -> NDArray[np.float64]:
@@ -119,7 +153,13 @@ def _array(values: torch.Tensor) -> NDArray[np.float64]:
 
 
 def _dependence(
-    column: pd.Series, donors: list[int], values: Matrix, background: Matrix, part: slice, predictive: Predictive
+    column: pd.Series,
+    donors: list[int],
+    values: Matrix,
+    background: Matrix,
+    weight: NDArray[np.float64] | None,
+    part: slice,
+    predictive: Predictive,
 ) -> dict[str, Any]:
     """Return predictions, averaged over the same rows, for the value of an input in one donor after another."""
     rows = np.repeat(background[None], len(donors), axis=0)
@@ -134,12 +174,13 @@ def _dependence(
     }
     if not hasattr(found, "probs"):
         mean, *variances = (
-            _array(part).reshape(shape).mean(1) for part in (means(found), found.variance, found.epistemic)
+            np.average(_array(part).reshape(shape), axis=1, weights=weight)
+            for part in (means(found), found.variance, found.epistemic)
         )
         bands = [[(mean + sign * np.sqrt(variance)).tolist() for sign in (-2, 2)] for variance in variances]
         return entry | {"curves": [{"label": None, "mean": mean.tolist(), "bands": bands}]}
     draws = _array(found.log_probs.exp())
-    draws = draws.reshape(len(draws), *shape, -1).mean(2)  # (samples, values, classes)
+    draws = np.average(draws.reshape(len(draws), *shape, -1), axis=2, weights=weight)  # (samples, values, classes)
     mean = draws.mean(0)
     low, high = np.quantile(draws, [0.5 - 0.5 * LEVEL, 0.5 + 0.5 * LEVEL], axis=0)
     frequent = np.argsort(-mean.mean(0), kind="stable")[:CLASSES].tolist() if mean.shape[1] > 2 else [1]
@@ -192,11 +233,15 @@ def groups(inputs: pd.DataFrame, names: Sequence[str], predictions: Arrays) -> l
     else:
         y = predictions["y"]
         expected, right = np.full(len(y), COVERAGE), (predictions["lower"] <= y) & (y <= predictions["upper"])
-    rows, found = pd.DataFrame({"right": right, "expected": expected}), []
+    weight, found = predictions.get("weight"), []
     for name in names[:GROUPED]:
-        for values, own in rows.groupby(_group_names(inputs[name]).to_numpy(), sort=False):
+        for values, own in pd.Series(range(len(right))).groupby(_group_names(inputs[name]).to_numpy(), sort=False):
             if len(own) >= LEAST:
-                sums = {"right": int(own["right"].sum()), "expected": float(own["expected"].sum())}
+                share = None if weight is None else weight[own]
+                count = effective(len(own), share)
+                sums = {} if share is None else {"effective": count}
+                for what, each in (("right", right), ("expected", expected)):
+                    sums[what] = count * float(np.average(each[own], weights=share))
                 found.append({"name": name, "values": values, "rows": len(own), **sums})
     return found
 

@@ -18,10 +18,11 @@ from bayesadam.files import write_json, write_text
 from bayesadam.report import write_report
 from bayesadam.sklearn.choice import described
 from bayesadam.sklearn.classifier import BayesianMLPClassifier
+from bayesadam.sklearn.clock import Clock
 from bayesadam.sklearn.members import ROWS
 from bayesadam.sklearn.regressor import BayesianMLPRegressor
 from bayesadam.sklearn.runs import run_folder as names
-from bayesadam.sklearn.runs.evaluation import MAX_ROWS, Arrays, Scores, baselines, margin, predict_held_out, scores
+from bayesadam.sklearn.runs.evaluation import Arrays, Scores, baseline_rows, baselines, margin, predict_held_out, scores
 from bayesadam.sklearn.runs.prepare import Prepared, prepare
 from bayesadam.sklearn.runs.report_data import report_data
 from bayesadam.sklearn.runs.settings import RunError, Settings
@@ -29,6 +30,12 @@ from bayesadam.sklearn.tables.encoder import Encoded
 from bayesadam.sklearn.threads import threads_for
 
 _FEW_EPOCHS = 10
+ESTIMATOR, SCORES, BASELINES, EFFECTS = 0.6, 0.3, 0.5, 0.5
+"""Shares of the remaining time budget of the estimator, the scores of held-out rows, the other models, and the effects
+of the inputs.
+"""
+FIRST_ROWS = 64
+"""Minimum number of held-out rows that are scored, whatever the time budget is."""
 
 
 class Watcher:
@@ -114,29 +121,34 @@ def fit_table(
 
 def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
     seconds: dict[str, float] = {}
+    clock = Clock(settings.time_budget)
     with _timed(seconds, "reading"):
         prepared = prepare(settings, frame)
     watcher.prepared(prepared)
     announced, notes = len(prepared.notes), prepared.notes
     with threads_for(len(prepared.split.training)):
         with _timed(seconds, "training"):
-            estimator = _train(prepared, watcher)
+            estimator = _train(prepared, watcher, clock.part(ESTIMATOR))
         watcher.stage("scores of the held-out rows")
         with _timed(seconds, "predictions"):
-            held_out, left_out = _held_out(prepared, estimator), _left_out(prepared, estimator)
+            prepared, held_out = _held_out(prepared, estimator, clock.part(SCORES))
+            left_out = _left_out(prepared, estimator)
         watcher.stage("linear model and gradient boosting")
         with _timed(seconds, "baselines"):
             try:
-                others = baselines(prepared)
+                others = baselines(prepared, clock.part(BASELINES))
             except KeyboardInterrupt:
                 others = {}
                 notes.append("linear model and gradient boosting were not trained, because of Ctrl-C")
         metrics = {"bayesadam": scores(held_out, seconds["training"])}
         metrics |= {name: scores(*predictions) for name, predictions in others.items()}
         margins = {name: margin(held_out, predictions) for name, (predictions, _) in others.items()}
-        if len(prepared.split.training) > MAX_ROWS:
-            notes.append(f"linear model and gradient boosting were trained on {MAX_ROWS:,} of the training rows")
+        most = baseline_rows(prepared)
+        if len(prepared.split.training) > most:
+            notes.append(f"linear model and gradient boosting were trained on {most:,} of the training rows")
         epochs = int(np.isfinite(estimator.history_["loss"]).any(0).sum())
+        if settings.weights is not None:
+            notes.append("held-out rows count by their weights in all scores, as training rows do")
         if prepared.target.task == "regression" and (sentence := described(estimator)):
             notes.append(sentence)
         if estimator.stopped_ == "early":
@@ -146,18 +158,33 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
             )
         if estimator.interrupted_:
             notes.append(f"Ctrl-C ended the training after {epochs} epochs; the networks are the best until then")
+        if clock.left_out:
+            notes.append(f"to keep to the time budget, these are left out, too: {', '.join(clock.left_out)}")
         watcher.stage("report")
         done = _as_done(prepared.settings, estimator)
-        report = report_data(prepared, done, estimator, held_out, left_out, metrics, margins, seconds)
+        report = report_data(
+            prepared, done, estimator, held_out, left_out, metrics, margins, seconds, clock.part(EFFECTS)
+        )
     return TableFit(estimator, done, metrics, report, notes[announced:], seconds)
 
 
-def _held_out(prepared: Prepared, estimator: Any) -> Arrays:
-    """Return the predictions of the held-out rows."""
-    rows = prepared.split.held_out
-    parts = [rows[first : first + ROWS] for first in range(0, len(rows), ROWS)]
-    found = [predict_held_out(estimator.predictive(Encoded(prepared.matrix[own])), prepared.y[own]) for own in parts]
-    return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+def _held_out(prepared: Prepared, estimator: Any, clock: Clock) -> tuple[Prepared, Arrays]:
+    """Return the predictions of the held-out rows. If there is not enough time, other rows are held out no longer."""
+    rows = np.random.default_rng(0).permutation(prepared.split.held_out) if clock.limited else prepared.split.held_out
+    parts, done, size = [], 0, FIRST_ROWS if clock.limited else ROWS
+    while done < len(rows) and (not done or clock.left > 0.0):
+        begin, part = time.perf_counter(), rows[done : done + size]
+        pred = estimator.predictive(Encoded(prepared.matrix[part]))
+        parts.append(predict_held_out(pred, prepared.y[part], prepared.weights_of(part)))
+        done += len(part)
+        if clock.limited:
+            each = (time.perf_counter() - begin) / len(part)
+            size = int(min(max(0.5 * clock.left / each, 1), ROWS))
+    order = np.argsort(rows[:done])
+    if done < len(rows):
+        clock.left_out.append(f"{len(rows) - done:,} of {len(rows):,} held-out rows")
+        prepared = replace(prepared, split=replace(prepared.split, held_out=rows[:done][order]))
+    return prepared, {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
 
 
 def _left_out(prepared: Prepared, estimator: Any) -> tuple[NDArray[np.int64], Arrays] | None:
@@ -169,10 +196,10 @@ def _left_out(prepared: Prepared, estimator: Any) -> tuple[NDArray[np.int64], Ar
         return None
     rows, pred = estimator.left_out_
     own = prepared.split.training[rows]
-    return own, predict_held_out(pred, prepared.y[own])
+    return own, predict_held_out(pred, prepared.y[own], prepared.weights_of(own))
 
 
-def _train(prepared: Prepared, watcher: Watcher) -> Any:
+def _train(prepared: Prepared, watcher: Watcher, clock: Clock) -> Any:
     kind = BayesianMLPClassifier if prepared.target.classes else BayesianMLPRegressor
     y = prepared.y[prepared.split.training]
     y = np.array(prepared.target.classes)[y] if prepared.target.classes else y
@@ -180,8 +207,15 @@ def _train(prepared: Prepared, watcher: Watcher) -> Any:
         warnings.simplefilter("always", UserWarning)
         try:
             rows = Encoded(prepared.matrix[prepared.split.training], prepared.encoder)
-            estimator = kind(**prepared.settings.estimator_options()).fit(
-                rows, y, prepared.weights, groups=prepared.groups, on_epoch=watcher.epoch
+            options = prepared.settings.estimator_options()
+            if (prepared.settings.time_budget or 0.0) > 0.0:  # the estimator refuses others
+                options["time_budget"] = max(clock.left, 1e-3)
+            estimator = kind(**options).fit(
+                rows,
+                y,
+                prepared.weights_of(prepared.split.training),
+                groups=prepared.groups,
+                on_epoch=watcher.epoch,
             )
         except (ValueError, TypeError, FloatingPointError) as error:
             raise RunError(f"the fit is not possible: {error}") from error
@@ -193,13 +227,14 @@ def _train(prepared: Prepared, watcher: Watcher) -> Any:
 def _as_done(settings: Settings, estimator: Any) -> Settings:
     """Return settings that repeat the fit: a time budget is replaced by the number of epochs.
 
-    A budget that was too short for ten complete epochs is kept.
+    A budget is kept if it was too short for ten complete epochs, or for other parts of the fit than epochs.
     """
     if estimator.interrupted_:
         return settings
     settings = replace(settings, method=estimator.method_)
     planned = estimator.history_["loss"].shape[1]
-    if settings.time_budget is None or estimator.stopped_ == "time" or planned <= _FEW_EPOCHS:
+    short = estimator.stopped_ == "time" or planned <= _FEW_EPOCHS or estimator._clock.left_out
+    if settings.time_budget is None or short:
         return settings
     return replace(settings, time_budget=None, epochs=planned)
 

@@ -21,6 +21,7 @@ from bayesadam.sklearn.tables.csv_numbers import is_text, levels_of
 from bayesadam.sklearn.tables.encoder import Encoded
 from bayesadam.sklearn.tables.findings import Findings, TableError, quoted
 from bayesadam.sklearn.tables.read_table import TableFile, is_parquet
+from bayesadam.sklearn.tables.spelling import spelled
 
 STDOUT = Path("-")
 _FORMULA = r"(?s)^(=|[+@-].*(\pL{2}|[(!]))"
@@ -68,6 +69,7 @@ def predict_table(
         raise RunError(f"coverage and quantiles must be in (0, 1), got {(coverage, *quantiles)!r}")
     if not regression and (interval is not None or quantiles):
         raise RunError("intervals and quantiles are those of a number, but this run predicts classes")
+    copy = [spelled(name) for name in copy]
     absent = [name for name in copy if name not in names]
     if absent:
         raise RunError(f"a column to copy must be one of the table, got {absent[0]!r}")

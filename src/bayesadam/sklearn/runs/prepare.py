@@ -19,6 +19,7 @@ from bayesadam.sklearn.tables.encoder import TableEncoder, numbers_rows
 from bayesadam.sklearn.tables.findings import Findings, Place, TableError, column_errors, quoted
 from bayesadam.sklearn.tables.frames import as_table, cleaned
 from bayesadam.sklearn.tables.read_table import TableFile, read_table
+from bayesadam.sklearn.tables.spelling import spelled
 from bayesadam.sklearn.tables.splits import (
     MIN_HELD_OUT,
     Split,
@@ -57,7 +58,7 @@ class Prepared:
         encoder: The encoder, which was fitted to the training rows.
         matrix: Matrix of all rows, ``(N, D)``.
         groups: Groups of the training rows, where copies of a row form a group; or None.
-        weights: Weights of the training rows; or None.
+        weights: Positive weights of the rows; or None.
         left_out: Reasons why columns are not inputs, by name.
         notes: Notes for the user.
     """
@@ -75,6 +76,10 @@ class Prepared:
     weights: NDArray[np.float64] | None
     left_out: dict[str, str]
     notes: list[str]
+
+    def weights_of(self, rows: NDArray[np.int64]) -> NDArray[np.float64] | None:
+        """Return the weights of some of the rows; ``None`` if all are equal."""
+        return None if self.weights is None else self.weights[rows]
 
 
 def prepare(settings: Settings, frame: Any = None) -> Prepared:
@@ -104,6 +109,11 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
         if target.classes and getattr(settings, name) is not None:
             raise RunError(f"{name} is for numbers to predict, but {target.name!r} has classes")
     rows = np.flatnonzero(target.known)
+    weights = _weights(settings, table.take(rows), decimals, lambda row: file.place(int(rows[row])))
+    if weights is not None:
+        rows, weights, unused = rows[weights > 0], weights[weights > 0], int((weights == 0).sum())
+        are = "1 row of weight 0 is" if unused == 1 else f"{unused:,} rows of weight 0 are"
+        notes += [f"{are} left out"] * (unused > 0)
     table, y = table.take(rows), target.values[rows]
 
     def place(row: int) -> str:
@@ -134,7 +144,7 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
         encoder=encoder,
         matrix=matrix,
         groups=None if groups is None else groups[split.training],
-        weights=_weights(settings, table, decimals, place, split),
+        weights=weights,
         left_out={**special, **encoder.left_out_},
         notes=[*file.notes, *notes, *target.notes, *copied, *read],
     )
@@ -151,6 +161,7 @@ def _with_names(settings: Settings, columns: list[str]) -> tuple[Settings, list[
     notes: list[str] = []
 
     def spelt(option: str, name: str) -> str:
+        name = spelled(name)
         if name in columns:
             return name
         if lower.count(name.lower()) == 1:
@@ -211,9 +222,7 @@ def _split(settings: Settings, table: pa.Table, decimals: dict[str, str], labels
     return random_split(len(table), settings.held_out, settings.seed, labels, copies)
 
 
-def _weights(
-    settings: Settings, table: pa.Table, decimals: dict[str, str], place: Place, split: Split
-) -> NDArray[np.float64] | None:
+def _weights(settings: Settings, table: pa.Table, decimals: dict[str, str], place: Place) -> NDArray[np.float64] | None:
     if settings.weights is None:
         return None
     weights = numbers_in(table.column(settings.weights), decimals[settings.weights])
@@ -221,4 +230,6 @@ def _weights(
     if len(wrong):
         value = table.column(settings.weights)[int(wrong[0])].as_py()
         raise TableError(f"weights must be numbers of at least 0 in every row, got {value!r} in {place(int(wrong[0]))}")
-    return weights[split.training]
+    if not weights.any():
+        raise TableError(f"weights must be positive in some rows, got 0 in all {len(weights):,}")
+    return weights

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from bayesadam.report.numbers import column, percent
 from bayesadam.report.write import VERSION
+from bayesadam.sklearn.clock import Clock, OutOfTimeError
 from bayesadam.sklearn.runs.evaluation import Arrays
 from bayesadam.sklearn.runs.explain import FEWEST, effects, groups, kind_of, text_of
 from bayesadam.sklearn.runs.prepare import Prepared
@@ -38,6 +39,7 @@ def report_data(
     metrics: Mapping[str, Any],
     margins: Mapping[str, Any],
     seconds: Mapping[str, float],
+    clock: Clock,
 ) -> dict[str, Any]:
     """Return the data of the report for :func:`bayesadam.report.write_report`.
 
@@ -50,6 +52,7 @@ def report_data(
         metrics: Scores by name of the model.
         margins: NLL of each other model minus that of the estimator, and the standard error of the difference.
         seconds: Duration of each stage.
+        clock: The time for the effects of the inputs.
     """
     target, split, lines = prepared.target, prepared.split, prepared.rows + prepared.file.first_line
     notes, explained = list(prepared.notes), {}
@@ -58,7 +61,9 @@ def report_data(
         unseen_rows = np.concatenate([split.held_out, left_out[0]])
         unseen = {name: np.concatenate([values, left_out[1][name]]) for name, values in held_out.items()}
     try:
-        explained = _explained(prepared, estimator, settings.seed, unseen_rows, unseen)
+        explained = _explained(prepared, estimator, settings.seed, unseen_rows, unseen, clock)
+    except OutOfTimeError:
+        notes.append("to keep to the time budget, the report does not describe the inputs")
     except Exception as error:  # no finished fit is lost for a part of the report
         notes.append(f"the report does not describe the inputs: {type(error).__name__}: {error}")
     return {
@@ -93,7 +98,7 @@ def report_data(
 
 
 def _explained(
-    prepared: Prepared, estimator: Any, seed: int, unseen_rows: NDArray[np.int64], unseen: Arrays
+    prepared: Prepared, estimator: Any, seed: int, unseen_rows: NDArray[np.int64], unseen: Arrays, clock: Clock
 ) -> dict[str, Any]:
     """Return the effects of the inputs, computed on the held-out rows, or on all rows if those are too few, and groups
     of the unseen rows; an empty dictionary if all rows are too few.
@@ -110,6 +115,8 @@ def _explained(
         [slice(start, end) for start, end in itertools.pairwise(ends.tolist())],
         lambda matrix: estimator.predictive(Encoded(matrix)),
         seed,
+        clock=clock,
+        weight=prepared.weights_of(rows),
         classes=len(prepared.target.classes) > 0,
     )
     names = [entry["name"] for entry in found["importance"]]

@@ -31,7 +31,7 @@ class Settings:
         hidden: Numbers of units of the hidden layers.
         members: Number of networks in the ensemble.
         epochs: Number of epochs.
-        time_budget: Duration of the training in seconds.
+        time_budget: Duration of the whole fit in seconds, from the table to the report.
         noise: Noise of a regression: "auto", "constant", "input", or the known standard deviation as text.
         weights: Column with the weights of the rows.
         group: Column whose groups are not divided between training and held-out rows.

@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 from pyarrow import compute
 
 from bayesadam.checks import is_of
-from bayesadam.sklearn.tables.csv_numbers import NUMBER, are_codes, as_text, flags, is_text, means_missing, numbers_in
+from bayesadam.sklearn.tables.csv_numbers import (
+    NUMBER,
+    are_codes,
+    as_text,
+    beyond_exact,
+    flags,
+    is_text,
+    means_missing,
+    numbers_in,
+)
 from bayesadam.sklearn.tables.dates import Date, are_cells
 from bayesadam.sklearn.tables.findings import Findings
 
@@ -79,6 +88,7 @@ class Number:
                 self.decimal == ","
             )
             findings.unreadable(self.name, column, absent & are_cells(column), rule)
+        findings.inexact(self.name, column, beyond_exact(column, values))
         findings.outside(self.name, values, (self.least, self.largest))
         known = np.where(absent, self.median, values)[:, None]
         return findings.with_missing(self.name, known, absent, expected=self.missing)

@@ -19,6 +19,9 @@ MISSING += ("#na", "#n/a n/a", "-nan", "1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan
 NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
 """A regular expression for numbers as programs write them."""
 
+EXACT = 2**53
+"""Largest number up to which all whole numbers are exact in float64."""
+
 _LOOKED_AT = 1_000
 _SPACES, _MINUS = "[\u00a0\u2007\u2009\u202f]", "\u2212"
 _CODES = "USD|EUR|GBP|CHF|JPY|CNY|INR|AUD|CAD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|BRL|MXN|ZAR|KRW|RUB|TRY|ILS|SGD|HKD"
@@ -109,6 +112,22 @@ def numbers_in(column: pa.ChunkedArray, decimal: str = ".", unit: str | None = N
     else:
         values = np.full(len(column), np.nan)
     return np.where(np.abs(values) <= LARGEST, values, np.nan)
+
+
+def beyond_exact(column: pa.ChunkedArray, values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return a mask of whole numbers that are not exact in float64, so that different ones may be equal.
+
+    Args:
+        column: The column.
+        values: Its numbers, from :func:`numbers_in`.
+    """
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_decimal(kind) or is_text(kind)):
+        return np.zeros(len(values), dtype=bool)
+    large = np.abs(values) > EXACT
+    if is_text(kind) and large.any():
+        large &= flags(compute.match_substring_regex(as_text(column), r"^[+-]?\d+$"))
+    return large
 
 
 def decimal_of(text: pa.Array) -> str | None:

@@ -33,6 +33,7 @@ from bayesadam.sklearn.tables.column_types import (
 from bayesadam.sklearn.tables.csv_numbers import (
     are_codes,
     are_plain,
+    beyond_exact,
     decimals_of,
     is_number,
     is_text,
@@ -44,6 +45,7 @@ from bayesadam.sklearn.tables.dates import Date, order_of
 from bayesadam.sklearn.tables.findings import Findings, Place, TableError, column_errors, quoted, row_place
 from bayesadam.sklearn.tables.frames import as_table, cleaned
 from bayesadam.sklearn.tables.memory import require_memory
+from bayesadam.sklearn.tables.spelling import spelled
 
 FEW = 10
 """Maximum number of different whole numbers that are interpreted as classes."""
@@ -122,27 +124,31 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         table = as_table(X)
         decimals = decimals_of(table, self.decimal)
         table = cleaned(table, self.missing, decimals)
-        named = (*self.drop, *(self.keep or ()), *self.category, *self.date)
+        given = copy.copy(self)
+        for name in ("drop", "keep", "category", "date"):
+            if (value := getattr(self, name)) is not None:
+                setattr(given, name, [spelled(str(column)) for column in value])
+        named = (*given.drop, *(given.keep or ()), *given.category, *given.date)
         unknown = [name for name in named if name not in table.column_names]
         if unknown:
             raise TableError(f"the table must have the columns that are named, it lacks {quoted(unknown)}")
         for what, names, others in (
-            ("dropped and used", self.drop, (*(self.keep or ()), *self.category, *self.date)),
-            ("a category and a date", self.category, self.date),
+            ("dropped and used", given.drop, (*(given.keep or ()), *given.category, *given.date)),
+            ("a category and a date", given.category, given.date),
         ):
             both = [name for name in names if name in others]
             if both:
                 raise TableError(f"a column must not be both {what}, got {both[0]!r}")
-        reasons = dict.fromkeys(self.drop, "it is dropped")
+        reasons = dict.fromkeys(given.drop, "it is dropped")
         columns: list[Column] = []
         for name in table.column_names:
             if name in reasons:
                 continue
             with column_errors(f"column {name!r}", table.column(name)):
-                chosen = self._choose(name, table.column(name), decimals[name])
+                chosen = given._choose(name, table.column(name), decimals[name])
             if isinstance(chosen, str):
                 reasons[name] = chosen
-                if self.keep is not None and name in self.keep:
+                if given.keep is not None and name in given.keep:
                     raise TableError(f"a column to keep must be a possible input, got {name!r}: {chosen}")
             else:
                 columns.append(chosen)
@@ -188,7 +194,8 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             findings: Object to which values are added that cannot be read or are unlike the training rows.
         """
         table = self._table(X)
-        lacking = [column.name for column in self.columns_ if column.name not in table.column_names]
+        names = set(table.column_names)
+        lacking = [column.name for column in self.columns_ if column.name not in names]
         if lacking:
             rule = "columns" if hasattr(X, "columns") else "columns, with their names,"
             raise TableError(f"the table must have the {rule} of the training data, it lacks {quoted(lacking, 50)}")
@@ -285,6 +292,12 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         known = values[~np.isnan(values)]
         if not len(known):
             return f"all its numbers are infinite or above {LARGEST:g}"
+        if (
+            name not in (self.keep or ())
+            and beyond_exact(column, values).any()
+            and have_few_levels(level_counts(column))
+        ):
+            return Category.fit(column, name)
         if known.min() == known.max() and len(known) == len(values):
             return f"it is the same in all training rows ({column[0].as_py()!r})"
         if are_whole(known) and self.keep is not None and name not in self.keep:

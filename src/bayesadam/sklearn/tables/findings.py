@@ -98,6 +98,11 @@ class Findings:
             name, where, "missing values, of which the training rows had none (they are replaced by typical values)"
         )
 
+    def inexact(self, name: str, column: pa.ChunkedArray, where: Mask) -> None:
+        """Note whole numbers whose last digits are lost."""
+        words = f"whole numbers beyond 2**53 ({self._examples(column, where)}), whose last digits are lost"
+        self.cells += _line(name, where, f"{words} (if they are codes: category; if they are no input: drop)")
+
     def new_levels(self, name: str, column: pa.ChunkedArray, where: Mask) -> None:
         """Note levels that are not among the column's levels."""
         words = f"categories that are rare or absent in the training rows ({self._examples(column, where)}): "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from numbers import Complex, Real
+from numbers import Complex, Integral, Real
 from typing import Any
 
 import numpy as np
@@ -13,19 +13,31 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from bayesadam.sklearn.tables.csv_numbers import as_text, flags, is_number, is_text, read_numbers
+from bayesadam.sklearn.tables.csv_numbers import (
+    EXACT,
+    as_text,
+    beyond_exact,
+    flags,
+    is_number,
+    is_text,
+    numbers_in,
+    read_numbers,
+)
+from bayesadam.sklearn.tables.spelling import spelled, spelled_column
 
 
 def is_table(X: Any) -> bool:
-    """Whether inputs have categories, text, dates or missing values. Numbers and truth values alone need no table."""
+    """Whether inputs have categories, text, dates, missing values or whole numbers that may be codes, as they are not
+    exact in float64. Other numbers and truth values alone need no table.
+    """
     if hasattr(X, "toarray"):  # a sparse matrix of SciPy
         return False
     if not _is_frame(X):
         X = _array(X)
-        if X.ndim != 2 or X.dtype.kind not in "OUSMf":
+        if X.ndim != 2 or X.dtype.kind not in "OUSMfiu":
             return False
-        if X.dtype.kind == "f":
-            return bool(np.isnan(X).any())
+        if X.dtype.kind in "fiu":
+            return bool(np.isnan(X).any() if X.dtype.kind == "f" else ((EXACT < X) | (-EXACT > X)).any())
         if X.dtype.kind == "O" and any(np.ndim(value) for value in X.flat):  # scikit-learn has a message for these
             return False
     elif getattr(X, "ndim", 2) != 2:
@@ -36,7 +48,7 @@ def is_table(X: Any) -> bool:
 def as_table(X: Any) -> pa.Table:
     """Convert a data frame of pandas or polars, a table of pyarrow, or a matrix ``(N, D)``, to a table of pyarrow.
 
-    Columns of a matrix are called x0, x1, ...
+    Columns of a matrix are called x0, x1, ... Names and texts that look equal are made equal.
 
     Args:
         X: The table.
@@ -48,6 +60,15 @@ def as_table(X: Any) -> pa.Table:
     if twice := [name for place, name in enumerate(names) if name in names[:place]]:
         raise ValueError(f"X must have a name of its own for every column, got {twice[0]!r} more than once")
     return pa.table(dict(zip(names, columns, strict=True)))
+
+
+def with_spelled_names(X: Any) -> Any:
+    """Return a data frame of pandas or polars whose columns have names that are equal if they look equal."""
+    names = [name for name in getattr(X, "columns", ()) if isinstance(name, str)]
+    changed = {name: spelled(name) for name in names if hasattr(X, "rename") and spelled(name) != name}
+    if not changed:
+        return X
+    return X.rename(columns=changed) if hasattr(X, "iloc") else X.rename(changed)
 
 
 def cleaned(table: pa.Table, missing: Sequence[object], decimals: Mapping[str, str]) -> pa.Table:
@@ -64,7 +85,7 @@ def cleaned(table: pa.Table, missing: Sequence[object], decimals: Mapping[str, s
 
 
 def _cleaned(column: pa.ChunkedArray, missing: Sequence[object], decimal: str) -> pa.ChunkedArray:
-    texts = [str(value).strip() for value in missing]
+    texts = [spelled(str(value)).strip() for value in missing]
     marks = pa.array(texts, pa.string())
     numbers, plain = read_numbers(marks, decimal).values, read_numbers(marks).values
     numbers = np.where(np.isnan(numbers), plain, numbers)
@@ -90,10 +111,10 @@ def _is_frame(X: Any) -> bool:
 def _columns(X: Any) -> tuple[list[str], list[pa.ChunkedArray]]:
     """Return the names and the columns of a data frame, a table or a matrix."""
     if hasattr(X, "iloc"):
-        return [str(name) for name in X.columns], [_column(X.iloc[:, i]) for i in range(X.shape[1])]
+        return [spelled(str(name)) for name in X.columns], [_column(X.iloc[:, i]) for i in range(X.shape[1])]
     if _is_frame(X):
         table = X.to_arrow() if hasattr(X, "to_arrow") else pa.table(X)
-        return table.column_names, [_plain(column) for column in table.columns]
+        return list(map(spelled, table.column_names)), [_plain(column) for column in table.columns]
     columns = [_column(pd.Series(column)) for column in _array(X).T]
     return [f"x{number}" for number in range(len(columns))], columns
 
@@ -112,7 +133,8 @@ def _is_special(column: pa.ChunkedArray) -> bool:
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         return True
-    return bool(compute.any(compute.is_null(column, nan_is_null=True)).as_py())
+    missing = compute.any(compute.is_null(column, nan_is_null=True)).as_py()
+    return bool(missing or beyond_exact(column, numbers_in(column)).any())
 
 
 def _column(values: pd.Series) -> pa.ChunkedArray:
@@ -130,11 +152,14 @@ def _column(values: pd.Series) -> pa.ChunkedArray:
 
 
 def _objects(values: Any) -> pa.Array:
-    """Convert objects that pyarrow does not: numbers of several types to float64, and everything else to text."""
+    """Convert objects that pyarrow does not: numbers of several types to float64, and everything else to text, also
+    whole numbers that are not exact in float64.
+    """
     present = [None if missing else value for value, missing in zip(values, pd.isna(values), strict=True)]
     if any(isinstance(value, Complex) and not isinstance(value, Real) for value in present):
         raise ValueError("Complex data not supported")  # as scikit-learn says
     numbers = all(value is None or isinstance(value, Real | Decimal) for value in present)
+    numbers = numbers and not any(isinstance(value, Integral) and abs(int(value)) > EXACT for value in present)
     convert, kind = (float, pa.float64()) if numbers else (str, pa.string())
     return pa.array([None if value is None else convert(value) for value in present], kind)
 
@@ -153,5 +178,6 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_floating(column.type):
         return compute.if_else(compute.is_nan(column), None, column)
     if is_text(column.type):  # a database pads text with spaces
+        column = spelled_column(column)
         return compute.if_else(compute.equal(compute.utf8_trim_whitespace(column), ""), None, column)
     return column

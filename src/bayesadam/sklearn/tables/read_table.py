@@ -21,9 +21,10 @@ import pyarrow as pa
 from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv
 
-from bayesadam.sklearn.tables.csv_numbers import NUMBER, are_codes, decimals_of, levels_of
+from bayesadam.sklearn.tables.csv_numbers import NUMBER, are_codes, beyond_exact, decimals_of, levels_of
 from bayesadam.sklearn.tables.findings import TableError, quoted
 from bayesadam.sklearn.tables.memory import require_memory
+from bayesadam.sklearn.tables.spelling import spelled
 
 PARQUET = (".parquet", ".pq")
 STDIN = "-"
@@ -237,7 +238,7 @@ def _delimiter(text: str, usual: str) -> str:
 
 
 def _names(file: str, cells: Sequence[str]) -> list[str]:
-    names = [cell.strip() or f"column {number + 1}" for number, cell in enumerate(cells)]
+    names = [spelled(cell).strip() or f"column {number + 1}" for number, cell in enumerate(cells)]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise TableError(f"{file}: every column must have a name of its own, got {quoted(twice)} more than once")
     if not names:
@@ -301,5 +302,7 @@ def _typed(column: pa.ChunkedArray, decimal: str | None) -> pa.ChunkedArray:
     for pattern, kind in kinds[: 2 if decimal == "," else 3]:  # 1.234 is another number with a decimal comma
         if compute.all(compute.match_substring_regex(levels, f"^({pattern})$")).as_py():
             with suppress(pa.ArrowInvalid):
-                return text.cast(kind)
+                typed = text.cast(kind)
+                codes = kind == pa.float64() and beyond_exact(column, typed.to_numpy()).any()  # of more than 18 digits
+                return column if codes else typed
     return column

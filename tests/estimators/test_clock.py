@@ -1,0 +1,103 @@
+"""Time budgets: a fit keeps to them in all of its parts, and says what it leaves out.
+
+Times are those of the processor, which a fit on a busy machine has less of than the clock shows.
+"""
+
+import time
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.ensemble import HistGradientBoostingClassifier
+
+from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, clock
+from bayesadam.sklearn.clock import Clock, OutOfTimeError
+from bayesadam.sklearn.plan import plan
+from bayesadam.sklearn.trees import fit_within
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """A list with the present time, which stands still otherwise."""
+    present = [100.0]
+    monkeypatch.setattr(clock.time, "monotonic", lambda: present[0])
+    return present
+
+
+class TestClock:
+    def test_without_a_limit(self, now):
+        free = Clock()
+        now[0] += 1e9
+        free.require(1e9)
+        assert not free.limited
+        assert not free.part(0.1).limited
+
+    def test_parts(self, now):
+        whole = Clock(10.0)
+        now[0] += 2.0
+        part = whole.part(0.25)
+        assert (whole.left, part.left) == (8.0, 2.0)
+        part.require(2.0)
+        with pytest.raises(OutOfTimeError):
+            part.require(2.1)
+        part.left_out.append("trees")
+        assert whole.left_out == ["trees"]
+
+    def test_rounds_that_would_take_too_long_do_not_begin(self, now):
+        def fits(seconds):
+            check = Clock(10.0).rounds(5)
+            for number in range(5):
+                check()
+                now[0] += seconds
+                yield number
+
+        whole = Clock(100.0)
+        assert whole.gathered("trees", fits(2.0)) == [0, 1, 2, 3, 4]
+        assert whole.left_out == []
+        assert whole.gathered("trees", fits(2.1)) == [0]
+        assert whole.left_out == ["trees"]
+
+
+def test_thinned_rows_are_evenly_spaced():
+    whole = plan(400, 6, np.arange(400), 0)
+    assert whole.thinned(400) is whole
+    few = whole.thinned(5)
+    assert few.rows.tolist() == [0, 99, 199, 299, 399]
+    np.testing.assert_array_equal(few.left_out[:, few.rows], whole.left_out[:, few.rows])
+
+
+def test_boosted_trees_end_within_a_fit():
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(1_000, 5)), np.arange(1_000) % 40
+    few = HistGradientBoostingClassifier(max_iter=3, random_state=0)
+    fit_within(Clock(60.0), 1, few, x, y, None)
+    np.testing.assert_array_equal(
+        few.predict_proba(x), HistGradientBoostingClassifier(max_iter=3, random_state=0).fit(x, y).predict_proba(x)
+    )
+    begin = time.process_time()
+    with pytest.raises(OutOfTimeError):
+        fit_within(Clock(0.5), 1, HistGradientBoostingClassifier(max_iter=1_000, random_state=0), x, y, None)
+    assert time.process_time() - begin < 1.0
+
+
+@pytest.mark.parametrize(("classes", "rows", "columns"), [(40, 1_200, 4), (0, 1_200, 800)])
+def test_the_whole_fit_keeps_to_its_budget(classes, rows, columns):
+    """If only the training had one, these fits would take 9 and 12 seconds."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(rows, columns))
+    model = BayesianMLPClassifier if classes else BayesianMLPRegressor
+    y = generator.integers(0, classes, rows) if classes else x[:, 0]
+    begin = time.process_time()
+    with pytest.warns(UserWarning, match="to keep to the time budget, the fit leaves out: .*boosted trees"):
+        fitted = model(time_budget=0.5, random_state=0).fit(x, y)
+    assert time.process_time() - begin < 1.3 * 0.5 + 5.0
+    assert np.isfinite(fitted.predict(x[:5])).all()
+
+
+def test_nothing_is_left_out_of_a_fit_that_has_time(curve):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fits = [
+            BayesianMLPRegressor(members=2, epochs=20, random_state=0, time_budget=t).fit(*curve) for t in (None, 1e4)
+        ]
+    np.testing.assert_allclose(*(model.predict(curve[0]) for model in fits), rtol=1e-10)
