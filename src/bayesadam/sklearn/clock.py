@@ -55,8 +55,7 @@ class Clock:
 
         def check() -> None:
             nonlocal done
-            if done:
-                self.require((time.monotonic() - begin) / done * (count - done))
+            self.require((time.monotonic() - begin) / done * (count - done) if done else 0.0)
             done += 1
 
         return check

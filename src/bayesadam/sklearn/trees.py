@@ -216,6 +216,7 @@ def fit_within(clock: Clock, fits: int, model: Any, x: Floats, y: NDArray[Any], 
         return loss
 
     if clock.limited:
+        clock.require()
         if x.shape[1] > COLUMNS:  # scikit-learn takes up to 30 ms for the bins of a column if rows have weights
             clone(model).set_params(max_iter=1).fit(x[:, :COLUMNS], y, weight)
             clock.require(fits * (time.monotonic() - begin) * x.shape[1] / COLUMNS)

@@ -142,7 +142,8 @@ def _described(values: pd.Series) -> dict[str, Any]:
     if kind == "date":
         summary = f"{text_of(known.min())} to {text_of(known.max())}"
     elif kind == "number":
-        low, middle, high = (text_of(float(value)) for value in known.quantile([0.0, 0.5, 1.0]))
+        numbers = known.to_numpy(dtype=np.float64)
+        low, middle, high = (text_of(float(part(numbers))) for part in (np.min, np.median, np.max))
         summary = f"{low} to {high}, median {middle}"
     else:
         counts = known.value_counts()
