@@ -1,12 +1,10 @@
-"""Likelihoods derived from shipped ones: nothing of the parent's density is left in a class with another one."""
+"""Likelihoods derived from shipped ones: a closed form is of its class alone, and a density goes with what is of it."""
 
 import pytest
 import torch
 from torch import nn
 
 import bayesadam as ba
-from bayesadam.population.batches import Batch
-from bayesadam.population.losses import Losses
 from likelihoods.models import close
 from posterior.kinds import F64, draw
 
@@ -210,41 +208,61 @@ def test_expectations_are_of_the_own_density():
     )
 
 
-def test_weights_of_classes_reach_laplace():
-    torch.manual_seed(0)
-    x, y = draw(60, 2), torch.arange(60) % 3
-    model = nn.Linear(2, 3).double()
-    q = ba.laplace(model, (x, y), likelihood=Weighted(), structure="full", prior_precision=1.0)
-    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-
-    def loss(values):
-        output = x @ values[:6].view(3, 2).mT + values[6:]
-        return -Weighted().log_prob(output, y).sum()
-
-    hessian = torch.autograd.functional.hessian(loss, weights)
-    close(q.covariance, torch.linalg.inv(hessian + torch.eye(9, **F64)), rtol=1e-9, atol=1e-9)
+def labels(*shape):
+    return draw(*shape, 2), draw(*shape, 2, seed=1) > 0
 
 
-def test_weights_of_classes_reach_populations():
-    models = [nn.Linear(2, 3).double() for _ in range(2)]
-    losses = Losses(models, [Weighted(), Weighted()])
-    theta, x, y = draw(2, 1, losses.layout.numel), draw(2, 6, 2, seed=1), torch.arange(12).reshape(2, 6) % 3
-    grads = losses.gradients(theta, Batch(x, y, None), None).grads
-    for member, model in enumerate(models):
-        nn.utils.vector_to_parameters(theta[member, 0], model.parameters())
-        loss = Weighted().nll(model(x[member]), y[member])
-        expected = torch.autograd.grad(loss, list(model.parameters()))
-        close(grads[member, 0], torch.cat([gradient.flatten() for gradient in expected]))
+def noisy(*shape):
+    return draw(*shape, 2), draw(*shape, 1, seed=1)
 
 
-def test_a_subclass_with_the_parents_density_keeps_its_closed_forms():
-    class Named(ba.Gaussian):
-        def check(self, output, target):
-            super().check(output, target)
+def amounts(*shape):
+    return draw(*shape, 2), draw(*shape, 2, seed=1).exp()
 
-    class Written(ba.Gaussian, same_density=True):
-        def element_log_density(self, output, target):
-            return super().element_log_density(output, target)
 
-    for name in ("score", "fisher_factor", "expected_log_density", "rescaled", "tempered"):
-        assert getattr(Named, name) is getattr(Written, name) is getattr(ba.Gaussian, name)
+SHIPPED = [
+    (ba.Gaussian, numbers, 1e-9),
+    (ba.HeteroscedasticGaussian, noisy, None),
+    (ba.Bernoulli, labels, 2e-3),
+    (ba.Categorical, classes, None),
+    (ba.likelihoods.Poisson, counts, 1e-9),
+    (ba.likelihoods.NegativeBinomial, counts, 1e-9),
+    (ba.likelihoods.StudentT, numbers, 1e-9),
+    (ba.likelihoods.LogNormal, amounts, 1e-9),
+    (ba.likelihoods.Gamma, amounts, 1e-9),
+]
+INFORMATION = (ba.likelihoods.NegativeBinomial, ba.likelihoods.StudentT, ba.likelihoods.Gamma)
+
+
+def dense(factors):
+    return torch.stack([torch.block_diag(*(block @ block.mT for block in blocks)) for blocks in factors])
+
+
+@pytest.mark.parametrize(("make", "data", "error"), SHIPPED)
+def test_a_subclass_that_changes_nothing_has_the_same_numbers_by_the_general_way(make, data, error):
+    plain, derived = make().double(), type("Derived", (make,), {})().double()
+    output, target = data(5)
+    general = ba.likelihoods.RegressionLikelihood if isinstance(plain, ba.likelihoods.RegressionLikelihood) else None
+    for name in ("score", "fisher_factor", "fisher_sum", "expected_log_density", "log_expected_density"):
+        method = getattr(type(derived), name)
+        assert method in (getattr(ba.likelihoods.Likelihood, name), getattr(general, name, None))
+    for name in ("log_prob", "nll", "score"):
+        close(getattr(derived, name)(output, target), getattr(plain, name)(output, target))
+    for name in ("distribution", "cdf", "mean_and_log_variance", "log_probs", "under_gaussian", "rescaled", "tempered"):
+        assert derived.defines(name) == plain.defines(name)
+    if make not in INFORMATION:  # whose second derivatives at the targets are others
+        close(*(dense(each.fisher_factor(output, target)) for each in (derived, plain)))
+    for name in ("expected_log_density", "log_expected_density") if error else ():
+        values = [getattr(each, name)(output, torch.full_like(output, 0.3), target) for each in (derived, plain)]
+        close(*values, rtol=error, atol=error)
+
+
+def test_a_closed_form_of_the_parent_can_be_named():
+    class Written(ba.Gaussian):
+        score = ba.Gaussian.score
+
+    class Scored:
+        score = ba.Gaussian.score
+
+    assert Written.score is type("Mixed", (Scored, ba.Gaussian), {}).score is ba.Gaussian.score
+    assert type("Later", (Written,), {}).score is ba.likelihoods.Likelihood.score
