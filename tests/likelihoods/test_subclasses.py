@@ -172,6 +172,8 @@ def test_own_ignored_targets_are_left_out_everywhere():
     output, target = classes(9)
     kept = target != 0
     close(Even().nll(output, target), -output.log_softmax(-1)[kept, target[kept]].mean())
+    expected = -Weighted().log_prob(output[kept], target[kept]).mean()
+    close(Weighted().nll(output, target.where(kept, -100)), expected)
     x, y, model = draw(60, 2), torch.arange(60) % 3, nn.Linear(2, 3).double()
     options = {"structure": "last_layer_kron", "prior_precision": 1.0}
     some = ba.laplace(model, (x, y), likelihood=Even(), **options)
