@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -16,29 +16,29 @@ from torch import Tensor, nn
 
 from bayesadam.checks import check, is_positive
 from bayesadam.functional import empirical, kl
-from bayesadam.functional.inheritance import leave_out_derived
 from bayesadam.posterior import DiagonalGaussian
 
 
 class Prior(nn.Module, abc.ABC):
     """Base class of priors ``p(weights)``, each a product over weights.
 
-    A subclass must define :meth:`log_density`. One of another prior that defines it anew does not inherit what its
-    parent derived from its own density.
+    A subclass must define :meth:`log_density`. A closed form, :meth:`log_prob` or :meth:`kl_divergence`, belongs to the
+    class in whose body it is and is not inherited; a subclass with the same density may name that of its parent:
+    ``kl_divergence = GaussianPrior.kl_divergence``.
 
     Attributes:
-        closed_form: Whether the KL divergence of a Gaussian from this prior has a closed form, which the class then
-            defines as ``kl_divergence``.
+        closed_form: Whether the class defines :meth:`kl_divergence`, so that the KL divergence of a Gaussian from this
+            prior has a closed form.
     """
 
     closed_form: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        leave_out_derived(cls, Prior, ("log_density",), ("log_prob", "_log_prob", "kl_divergence", "_divergence"))
-        if "closed_form" not in vars(cls):
-            general = Prior.kl_divergence, Prior._divergence
-            cls.closed_form = (cls.kl_divergence, cls._divergence) != general
+        for name in ("log_prob", "kl_divergence"):
+            if name not in vars(cls):
+                setattr(cls, name, getattr(Prior, name))
+        cls.closed_form = cls.kl_divergence is not Prior.kl_divergence
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Prior(nn.Module, abc.ABC):
 
     def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
         """``log p`` of weights by name, summed over all weights; 0-d float64."""
-        return torch.stack([self._log_prob(value, name) for name, value in theta.items()]).sum()
+        return _total(self.log_density(value, name).sum(dtype=torch.float64) for name, value in theta.items())
 
     def kl_divergence(self, mean: Mapping[str, Tensor], std: Mapping[str, Tensor]) -> Tensor:
         """``KL(N(mean, std^2) || p)``, summed (not averaged) over all weights; 0-d float64.
@@ -63,18 +63,10 @@ class Prior(nn.Module, abc.ABC):
         Raises:
             ValueError: There is no closed form.
         """
-        if not self.closed_form:
-            raise ValueError(f"kl must be 'sampled' with a prior without a closed form, got {type(self).__name__}")
-        return torch.stack([self._divergence(mean[name], std[name], name) for name in mean]).sum()
+        raise ValueError(f"kl must be 'sampled' with a prior without a closed form, got {type(self).__name__}")
 
     def check(self, weights: Mapping[str, Tensor]) -> None:
         """Raise ``ValueError`` if the prior is not defined for these weights."""
-
-    def _log_prob(self, value: Tensor, name: str) -> Tensor:
-        return self.log_density(value, name).sum(dtype=torch.float64)
-
-    def _divergence(self, mean: Tensor, std: Tensor, name: str) -> Tensor:
-        raise NotImplementedError  # of a prior with a closed form
 
 
 class GaussianPrior(Prior):
@@ -98,8 +90,10 @@ class GaussianPrior(Prior):
         constant = 0.5 * (math.log(self.precision) - kl.LOG_2PI)
         return (value - self.mean).square() * (-0.5 * self.precision) + constant
 
-    def _divergence(self, mean: Tensor, std: Tensor, name: str) -> Tensor:
-        return kl.gaussian(mean, std, self.mean, -0.5 * math.log(self.precision))
+    def kl_divergence(self, mean: Mapping[str, Tensor], std: Mapping[str, Tensor]) -> Tensor:
+        """The divergence, as in the base class."""
+        log_std = -0.5 * math.log(self.precision)
+        return _total(kl.gaussian(mean[name], std[name], self.mean, log_std) for name in mean)
 
     def kl_divergence_from(self, sums: Tensor, count: int) -> Tensor:
         """:meth:`kl_divergence` computed from sums over all weights.
@@ -144,8 +138,9 @@ class ScaleMixturePrior(Prior):
         """Log density of every weight, as in the base class."""
         return torch.logaddexp(*kl.mixture_terms(value, self.pi, self.sigma1, self.sigma2))
 
-    def _log_prob(self, value: Tensor, name: str) -> Tensor:
-        return kl.scale_mixture_log_prob(value, self.pi, self.sigma1, self.sigma2)
+    def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
+        """Log density of all weights, as in the base class."""
+        return _total(kl.scale_mixture_log_prob(value, self.pi, self.sigma1, self.sigma2) for value in theta.values())
 
 
 class LearnedGaussianPrior(Prior):
@@ -172,8 +167,9 @@ class LearnedGaussianPrior(Prior):
         scaled = (value - self.mean) * (-self.log_std).exp()
         return -0.5 * scaled.square() - self.log_std - 0.5 * kl.LOG_2PI
 
-    def _divergence(self, mean: Tensor, std: Tensor, name: str) -> Tensor:
-        return kl.gaussian(mean, std, self.mean, self.log_std)
+    def kl_divergence(self, mean: Mapping[str, Tensor], std: Mapping[str, Tensor]) -> Tensor:
+        """The divergence, as in the base class."""
+        return _total(kl.gaussian(mean[name], std[name], self.mean, self.log_std) for name in mean)
 
 
 class EmpiricalGaussianPrior(Prior):
@@ -252,8 +248,9 @@ class PosteriorPrior(Prior):
         scaled = (value - mean) * (-log_std).exp()
         return -0.5 * scaled.square() - log_std - 0.5 * kl.LOG_2PI
 
-    def _divergence(self, mean: Tensor, std: Tensor, name: str) -> Tensor:
-        return kl.gaussian(mean, std, *self._moments(name))
+    def kl_divergence(self, mean: Mapping[str, Tensor], std: Mapping[str, Tensor]) -> Tensor:
+        """The divergence, as in the base class."""
+        return _total(kl.gaussian(mean[name], std[name], *self._moments(name)) for name in mean)
 
     def _moments(self, name: str) -> tuple[Tensor, Tensor]:
         number = self._names[name]
@@ -274,6 +271,10 @@ def as_prior(prior: float | Prior | DiagonalGaussian) -> Prior:
     if isinstance(prior, int | float) and not isinstance(prior, bool):
         return GaussianPrior(_positive("prior", prior))
     raise ValueError(f"prior must be a precision, one of bayesadam.priors or a DiagonalGaussian, got {prior!r}")
+
+
+def _total(terms: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(terms)).sum()
 
 
 def _positive(name: str, value: float) -> float:

@@ -133,35 +133,3 @@ def test_moments_by_draws():
     assert errors.abs().max() < 4.5
     assert abs(errors.std() - 1) < 0.3
     assert ((variance * (2 * z).exp() - 1) * (1024 / 8) ** 0.5).abs().max() < 6
-
-
-class Ignoring(ba.likelihoods.ClassificationLikelihood):
-    """Classes; rows with a negative target are ignored."""
-
-    def counted(self, target):
-        return target >= 0
-
-    def element_log_density(self, output, target):
-        return output.log_softmax(-1).gather(-1, target.clamp_min(0).unsqueeze(-1)).squeeze(-1)
-
-    def log_probs(self, output):
-        return output.log_softmax(-1)
-
-
-class Smoothed(ba.Categorical):
-    """Labels of which a tenth is spread over all classes."""
-
-    def log_density(self, output, target):
-        return 0.9 * super().log_density(output, target) + 0.1 * output.log_softmax(-1).mean(-1)
-
-
-def test_ignored_targets_are_left_out_of_the_loss():
-    output, target = draw(5, 3), torch.tensor([0, -1, 2, -1, 1])
-    kept = target >= 0
-    close(Ignoring().nll(output, target), -output.log_softmax(-1)[kept, target[kept]].mean())
-
-
-def test_an_own_density_is_the_loss():
-    output, target = draw(5, 3), torch.tensor([0, 1, 2, -100, 1])
-    kept = target >= 0
-    close(Smoothed().nll(output, target), -Smoothed().log_density(output[kept], target[kept]).mean())

@@ -1,12 +1,12 @@
-"""Likelihoods derived from shipped ones: nothing of the parent's density is left in a class with another one."""
+"""Likelihoods derived from shipped ones: a closed form is of its class alone, and a density goes with what is of it."""
 
 import pytest
 import torch
 from torch import nn
 
 import bayesadam as ba
-from bayesadam.population.batches import Batch
-from bayesadam.population.losses import Losses
+from bayesadam.likelihoods import Likelihood, RegressionLikelihood
+from bayesadam.likelihoods.base import CLOSED_FORMS, MOMENTS, OF_DISTRIBUTION
 from likelihoods.models import close
 from posterior.kinds import F64, draw
 
@@ -48,13 +48,6 @@ class Sure(ba.Categorical):
         return 0.5 * super().fisher_factor(output, target)
 
 
-class Later(Weighted):
-    """A subclass of a subclass that changes the density once more."""
-
-    def log_density(self, output, target):
-        return 2.0 * super().log_density(output, target)
-
-
 class ByMixin:
     """Weights of the classes, for any likelihood of classes."""
 
@@ -77,7 +70,7 @@ class ByDistribution(ba.Gaussian):
         return torch.distributions.Laplace(output, torch.ones_like(output), validate_args=False)
 
 
-class Logistic(ba.likelihoods.RegressionLikelihood):
+class Logistic(RegressionLikelihood):
     """Mean and variance, with a density that is not a Gaussian's."""
 
     def mean_and_log_variance(self, output):
@@ -103,12 +96,11 @@ def numbers(*shape):
 
 
 def counts(*shape):
-    return draw(*shape, 2), draw(*shape, 2, seed=1).abs().round()
+    return draw(*shape, 2), draw(*shape, 2, seed=1).abs().ceil()
 
 
 CASES = [
     (Weighted, classes),
-    (Later, classes),
     (Clipped, numbers),
     (Saturated, numbers),
     (Geometric, counts),
@@ -180,14 +172,13 @@ def test_own_ignored_targets_are_left_out_everywhere():
     output, target = classes(9)
     kept = target != 0
     close(Even().nll(output, target), -output.log_softmax(-1)[kept, target[kept]].mean())
-    x, model = draw(60, 2), nn.Linear(2, 3).double()
-    y = torch.arange(60) % 3
-    for structure in ("diagonal", "kron", "last_layer_kron"):
-        some = ba.laplace(model, (x, y), likelihood=Even(), structure=structure, prior_precision=1.0)
-        alone = ba.laplace(
-            model, (x[y != 0], y[y != 0]), likelihood=ba.Categorical(), structure=structure, prior_precision=1.0
-        )
-        close(some.marginal().variance["weight"], alone.marginal().variance["weight"], rtol=1e-9, atol=0.0)
+    expected = -Weighted().log_prob(output[kept], target[kept]).mean()
+    close(Weighted().nll(output, target.where(kept, -100)), expected)
+    x, y, model = draw(60, 2), torch.arange(60) % 3, nn.Linear(2, 3).double()
+    options = {"structure": "last_layer_kron", "prior_precision": 1.0}
+    some = ba.laplace(model, (x, y), likelihood=Even(), **options)
+    alone = ba.laplace(model, (x[y != 0], y[y != 0]), likelihood=ba.Categorical(), **options)
+    close(some.marginal().variance["weight"], alone.marginal().variance["weight"], rtol=1e-9, atol=0.0)
 
 
 def test_expectations_are_of_the_own_density():
@@ -210,41 +201,48 @@ def test_expectations_are_of_the_own_density():
     )
 
 
-def test_weights_of_classes_reach_laplace():
-    torch.manual_seed(0)
-    x, y = draw(60, 2), torch.arange(60) % 3
-    model = nn.Linear(2, 3).double()
-    q = ba.laplace(model, (x, y), likelihood=Weighted(), structure="full", prior_precision=1.0)
-    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-
-    def loss(values):
-        output = x @ values[:6].view(3, 2).mT + values[6:]
-        return -Weighted().log_prob(output, y).sum()
-
-    hessian = torch.autograd.functional.hessian(loss, weights)
-    close(q.covariance, torch.linalg.inv(hessian + torch.eye(9, **F64)), rtol=1e-9, atol=1e-9)
-
-
-def test_weights_of_classes_reach_populations():
-    models = [nn.Linear(2, 3).double() for _ in range(2)]
-    losses = Losses(models, [Weighted(), Weighted()])
-    theta, x, y = draw(2, 1, losses.layout.numel), draw(2, 6, 2, seed=1), torch.arange(12).reshape(2, 6) % 3
-    grads = losses.gradients(theta, Batch(x, y, None), None).grads
-    for member, model in enumerate(models):
-        nn.utils.vector_to_parameters(theta[member, 0], model.parameters())
-        loss = Weighted().nll(model(x[member]), y[member])
-        expected = torch.autograd.grad(loss, list(model.parameters()))
-        close(grads[member, 0], torch.cat([gradient.flatten() for gradient in expected]))
+SHIPPED = [
+    (ba.Gaussian, numbers, 1e-9),
+    (ba.HeteroscedasticGaussian, lambda n: (draw(n, 2), draw(n, 1, seed=1)), None),
+    (ba.Bernoulli, lambda n: (draw(n, 2), draw(n, 2, seed=1) > 0), 2e-3),
+    (ba.Categorical, classes, None),
+    (ba.likelihoods.Poisson, counts, 1e-9),
+    (ba.likelihoods.NegativeBinomial, counts, 1e-9),
+    (ba.likelihoods.StudentT, numbers, 1e-9),
+    (ba.likelihoods.LogNormal, counts, 1e-9),
+    (ba.likelihoods.Gamma, counts, 1e-9),
+]
+INFORMATION = (ba.likelihoods.NegativeBinomial, ba.likelihoods.StudentT, ba.likelihoods.Gamma)
 
 
-def test_a_subclass_with_the_parents_density_keeps_its_closed_forms():
-    class Named(ba.Gaussian):
-        def check(self, output, target):
-            super().check(output, target)
+def dense(factors):
+    return torch.stack([torch.block_diag(*(block @ block.mT for block in blocks)) for blocks in factors])
 
-    class Written(ba.Gaussian, same_density=True):
-        def element_log_density(self, output, target):
-            return super().element_log_density(output, target)
 
-    for name in ("score", "fisher_factor", "expected_log_density", "rescaled", "tempered"):
-        assert getattr(Named, name) is getattr(Written, name) is getattr(ba.Gaussian, name)
+@pytest.mark.parametrize(("make", "data", "error"), SHIPPED)
+def test_a_subclass_that_changes_nothing_has_the_same_numbers_by_the_general_way(make, data, error):
+    plain, derived = make().double(), type("Derived", (make,), {})().double()
+    output, target = data(5)
+    for name in CLOSED_FORMS:
+        general = [getattr(parent, name) for parent in (RegressionLikelihood, Likelihood) if issubclass(make, parent)]
+        assert getattr(type(derived), name) in general
+    for name in ("log_prob", "nll", "score"):
+        close(getattr(derived, name)(output, target), getattr(plain, name)(output, target))
+    for name in OF_DISTRIBUTION | MOMENTS:
+        assert derived.defines(name) == plain.defines(name)
+    if make not in INFORMATION:  # whose second derivatives at the targets are others
+        close(*(dense(each.fisher_factor(output, target)) for each in (derived, plain)))
+    for name in ("expected_log_density", "log_expected_density") if error else ():
+        expected = getattr(plain, name)(output, torch.full_like(output, 0.3), target)
+        close(getattr(derived, name)(output, torch.full_like(output, 0.3), target), expected, rtol=error, atol=error)
+
+
+def test_a_closed_form_of_the_parent_can_be_named():
+    class Written(ba.Gaussian):
+        score = ba.Gaussian.score
+
+    class Scored:
+        score = ba.Gaussian.score
+
+    assert Written.score is type("Mixed", (Scored, ba.Gaussian), {}).score is ba.Gaussian.score
+    assert type("Later", (Written,), {}).score is Likelihood.score

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from typing import Any, ClassVar
 
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
 from bayesadam.functional.generators import seeded
-from bayesadam.functional.inheritance import leave_out_derived
+from bayesadam.functional.moments.quadrature import gauss_hermite
 from bayesadam.likelihoods import fallbacks
+from bayesadam.likelihoods.adaptive import Function, log_expectation
 from bayesadam.likelihoods.parameters import (
     check_densities,
     check_every_axis,
@@ -25,23 +27,20 @@ from bayesadam.likelihoods.parameters import (
 DRAWS = 1024
 """Number of draws from which mean and variance of the target are estimated if only ``sample`` is defined."""
 
-DENSITY, MOMENTS = ("log_density", "element_log_density", "distribution"), ("mean_and_log_variance", "log_probs")
-"""Methods that say what the density is: directly, and by what an abstract class makes a density of."""
-OF_DENSITY = (
-    *DENSITY,
-    "nll",
-    "moments",
-    "sample",
-    "cdf",
-    "score",
-    "fisher_factor",
-    "fisher_sum",
-    "under_gaussian",
-    "expected_log_density",
-    "log_expected_density",
-    "rescaled",
-)
-"""Methods that are of one density, besides ``tempered``."""
+NODES = 32
+"""Number of quadrature nodes per output for an expected log density."""
+
+DENSITY = {"log_density", "element_log_density", "distribution"}
+"""Methods that say what the distribution is."""
+
+MOMENTS = {"mean_and_log_variance", "log_probs"}
+"""Methods by which the subclasses of an abstract class say it."""
+
+OF_DISTRIBUTION = {*DENSITY, "moments", "sample", "cdf", "under_gaussian", "rescaled", "tempered"}
+"""Methods of one distribution: a class that says what another one is inherits none of them."""
+
+CLOSED_FORMS = {"score", "fisher_factor", "fisher_sum", "expected_log_density", "log_expected_density"}
+"""Methods that hold for the class alone that defines them; every other class has the general way."""
 
 
 class MissingCapabilityError(ValueError):
@@ -83,33 +82,37 @@ class Likelihood(nn.Module):
 
     A missing capability raises :class:`MissingCapabilityError`, a ``ValueError``.
 
-    A subclass of a likelihood, or a mixin, may define another density, for instance with weights of the classes. The
-    closed forms of its parent are then those of another likelihood and are not inherited: what is not defined with the
-    density is the fallback. ``class Mine(Gaussian, same_density=True)`` inherits all, for another form of the same
-    density.
+    Closed forms (``score``, ``fisher_factor``, ``fisher_sum``, ``expected_log_density`` and ``log_expected_density``)
+    belong to the class in whose body they are. They are not inherited: a subclass that does not define one itself, or
+    by a mixin, has the fallback, or the definition of an abstract class such as :class:`RegressionLikelihood`. It may
+    name that of its parent: ``score = Gaussian.score``. All else is inherited, unless the subclass defines the density
+    (for instance with weights of the classes): then it also defines what it has of ``distribution``, ``moments``,
+    ``sample``, ``cdf``, ``under_gaussian``, ``rescaled`` and ``tempered``.
 
     Attributes:
         outputs_per_target: Number of network outputs for each of the targets of a data point.
         discrete: Whether targets, and so their quantiles, are integers.
         calibrated: Whether its temperature was found on held-out rows, by :func:`bayesadam.calibrate` or
             :func:`bayesadam.tune_posterior`.
-        of_density: Names of the methods that a subclass with another density does not inherit.
     """
 
     outputs_per_target: ClassVar[int] = 1
     discrete: ClassVar[bool] = False
     calibrated: bool = False
-    of_density: ClassVar[tuple[str, ...]] = (*OF_DENSITY, "tempered")
 
-    def __init_subclass__(cls, *, same_density: bool = False, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if not same_density:
-            derived = cls.of_density
-            # The density itself is first: beside it, what an abstract class makes of moments does not hold.
-            leave_out_derived(cls, Likelihood, DENSITY, derived, abstract=False)
-            leave_out_derived(cls, Likelihood, MOMENTS, derived)
-            leave_out_derived(cls, Likelihood, ("fisher_factor",), ("fisher_sum",))
-            leave_out_derived(cls, Likelihood, ("counted",), ("nll", "fisher_sum"))
+        place = next(place for place, parent in enumerate(cls.__mro__) if place and issubclass(parent, Likelihood))
+        body = {name for part in cls.__mro__[:place] for name in vars(part)}  # with mixins
+        names = CLOSED_FORMS - body
+        if body & (DENSITY | MOMENTS):
+            names |= OF_DISTRIBUTION - body
+        general: Any = next(p for p in cls.__mro__[place:] if p is Likelihood or inspect.isabstract(p))
+        given = cls if "distribution" not in names else Likelihood if body & DENSITY else general
+        if general.distribution not in (Likelihood.distribution, given.distribution):
+            general = Likelihood  # what an abstract class makes of moments is of its own distribution alone
+        for name in names:
+            setattr(cls, name, getattr(general, name))
 
     def __init__(self) -> None:
         super().__init__()
@@ -297,7 +300,7 @@ class Likelihood(nn.Module):
 
         Each axis of the target may also be of size 1, and then broadcasts.
         """
-        return fallbacks.score(self, output, target)
+        return fallbacks.score(self.log_density, output, target)
 
     def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
         """The curvature of ``-log p(y | output)`` in the output, as a block-diagonal factor, without a graph.
@@ -319,7 +322,7 @@ class Likelihood(nn.Module):
             The factor, ``(N, P, K, R)``; the fallback has one block per data point. It is zero for densities that are
             piecewise linear in the output, which a Laplace approximation therefore refuses.
         """
-        return fallbacks.observed_factor(self, output, target)
+        return fallbacks.observed_factor(self.log_density, output, target)
 
     def fisher_sum(self, output: Tensor, target: Tensor) -> Tensor:
         """The sum of ``S S'`` over all blocks of all examples, see :meth:`fisher_factor`: ``(K, K)`` in float64.
@@ -327,7 +330,7 @@ class Likelihood(nn.Module):
         A likelihood of many classes defines it if the sum can be formed without the block of any single example; then
         ignored targets (see :meth:`counted`) must add nothing.
         """
-        return fallbacks.fisher_sum(self, output, target)
+        return fallbacks.fisher_sum(self.fisher_factor, output, target)
 
     # Moment propagation.
 
@@ -348,8 +351,12 @@ class Likelihood(nn.Module):
             mean: Means of the outputs, ``(N, ...)``.
             variance: Variances of the outputs, of the same shape.
             target: Targets that were checked before.
+
+        The fallback is less accurate where the log density bends within a small part of the Gaussian: for Student's t
+        with 4 degrees of freedom the error was 0.2 at a scale of 0.05 standard deviations, near the mean.
         """
-        return fallbacks.expected_log_density(self, mean, variance, target)
+        terms, total = self._by_element("expected_log_density", mean, target)
+        return total(gauss_hermite(terms, mean, variance, NODES)[0])
 
     def log_expected_density(
         self, mean: Tensor, variance: Tensor, target: Tensor, covariance: Tensor | None = None
@@ -363,7 +370,28 @@ class Likelihood(nn.Module):
             covariance: Covariance of the outputs of every data point, ``(N, D, D)``, if known. Likelihoods that cannot
                 use it treat outputs as independent.
         """
-        return fallbacks.log_expected_density(self, mean, variance, target)
+        terms, total = self._by_element("log_expected_density", mean, target)
+        return total(log_expectation(terms, mean, variance))
+
+    def _by_element(self, capability: str, mean: Tensor, target: Tensor) -> tuple[Function, Function]:
+        """Log densities as an element-wise function of the outputs, and a function that sums them over those of a data
+        point.
+        """
+        if self.defines("element_log_density"):
+
+            def total(values: Tensor) -> Tensor:
+                check_terms("element_log_density", values.shape, target)
+                return check_densities(summed(values, target), mean, target)
+
+            return lambda output: self.element_log_density(output, target), total
+        with torch.no_grad():
+            shape = self.log_density(mean, target).shape
+        if shape.numel() != mean.numel():
+            raise self.missing(f"{capability} or element_log_density")
+        return (
+            lambda output: self.log_density(output, target).view(output.shape),
+            lambda values: values.view(shape),
+        )
 
     def _distribution(self, capability: str, output: Tensor) -> Distribution:
         if not self.defines("distribution"):

@@ -14,7 +14,7 @@ from torch.nn import functional
 from bayesadam.functional import moments as maps
 from bayesadam.functional.outputs import log_softmax, logistic_scale, softmax_factor
 from bayesadam.likelihoods.adaptive import log_expectation
-from bayesadam.likelihoods.base import OF_DENSITY, Likelihood
+from bayesadam.likelihoods.base import Likelihood
 from bayesadam.likelihoods.parameters import (
     check_classes,
     check_every_axis,
@@ -35,8 +35,6 @@ IGNORED = -100
 
 class ClassificationLikelihood(Likelihood, abc.ABC):
     """Base class of distributions over classes given logits; predictions are then class probabilities."""
-
-    of_density = OF_DENSITY  # a temperature divides the logits of any density
 
     @abc.abstractmethod
     def log_probs(self, output: Tensor) -> Tensor:
@@ -153,6 +151,8 @@ class Categorical(ClassificationLikelihood):
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean negative log-likelihood over the data points that are not ignored: the training loss, 0-d."""
+        if type(self) is not Categorical:  # whose density or ignored targets may be others
+            return super().nll(output, target)
         self.check(output, target.where(target != IGNORED, 0))
         check_every_axis(output.shape[:-1], output, target)
         labels = target.long().reshape(-1)

@@ -85,7 +85,7 @@ class RegressionLikelihood(Likelihood, abc.ABC):
         return maps.gaussian_log_prob(target - center, total)
 
 
-class Gaussian(RegressionLikelihood, same_density=True):
+class Gaussian(RegressionLikelihood):
     """Gaussian likelihood ``N(output, 1 / noise_precision)``.
 
     Args:
@@ -123,6 +123,8 @@ class Gaussian(RegressionLikelihood, same_density=True):
                 f"noise_precision must be one number or one per output, got {tuple(log_variance.shape)} of them "
                 f"for outputs {tuple(output.shape)}"
             ) from None
+
+    distribution = RegressionLikelihood.distribution  # the terms below are of this one
 
     def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
         """Log density of every output."""
@@ -208,7 +210,7 @@ INHERITED = ("element_log_density", "expected_log_density")
 """Capabilities that a tempered likelihood has only if its base has them."""
 
 
-class TemperedRegression(RegressionLikelihood, same_density=True):
+class TemperedRegression(RegressionLikelihood):
     """A Gaussian likelihood with the variance of its noise multiplied by a temperature, which is a buffer.
 
     Args:
@@ -249,6 +251,8 @@ class TemperedRegression(RegressionLikelihood, same_density=True):
         """The moments of ``base``, with the log of the temperature added to the log variance."""
         center, spread, log_noise = self.base.under_gaussian(mean, variance)
         return center, spread, log_noise + self.log_temperature.to(log_noise)
+
+    distribution = RegressionLikelihood.distribution  # the terms below are of this one
 
     def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
         """Log density of every output, if ``base`` has it."""
