@@ -13,9 +13,10 @@ import bayesadam as ba
 
 PACKAGE = Path(ba.__file__).parent
 ROOT = Path(__file__).parents[1]
-CONTRIBUTING = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 ROW = re.compile(r"^\| `([^`]+)` \| .* \| (.*) \|$", re.M)
-TABLE = {name.rstrip("/").removesuffix(".py"): imported for name, imported in ROW.findall(CONTRIBUTING)}
+TABLE = {name.rstrip("/").removesuffix(".py"): imported for name, imported in ROW.findall(ARCHITECTURE)}
 """What each layer imports, in the order of the layers."""
 LAYERS = list(TABLE)
 SECTIONS = re.findall(r"^\*\*`(\w+)/`\*\*: (.*?)(?=^\*\*`|^## )", CONTRIBUTING, re.M | re.S)
