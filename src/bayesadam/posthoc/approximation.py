@@ -393,10 +393,10 @@ def _go_through(
     with progress_bar("fitting the curvature", length(data, batch_size), progress, shown=shown) as advance:
         for rows, target in _rows_that_count(network.likelihood, data, batch_size):
             rows, target = rows.on(device), placed(target, device)
-            output = total.add(rows, target)
+            hessians = total.add(rows, target)
             if not sums:
-                warn_of_probabilities(network.model, network.likelihood, output)
-            sums.append(network.log_likelihood(output, target))
+                warn_of_probabilities(network.model, network.likelihood, hessians.output)
+            sums.append(hessians.log_likelihood())
             advance()
     log_likelihood, count = torch.stack(sums).sum(0).tolist() if sums else (0.0, 0)
     if not math.isfinite(log_likelihood):

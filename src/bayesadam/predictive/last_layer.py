@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bayesadam.functional.calls import first_argument
+from bayesadam.functional.calls import first_argument, version_of
 from bayesadam.functional.curvature import precision
 from bayesadam.moments.last_layer import is_plain_linear
-from bayesadam.moments.observer import version_of
 from bayesadam.posterior import NetworkDistribution, PartialGaussian
 from bayesadam.posterior.calls import Output, call
 from bayesadam.posterior.gaussian import GaussianPosterior
