@@ -191,7 +191,7 @@ def warn_of_noise(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> No
             f"{times:.2g} times too {size} on the data given, so that intervals are wrong. Find the noise with "
             "held-out data first: likelihood = bayesadam.calibrate(model, held_out, likelihood=likelihood)",
             UserWarning,
-            stacklevel=7,  # the caller of laplace and badam, which are inside of a decorator of torch, as this function is
+            stacklevel=7,  # the caller of laplace and badam, which are in a decorator of torch, as this function is
         )
 
 

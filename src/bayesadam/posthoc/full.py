@@ -37,8 +37,8 @@ class FullSum:
             output = self.network(rows.batch)
         hessians = Hessians(self.network, output, target)
         if parts := hessians.parts(rows):
-            for part in parts:
-                self.add(*part)
+            for divided in parts:
+                self.add(*divided)
             return hessians
         vectors = torch.stack([*hessians.columns()[0]], dim=1)
         step = max(1, CHUNK // (vectors.shape[1] * len(self.matrix)))

@@ -25,14 +25,6 @@ class Call(NamedTuple):
     leaf: Tensor
     returned: Tensor
 
-    def gives(self, output: Tensor) -> bool:
-        """Whether the network's output is the layer's, which nothing has changed in place since."""
-        return output is self.returned and output._version == 0
-
-    def shows(self, output: Tensor) -> bool:
-        """Whether the network's output is the layer's or a view of it, which nothing has changed in place since."""
-        return (output is self.returned or output._base is self.returned) and output._version == 0
-
 
 class LastLayer(abc.ABC):
     """Follows the forward passes of a network to one linear layer, and differentiates the layers after it.
@@ -108,14 +100,15 @@ class LastLayer(abc.ABC):
             )
         call = self._calls.pop()
         hessians = Hessians(self.network, output, target)
-        gives = call.gives(output) and hessians.are_blocks  # positions are separate blocks
+        unchanged = output._version == 0
+        gives = unchanged and output is call.returned and hessians.are_blocks  # positions are separate blocks
         if self.needs_factor or not gives:
             if parts := hessians.parts(rows):
                 for part in parts:
                     self.add(*part)
                 return hessians
         self._collect(call, output, hessians, gives=gives)
-        if not call.shows(output):
+        if not (unchanged and (output is call.returned or output._base is call.returned)):
             self.gives_outputs = False
             if not self._is_named:
                 self._check_is_last(output)

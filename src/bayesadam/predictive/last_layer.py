@@ -78,9 +78,8 @@ def last_layer_outputs(
             return None
         put(None)  # the posterior may be made of the model's own tensors
         features = joined([part for part, _ in parts], "features")
-        samples = outputs_at_weights(
-            features, layer, cast(GaussianPosterior, posterior), posterior.match(model), how.mc_samples, how.seed
-        )
+        gaussian = cast("GaussianPosterior", posterior)
+        samples = outputs_at_weights(features, layer, gaussian, gaussian.match(model), how.mc_samples, how.seed)
         return functional.linear(features, layer.weight, layer.bias), samples
 
 
