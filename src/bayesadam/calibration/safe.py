@@ -141,7 +141,7 @@ class Watched:
         self, posterior: GaussianPosterior, data: Data
     ) -> tuple[Tensor, Tensor, Callable[[float], Tensor]] | None:
         """Return the network's outputs, the targets, and the function of :meth:`_scorer`; None unless the posterior is
-        that of a layer which gives the outputs.
+        that of a layer which gives the outputs, and whose weights the layers before it do not use.
 
         The outputs are linear in its weights, so that one pass of the network is enough for all widths.
         """
@@ -151,13 +151,14 @@ class Watched:
         parameters = dict(self._model.named_parameters())
         layer, device = self._model.get_submodule(told["last_layer"]), next(iter(parameters.values())).device
         assert isinstance(layer, nn.Linear)
-        passes = []
+        passes: list[tuple[Tensor, Tensor, Tensor]] = []
         with in_eval_mode(self._model), followed(self._model, layer, self._options["output"]) as run:
             for rows, target in batches_of_rows(data, device, self._options["batch_size"]):
-                features, outputs = run(rows)
-                if features is None:
+                with torch.set_grad_enabled(not passes):
+                    features, outputs = run(rows)
+                if features is None or (not passes and _depends(features, layer)):
                     return None
-                passes.append((features, outputs, target))
+                passes.append((features.detach(), outputs.detach(), target))
         features, center, target = map(torch.cat, zip(*passes, strict=True))
         samples = outputs_at_weights(features, layer, posterior, parameters, SAMPLES)
         counted = self._likelihood.counted(target)
@@ -171,6 +172,15 @@ class Watched:
             return score if counted is None else score[counted]
 
         return center, target, at
+
+
+def _depends(features: Tensor, layer: nn.Linear) -> bool:
+    """Whether the inputs of a layer depend on its weights, by their graph."""
+    if not features.requires_grad:
+        return False
+    with torch.enable_grad():
+        gradients = torch.autograd.grad(features.sum(), [*layer.parameters()], allow_unused=True)
+    return any(gradient is not None for gradient in gradients)
 
 
 @torch.no_grad()

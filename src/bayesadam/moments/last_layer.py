@@ -283,8 +283,10 @@ def _chosen(model: nn.Module, name: str | None) -> str:
 
 def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a module is a linear layer whose weight and bias are parameters and not computed from other tensors."""
-    own = {key for key, _ in module.named_parameters()}
-    return computes_as(module, nn.Linear) and "weight" in own and own <= {"weight", "bias"}
+    if not computes_as(module, nn.Linear):
+        return False
+    names = dict(module.named_parameters()).keys()
+    return "weight" in names and names <= {"weight", "bias"}
 
 
 def own_parameters(model: nn.Module, layer: str) -> dict[str, nn.Parameter]:
