@@ -23,7 +23,7 @@ class Network(nn.Module):
     def __init__(self, change=lambda network, z: z):
         super().__init__()
         torch.manual_seed(0)
-        self.body, self.head = nn.Linear(3, 3), nn.Linear(4, 2)
+        self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
         self.change, self.passes = change, 0
 
     def forward(self, x):
