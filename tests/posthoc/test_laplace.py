@@ -106,15 +106,15 @@ class TestCurvature:
     def test_memory_is_bounded_for_any_number_of_outputs(self, name, structure, curvature, references, monkeypatch):
         """The factors of the Hessians of several rows never take more than the limit; the result is the same."""
         model, x, y, likelihood = case(name)
-        largest, factor = 0, network_module.Network.factor
+        largest, factor = 0, network_module.Hessians.factor
 
-        def watched(network, output, target):
+        def watched(hessians, count=None):
             nonlocal largest
-            found = factor(network, output, target)
-            largest = max(largest, found.numel() if len(output) > 1 else 0)
-            return found
+            result = factor(hessians, count)
+            largest = max(largest, result.numel() if len(result) > 1 else 0)
+            return result
 
-        monkeypatch.setattr(network_module.Network, "factor", watched)
+        monkeypatch.setattr(network_module.Hessians, "factor", watched)
         monkeypatch.setattr(network_module, "FACTOR_BYTES", 400)
         options = {"likelihood": likelihood, "structure": structure, "curvature": curvature}
         found = values(LaplaceApproximation(model, (x, y), **options))

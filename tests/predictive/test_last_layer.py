@@ -9,6 +9,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
+from bayesadam.calibration.safe import Watched
 from bayesadam.posterior import PartialGaussian
 from bayesadam.predictive.how import How
 from bayesadam.predictive.monte_carlo import outputs_at_samples
@@ -97,29 +98,48 @@ def test_outputs_that_are_not_those_of_the_layer(change):
     torch.testing.assert_close(predicted(network, q).log_probs, by_passes(network, q).log_softmax(-1))
 
 
-def test_a_body_that_uses_the_weights_of_the_layer():
-    class Tied(Network):
-        def forward(self, x):
-            return self.head(self.body(x) * self.head.weight[0])
+class Tied(Network):
+    def forward(self, x):
+        self.passes += 1
+        return self.head(self.body(x) * self.head.weight[0])
 
+
+def test_a_body_that_uses_the_weights_of_the_layer():
     network = Tied()
     q = posterior(network)
     torch.testing.assert_close(predicted(network, q).log_probs, by_passes(network, q).log_softmax(-1))
 
 
-def test_the_width_is_found_with_one_pass_of_the_body(monkeypatch):
+def partly_ignored(outputs):
+    return outputs.argmax(-1).index_fill(0, torch.tensor([0, 5]), -100)
+
+
+WIDTHS = {
+    "classes": (Network, ba.Categorical(), lambda outputs: outputs.argmax(-1), 3),
+    "ignored": (Network, ba.Categorical(), partly_ignored, 3),
+    "regression": (Network, ba.Gaussian(9.0), lambda outputs: outputs + 0.3 * torch.ones_like(outputs).bernoulli_(), 3),
+    "tied": (Tied, ba.Categorical(), lambda outputs: outputs.argmax(-1), None),
+}
+
+
+@pytest.mark.parametrize("kind", list(WIDTHS))
+@pytest.mark.parametrize("structure", ["last_layer", "last_layer_kron"])
+def test_the_width_is_found_with_one_pass_of_the_body(kind, structure, monkeypatch):
     """The search for the harmless width gives what it gave by passes at every width."""
+    make, likelihood, targets, most = WIDTHS[kind]
 
     def fitted():
-        network = Network()
+        torch.manual_seed(0)
+        network = make()
         with torch.no_grad():
             network.head.weight.mul_(20.0)  # sure of itself, so that noise does harm
-            y = network(X).argmax(-1)
+            y = targets(network(X))
         network.passes = 0
-        q = ba.laplace(network, (X, y), likelihood=ba.Categorical(), structure="last_layer")
+        q = ba.laplace(network, (X, y), likelihood=likelihood, structure=structure)
         return q.hyperparameters["scaled"], network.passes
 
     scale, passes = fitted()
+    monkeypatch.setattr(Watched, "_at_last_layer", lambda self, posterior, data: None)
     monkeypatch.setattr(sys.modules["bayesadam.predictive.predict"], "random_layer", lambda model, posterior: None)
     assert fitted()[0] == scale < 1.0
-    assert passes <= 6  # two to fit, one at the mean, and one with the check
+    assert most is None or passes == most  # two to fit, and one for all widths

@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.calibration.held_out import HeldOut, Scored, mean
+from bayesadam.calibration.held_out import HeldOut, mean
 from bayesadam.likelihoods import Likelihood, RegressionLikelihood
-from bayesadam.posterior.gaussian import Self
-from bayesadam.predictive.pairs import Data, Remembered, evenly
+from bayesadam.posterior.gaussian import GaussianPosterior, Self
+from bayesadam.predictive.base import log_mean_exp
+from bayesadam.predictive.batches import in_eval_mode
+from bayesadam.predictive.last_layer import followed, outputs_at_weights
+from bayesadam.predictive.pairs import Data, Remembered, batches_of_rows, evenly
 
 SAFE = "safe"
 """Value of ``prior_precision`` that stands for 1, followed by a reduction to the largest harmless width."""
@@ -69,7 +72,7 @@ class Watched:
         self.data = data if isinstance(data, tuple) else Remembered(data, ROWS)
         self._model = model
         self._likelihood = likelihood
-        self._options = {"output": output, "batch_size": batch_size, "mc_samples": SAMPLES}
+        self._options: dict[str, Any] = {"output": output, "batch_size": batch_size}
 
     def harmless(self, posterior: Self) -> Self:
         """Multiply the posterior's standard deviations by the largest factor up to 1 that does no harm.
@@ -79,15 +82,12 @@ class Watched:
         trained on, noise hardly ever lowers the score, so the factor is smaller than on held-out rows: too small for
         the best predictions, but harmless.
         """
-        rows = self._rows()
-        own = rows.scored(posterior, method="mean")
-        warn_of_noise(own, self._likelihood)
-        least = mean(own(self._likelihood))
-        at = rows.at_widths(posterior)
+        at = self._scorer(posterior)
+        least = mean(at(0.0))
 
         def harms(factor: float) -> bool:
             nonlocal least
-            score = mean(at(factor)(self._likelihood))
+            score = mean(at(factor))
             least = min(least, score)
             return not score <= least + RISE
 
@@ -102,11 +102,8 @@ class Watched:
 
     def warn_of_harm(self, posterior: Self) -> None:
         """Warn if the posterior's score of the rows is clearly worse than the network's."""
-        rows = self._rows()
-        network = rows.scored(posterior, method="mean")
-        warn_of_noise(network, self._likelihood)
-        own = network(self._likelihood)
-        wide = rows.scored(posterior)(self._likelihood)
+        at = self._scorer(posterior)
+        own, wide = at(0.0), at(1.0)
         rise = wide - own
         error = rise.std().item() / math.sqrt(len(rise)) if len(rise) > 1 else 0.0
         if not rise.mean().item() <= HARM + 2.0 * error:
@@ -118,22 +115,85 @@ class Watched:
                 stacklevel=3,
             )
 
-    def _rows(self) -> HeldOut:
-        """Return some rows of the data; for a loader, the rows that were kept."""
+    def _scorer(self, posterior: GaussianPosterior) -> Callable[[float], Tensor]:
+        """Return a function of a factor of the standard deviations that gives ``-log p`` of some rows of the data, in
+        nats and float64; for a factor of 0 they are those of the network itself.
+
+        For a loader they are the rows that were kept.
+        """
         data = self.data.first() if isinstance(self.data, Remembered) else evenly(self.data, ROWS)
-        return HeldOut(self._model, data, self._likelihood, **self._options)
+        at_layer = self._at_last_layer(posterior, data)
+        if at_layer is not None:
+            center, target, at = at_layer
+        else:
+            rows = HeldOut(self._model, data, self._likelihood, mc_samples=SAMPLES, **self._options)
+            network, scored = rows.scored(posterior, method="mean"), rows.at_widths(posterior)
+            center, target = network.run.outputs[0], rows.target
+
+            def at(factor: float) -> Tensor:
+                return (scored(factor) if factor else network)(self._likelihood)
+
+        warn_of_noise(self._likelihood, center, target)
+        return at
+
+    @torch.no_grad()
+    def _at_last_layer(
+        self, posterior: GaussianPosterior, data: Data
+    ) -> tuple[Tensor, Tensor, Callable[[float], Tensor]] | None:
+        """Return the network's outputs, the targets, and the function of :meth:`_scorer`; None unless the posterior is
+        that of a layer which gives the outputs, and whose weights the layers before it do not use.
+
+        The outputs are linear in its weights, so that one pass of the network is enough for all widths.
+        """
+        told = posterior.hyperparameters
+        if not told.get("gives_outputs"):
+            return None
+        parameters = dict(self._model.named_parameters())
+        layer, device = self._model.get_submodule(told["last_layer"]), next(iter(parameters.values())).device
+        assert isinstance(layer, nn.Linear)
+        passes: list[tuple[Tensor, Tensor, Tensor]] = []
+        with in_eval_mode(self._model), followed(self._model, layer, self._options["output"]) as run:
+            for rows, target in batches_of_rows(data, device, self._options["batch_size"]):
+                with torch.set_grad_enabled(not passes):
+                    features, outputs = run(rows)
+                if features is None or (not passes and _depends(features, layer)):
+                    return None
+                passes.append((features.detach(), outputs.detach(), target))
+        features, center, target = map(torch.cat, zip(*passes, strict=True))
+        samples = outputs_at_weights(features, layer, posterior, parameters, SAMPLES)
+        counted = self._likelihood.counted(target)
+        target = (target if counted is None else target.where(counted, 0)).to(center.device)
+        wide = torch.promote_types(center.dtype, torch.float32)
+
+        @torch.no_grad()
+        def at(factor: float) -> Tensor:
+            outputs = torch.lerp(center, samples, factor).to(wide)
+            score = -log_mean_exp(self._likelihood.log_density(outputs, target)).double()
+            return score if counted is None else score[counted]
+
+        return center, target, at
 
 
-def warn_of_noise(network: Scored, likelihood: Likelihood) -> None:
+def _depends(features: Tensor, layer: nn.Linear) -> bool:
+    """Whether the inputs of a layer depend on its weights, by their graph."""
+    if not features.requires_grad:
+        return False
+    with torch.enable_grad():
+        gradients = torch.autograd.grad(features.sum(), [*layer.parameters()], allow_unused=True)
+    return any(gradient is not None for gradient in gradients)
+
+
+@torch.no_grad()
+def warn_of_noise(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> None:
     """Warn if the noise of a regression is not of the size of the residuals, for its intervals are wrong then.
 
     Residuals of training rows are too small if the network overfits, so noise that was found on held-out rows is right.
     """
     if likelihood.calibrated or not isinstance(likelihood, RegressionLikelihood):
         return
-    prediction: Any = network.run(likelihood)
-    residual = network.target.to(prediction.device) - prediction.mean
-    ratio = (residual.square() / prediction.aleatoric).double().mean().sqrt().item()
+    mean, log_variance = likelihood.mean_and_log_variance(outputs)
+    residual = target.to(mean.device) - mean
+    ratio = (residual.square() / log_variance.exp()).double().mean().sqrt().item()
     if not 1.0 / NOISE <= ratio <= NOISE:
         times, size = (1.0 / ratio if ratio else math.inf, "large") if ratio < 1.0 else (ratio, "small")
         warnings.warn(
@@ -141,7 +201,7 @@ def warn_of_noise(network: Scored, likelihood: Likelihood) -> None:
             f"{times:.2g} times too {size} on the data given, so that intervals are wrong. Find the noise with "
             "held-out data first: likelihood = bayesadam.calibrate(model, held_out, likelihood=likelihood)",
             UserWarning,
-            stacklevel=5,  # the caller of laplace and badam, which are inside of a decorator of torch
+            stacklevel=7,  # the caller of laplace and badam, which are in a decorator of torch, as this function is
         )
 
 

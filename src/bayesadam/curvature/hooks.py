@@ -7,14 +7,11 @@ of the model they do nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
-from bayesadam.curvature.passes import Pass
-
-if TYPE_CHECKING:
-    from bayesadam.curvature.collector import Collector
+from bayesadam.curvature.passes import Follower, Pass
 
 
 class Hook:
@@ -28,7 +25,7 @@ class Hook:
 
     def __init__(
         self,
-        collector: Callable[[], Collector | None] = lambda: None,
+        collector: Callable[[], Follower | None] = lambda: None,
         method: Callable[..., Any] | None = None,
         *about: Any,
     ) -> None:
@@ -48,7 +45,7 @@ class Hook:
 class Counts:
     """Hook for a backward pass that reaches the outputs of the model."""
 
-    def __init__(self, collector: Callable[[], Collector | None], during: Pass) -> None:
+    def __init__(self, collector: Callable[[], Follower | None], during: Pass) -> None:
         self.reference = collector
         self.during = during
 

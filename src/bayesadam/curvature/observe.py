@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function
 
+from bayesadam.curvature.passes import Call
 from bayesadam.functional.autocast import without_autocast
-
-if TYPE_CHECKING:
-    from bayesadam.curvature.passes import Call
 
 
 def observed(call: Call, outputs: Sequence[Tensor], saved: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,6 @@ from torch.autograd.graph import get_gradient_edge
 
 from bayesadam.curvature.layers import Sink
 from bayesadam.curvature.totals import Scratch, Total
-
-if TYPE_CHECKING:
-    from bayesadam.curvature.collector import Collector
 
 
 @dataclass(eq=False)
@@ -124,7 +121,7 @@ class Call:
     unit: Unit
     during: Pass
     names: tuple[str, ...]
-    collector: Callable[[], Collector | None]
+    collector: Callable[[], Follower | None]
     context: Any = None
     inputs: tuple[Tensor, ...] = ()
     grads: tuple[Tensor | None, ...] = ()
@@ -166,6 +163,23 @@ class Call:
         finally:
             if not self.kept:
                 self.inputs, self.grads = (), ()
+
+
+class Follower(Protocol):
+    """What calls and hooks need of the collector that they report to."""
+
+    generation: int
+    paused: bool
+    positions: dict[str, bool]
+
+    def follows(self, during: Pass) -> bool:
+        """Whether the backward pass that is running through a forward pass is one for the gradients of parameters."""
+
+    def arrive(self, during: Pass) -> None:
+        """Record that a backward pass has reached a forward pass."""
+
+    def take(self, call: Call, *, sums: bool) -> dict[str, Tensor]:
+        """Square the call's per-example gradients; return their sums by name, if they are requested."""
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

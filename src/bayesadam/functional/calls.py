@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -38,6 +39,11 @@ def has_own_forward(module: nn.Module) -> bool:
 def first_argument(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The first argument of a call, which may have been given by its name, as ``layer(input=x)``."""
     return args[0] if args else next(iter(kwargs.values()))
+
+
+def version_of(tensor: Tensor) -> int:
+    """The number of changes in place so far; 0 in inference mode and in compiled code, where they are not counted."""
+    return 0 if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
 
 
 def call_with(module: nn.Module, values: Mapping[str, Tensor], args: Any, kwargs: dict[str, Any] | None = None) -> Any:

@@ -17,11 +17,11 @@ from bayesadam.bayes_by_backprop.loss import kl_scale
 from bayesadam.bayes_by_backprop.parameters import InitialStd, around, escaped, initial
 from bayesadam.checks import check_model
 from bayesadam.functional.autocast import without_autocast
-from bayesadam.functional.calls import computes_as
+from bayesadam.functional.calls import computes_as, version_of
 from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood
 from bayesadam.moments.objectives import expected_log_likelihood
-from bayesadam.moments.observer import Observer, version_of
+from bayesadam.moments.observer import Observer
 from bayesadam.moments.values import Moments
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, PartialGaussian
 from bayesadam.posterior.buffers import buffers_of
@@ -283,8 +283,10 @@ def _chosen(model: nn.Module, name: str | None) -> str:
 
 def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a module is a linear layer whose weight and bias are parameters and not computed from other tensors."""
-    own = {key for key, _ in module.named_parameters()}
-    return computes_as(module, nn.Linear) and "weight" in own and own <= {"weight", "bias"}
+    if not computes_as(module, nn.Linear):
+        return False
+    names = dict(module.named_parameters()).keys()
+    return "weight" in names and names <= {"weight", "bias"}
 
 
 def own_parameters(model: nn.Module, layer: str) -> dict[str, nn.Parameter]:

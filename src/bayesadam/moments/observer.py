@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.functional.calls import first_argument
+from bayesadam.functional.calls import first_argument, version_of
 
 
 class Observer:
@@ -29,8 +29,3 @@ class Observer:
                     "call without (torch.no_grad, or activation checkpointing with use_reentrant=True)"
                 )
             self.calls.append((first_argument(args, kwargs), output, version_of(output)))
-
-
-def version_of(tensor: Tensor) -> int:
-    """The number of changes in place so far; 0 in inference mode and in compiled code, where they are not counted."""
-    return 0 if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version

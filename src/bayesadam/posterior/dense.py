@@ -167,7 +167,7 @@ class DenseGaussian(GaussianPosterior):
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
             draw = self.mean
             if number is not None:
-                noise.normal(seed, 0, number, 0, (0,), stream=noise.POSTERIOR)  # refuses a number out of range
+                noise.checked(seed, 0, number, 0, noise.POSTERIOR)
                 draw = self._split(center + self._deviations(seed, number // TOGETHER)[number % TOGETHER])
             for name, mean in self.mean.items():
                 targets[name].detach().copy_(draw[name].to(mean.dtype))

@@ -66,8 +66,9 @@ class PartialGaussian(GaussianPosterior):
         self.fixed = {name: fixed[name] for name in order if name in fixed}
         self.mean = {name: both[name] for name in order}
         # These zeros are expanded and take no memory.
-        nothing = {name: value.new_zeros(()).expand(value.shape) for name, value in self.fixed.items()}
-        self.variance = {name: {**random.variance, **nothing}[name] for name in order}
+        variance = {name: value.new_zeros(()).expand(value.shape) for name, value in self.fixed.items()}
+        variance.update(random.variance)
+        self.variance = {name: variance[name] for name in order}
         self.hyperparameters = dict(random.hyperparameters if hyperparameters is None else hyperparameters)
 
     def __repr__(self) -> str:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from bayesadam.calibration.safe import SAFE, Watched
 from bayesadam.checks import check, check_count, check_positive, check_temperature, is_positive, truths
 from bayesadam.curvature.ranks import unwrapped
-from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior.buffers import buffers_of
 from bayesadam.posterior.dense import DenseGaussian
@@ -31,11 +30,21 @@ from bayesadam.posthoc.last_layer import LastLayer, LastLayerSum
 from bayesadam.posthoc.network import Network
 from bayesadam.posthoc.prior import Prior, check_prior, continued
 from bayesadam.predictive.batches import Rows, check_weights_are_used, placed
-from bayesadam.predictive.choice import LAST_LAYER, warn_of_probabilities
+from bayesadam.predictive.choice import warn_of_probabilities
 from bayesadam.predictive.pairs import Data, batches_of_rows, length
 from bayesadam.progress import progress_bar
 
-STRUCTURES = ("diagonal", "kron", "full", "last_layer", "last_layer_kron")
+Sum: TypeAlias = DiagonalSum | KroneckerSum | FullSum | LastLayerSum | LastLayerKroneckerSum
+OF_ALL: dict[str, type[DiagonalSum | KroneckerSum | FullSum]] = {
+    "diagonal": DiagonalSum,
+    "kron": KroneckerSum,
+    "full": FullSum,
+}
+OF_LAYER: dict[str, type[LastLayerSum | LastLayerKroneckerSum]] = {
+    "last_layer": LastLayerSum,
+    "last_layer_kron": LastLayerKroneckerSum,
+}
+STRUCTURES = (*OF_ALL, *OF_LAYER)
 EVIDENCE = "marginal_likelihood"
 
 
@@ -136,31 +145,38 @@ class LaplaceApproximation:
     ) -> None:
         if structure not in STRUCTURES:
             raise ValueError(f"structure must be one of {STRUCTURES}, got {structure!r}")
-        if last_layer is not None and structure not in LAST_LAYER:
-            raise ValueError(f"last_layer must only be given for a structure in {LAST_LAYER}, got {last_layer!r}")
+        if last_layer is not None and structure not in OF_LAYER:
+            raise ValueError(f"last_layer must only be given for a structure in {tuple(OF_LAYER)}, got {last_layer!r}")
         if num_data is not None:
             check_positive("num_data", num_data)
         if batch_size is not None:
             check_count("batch_size", batch_size)
         network = Network(unwrapped(model), likelihood, output, curvature)
         with exclusively(network.model):
-            total = _sum(network, structure, last_layer)
-            self.mean = {
-                name: p.detach().to(wide(p.dtype), copy=True, memory_format=torch.contiguous_format)
-                for name, p in network.trainable.items()
-            }
+            total: Sum = OF_ALL[structure](network) if structure in OF_ALL else OF_LAYER[structure](network, last_layer)
+            self.mean = {}
+            for name, p in network.trainable.items():
+                wide = torch.promote_types(p.dtype, torch.float32)
+                self.mean[name] = p.detach().to(wide, copy=True, memory_format=torch.contiguous_format)
             try:
                 with network.evaluated():
-                    check_weights_are_used(network.model, () if isinstance(total, LastLayer) else self.mean)
+                    if not isinstance(total, LastLayer):
+                        check_weights_are_used(network.model, self.mean)
                     log_likelihood, count = _go_through(network, total, data, batch_size, progress)
                     self.curvature = total.result()
-                    _check_curved(network, self.curvature)
             finally:
                 total.close()
         self._buffers = buffers_of(network.model)
         self.random = tuple(total.names) if isinstance(total, LastLayer) else tuple(self.mean)
         self.num_data = count if num_data is None else num_data
-        self._rescale(self.num_data / count)
+        values = _tensors(self.curvature)
+        if curvature != "empirical_fisher" and not likelihood.defines("fisher_factor"):
+            if not any(truths(value.any() for value in values)):  # by the fallback; the posterior would be the prior
+                raise likelihood.missing("fisher_factor, as its log density has no second derivative")
+        for value in values:
+            value.mul_(self.num_data / count)
+        if not all(truths(value.isfinite().all() for value in values)):
+            raise ValueError("the curvature must be finite, got inf or nan")
         self.log_likelihood = log_likelihood * self.num_data / count
         self._told: dict[str, Any] = {"structure": structure, "curvature": curvature}
         if isinstance(total, LastLayer):
@@ -213,32 +229,32 @@ class LaplaceApproximation:
         scale = num_data / self.num_data / temperature
         numbers = {"num_data": num_data, "prior_precision": prior_precision, "temperature": temperature}
         told = {"method": "laplace", **self._told, **numbers}
+        mean = {name: value.clone() for name, value in self.mean.items()}
         if prior is not None:
             del told["prior_precision"]
-            found: GaussianPosterior = continued(self.curvature, scale, self._copies(), prior, told)
+            found: GaussianPosterior = continued(self.curvature, scale, mean, prior, told)
         else:
-            found = self._around(scale, prior_precision, rank, told)
+            found = self._around(mean, scale, prior_precision, rank, told)
         return found.with_buffers(self._buffers)
 
     def _around(
-        self, scale: float, prior_precision: float, rank: int | None, told: dict[str, Any]
+        self, mean: dict[str, Tensor], scale: float, prior_precision: float, rank: int | None, told: dict[str, Any]
     ) -> GaussianPosterior:
-        """The posterior with the given factor of the curvature and an isotropic prior."""
+        """The posterior with the given mean and factor of the curvature, and an isotropic prior."""
         if isinstance(self.curvature, dict):
             variance = {k: (scale * c + prior_precision).reciprocal_() for k, c in self.curvature.items()}
-            return DiagonalGaussian(self._copies(), variance, hyperparameters=told)
-        copies = self._copies()
-        mean = {name: copies.pop(name) for name in self.random}
+            return DiagonalGaussian(mean, variance, hyperparameters=told)
+        centers = {name: mean.pop(name) for name in self.random}
         random: KroneckerGaussian | DenseGaussian
         if isinstance(self.curvature, KroneckerCurvature):
-            random = self.curvature.posterior(mean, scale, prior_precision, told)
+            random = self.curvature.posterior(centers, scale, prior_precision, told)
         else:
             precision = scale * self.curvature
             precision.diagonal().add_(prior_precision)
             if rank is not None:
-                return LowRankGaussian.from_precision(mean, precision, rank, hyperparameters={**told, "rank": rank})
-            random = DenseGaussian.from_precision(mean, precision, hyperparameters=told)
-        return PartialGaussian(random, copies, order=list(self.mean)) if copies else random
+                return LowRankGaussian.from_precision(centers, precision, rank, hyperparameters={**told, "rank": rank})
+            random = DenseGaussian.from_precision(centers, precision, hyperparameters=told)
+        return PartialGaussian(random, mean, order=list(self.mean)) if mean else random
 
     def log_marginal_likelihood(self, prior_precision: float = 1.0) -> float:
         """Laplace approximation of the log evidence ``log p(data | lambda)`` (MacKay 1992), in nats.
@@ -276,15 +292,6 @@ class LaplaceApproximation:
     @property
     def _squared_norm(self) -> float:
         return math.fsum(torch.stack([self.mean[name].double().square().sum() for name in self.random]).tolist())
-
-    def _copies(self) -> dict[str, Tensor]:
-        return {name: value.clone() for name, value in self.mean.items()}
-
-    def _rescale(self, factor: float) -> None:
-        for value in _tensors(self.curvature):
-            value.mul_(factor)
-        if not all(truths(value.isfinite().all() for value in _tensors(self.curvature))):
-            raise ValueError("the curvature must be finite, got inf or nan")
 
 
 @torch.inference_mode(False)
@@ -358,20 +365,6 @@ def laplace(
     return posterior
 
 
-Sum: TypeAlias = DiagonalSum | KroneckerSum | FullSum | LastLayerSum | LastLayerKroneckerSum
-
-
-def _sum(network: Network, structure: str, last_layer: str | None) -> Sum:
-    """Return the object that sums the curvature for a structure."""
-    if structure == "diagonal":
-        return DiagonalSum(network)
-    if structure == "kron":
-        return KroneckerSum(network)
-    if structure == "full":
-        return FullSum(network)
-    return (LastLayerSum if structure == "last_layer" else LastLayerKroneckerSum)(network, last_layer)
-
-
 def _tensors(curvature: Tensor | dict[str, Tensor] | KroneckerCurvature) -> list[Tensor]:
     """Return the tensors of a curvature, which is linear in them."""
     return [curvature] if isinstance(curvature, Tensor) else list(curvature.values())
@@ -393,10 +386,10 @@ def _go_through(
     with progress_bar("fitting the curvature", length(data, batch_size), progress, shown=shown) as advance:
         for rows, target in _rows_that_count(network.likelihood, data, batch_size):
             rows, target = rows.on(device), placed(target, device)
-            output = total.add(rows, target)
+            hessians = total.add(rows, target)
             if not sums:
-                warn_of_probabilities(network.model, network.likelihood, output)
-            sums.append(network.log_likelihood(output, target))
+                warn_of_probabilities(network.model, network.likelihood, hessians.output)
+            sums.append(hessians.log_likelihood())
             advance()
     log_likelihood, count = torch.stack(sums).sum(0).tolist() if sums else (0.0, 0)
     if not math.isfinite(log_likelihood):
@@ -409,30 +402,18 @@ def _go_through(
 def _rows_that_count(likelihood: Likelihood, data: Data, batch_size: int | None) -> Iterator[tuple[Rows, Tensor]]:
     """Batches where the data are, without rows whose targets are all ignored.
 
-    If the targets are on a GPU, it is waited for: once for a pair, and for every batch of a loader, since the number
-    of rows depends on them.
+    If the targets are on a GPU, it is waited for: for every batch, since the number of rows depends on them, but only
+    once for a pair without ignored targets.
     """
     all_count = False
     for number, (rows, target) in enumerate(batches_of_rows(data, None, batch_size)):
         if number == 0 and isinstance(data, tuple):
-            counted = _counted_rows(likelihood, data[1])
+            counted = likelihood.counted(data[1])
             all_count = counted is None or bool(counted.all())
-        counted = None if all_count else _counted_rows(likelihood, target)
-        if counted is not None and not counted.all():
-            rows, target = rows.select(counted.nonzero().flatten()), target[counted]
+        counted = None if all_count else likelihood.counted(target)
+        if counted is not None:
+            counted = counted.unsqueeze(1).flatten(1).any(1)
+            if not counted.all():
+                rows, target = rows.select(counted.nonzero().flatten()), target[counted]
         if rows.count:
             yield rows, target
-
-
-def _counted_rows(likelihood: Likelihood, target: Tensor) -> Tensor | None:
-    """Mask of the rows with a target that is not ignored; None if all are known to have one."""
-    counted = likelihood.counted(target)
-    return None if counted is None else counted.unsqueeze(1).flatten(1).any(1)
-
-
-def _check_curved(network: Network, curvature: Tensor | dict[str, Tensor] | KroneckerCurvature) -> None:
-    """Raise if the likelihood's fallback found no curvature in any data, since the posterior would be the prior."""
-    if network.curvature == "empirical_fisher" or network.likelihood.defines("fisher_factor"):
-        return
-    if not any(truths(value.any() for value in _tensors(curvature))):
-        raise network.likelihood.missing("fisher_factor, as its log density has no second derivative")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.curvature.reentrant import RefusingReentrant
-from bayesadam.posthoc.network import Network
+from bayesadam.posthoc.network import Hessians, Network
 from bayesadam.predictive.batches import Rows
 
 
@@ -26,19 +26,22 @@ class BackwardSum:
         self.squares = squares
         self.squares.start()
 
-    def add(self, rows: Rows, target: Tensor) -> Tensor:
-        """Add a batch and return its outputs, detached."""
+    def add(self, rows: Rows, target: Tensor) -> Hessians:
+        """Add a batch and return the Hessians at its outputs."""
         with torch.enable_grad():
             with RefusingReentrant(self.network.trainable.values()):
                 output = self.network(rows.batch)
-            if parts := self.network.parts(rows, output, target, by_columns=True):
-                return torch.cat([self.add(*part) for part in parts])
-            self._announce(output, target)
-            vectors, count = self.network.columns(output, target)
-            self.squares.backward_each(output, vectors, count)
-        return output.detach()
+            hessians = Hessians(self.network, output, target)
+            parts = hessians.parts(rows, by_columns=True)
+            for part in parts:
+                self.add(*part)
+            if not parts:
+                self._announce(output, hessians)
+                vectors, count = hessians.columns()
+                self.squares.backward_each(output, vectors, count)
+        return hessians
 
-    def _announce(self, output: Tensor, target: Tensor) -> None:
+    def _announce(self, output: Tensor, hessians: Hessians) -> None:
         """Prepare the backward passes of a batch."""
 
     def diagonal(self, but: Collection[str | None] = ()) -> dict[str, Tensor]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayesadam.posterior.dense import MAX_WEIGHTS
-from bayesadam.posthoc.network import Network
+from bayesadam.posthoc.network import Hessians, Network, check_size
 from bayesadam.predictive.batches import Rows
 from bayesadam.predictive.jacobian import Pulled
 from bayesadam.predictive.network import MeanNetwork
@@ -32,19 +31,22 @@ class FullSum:
         device = next(iter(self.parameters.values())).device
         self.matrix = torch.zeros(size, size, dtype=torch.float64, device=device)
 
-    def add(self, rows: Rows, target: Tensor) -> Tensor:
-        """Add a batch and return its outputs, detached."""
+    def add(self, rows: Rows, target: Tensor) -> Hessians:
+        """Add a batch and return the Hessians at its outputs."""
         with torch.no_grad():
             output = self.network(rows.batch)
-        if parts := self.network.parts(rows, output, target):
-            return torch.cat([self.add(*part) for part in parts])
-        vectors = torch.stack([*self.network.columns(output, target)[0]], dim=1)
+        hessians = Hessians(self.network, output, target)
+        if parts := hessians.parts(rows):
+            for divided in parts:
+                self.add(*divided)
+            return hessians
+        vectors = torch.stack([*hessians.columns()[0]], dim=1)
         step = max(1, CHUNK // (vectors.shape[1] * len(self.matrix)))
         for start in range(0, len(output), step):
             part = self.pulled(rows.part(start, start + step), list(self.parameters), vectors[start : start + step])
             pulled = torch.cat(list(part.values()), dim=2).flatten(0, 1).double()
             self.matrix.addmm_(pulled.T, pulled)
-        return output
+        return hessians
 
     def result(self) -> Tensor:
         """The matrix ``(D, D)``, with weights numbered tensor by tensor as in
@@ -54,12 +56,3 @@ class FullSum:
 
     def close(self) -> None:
         """Do nothing, since the model has no hooks."""
-
-
-def check_size(structure: str, size: int, other: str) -> None:
-    """Raise ``ValueError`` if a dense matrix over this many weights is too large."""
-    if size > MAX_WEIGHTS:
-        raise ValueError(
-            f"structure must be {other} where a matrix would have more than {MAX_WEIGHTS:,} rows, got {structure!r} "
-            f"for {size:,} weights, which is {size**2 * 8 / 1e9:,.1f} GB"
-        )

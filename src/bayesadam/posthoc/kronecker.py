@@ -17,7 +17,7 @@ from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.posterior.kronecker import KroneckerGaussian
 from bayesadam.posthoc.diagonal import BackwardSum
 from bayesadam.posthoc.last_layer import Call, LastLayer
-from bayesadam.posthoc.network import Network
+from bayesadam.posthoc.network import Hessians, Network
 
 
 @dataclass(frozen=True)
@@ -114,11 +114,10 @@ class KroneckerSum(BackwardSum):
                     self.close()
                     raise _too_wide(self.structure, side, f"{what} of {name!r}")
 
-    def _announce(self, output: Tensor, target: Tensor) -> None:
-        counted = self.network.likelihood.counted(target) if target.ndim > 1 else None  # rows were left out before
-        self.factors.count_only(counted)
-        if self.network.is_block(output, target):
-            self.factors.give(output, lambda: self.network.total(output, target))
+    def _announce(self, output: Tensor, hessians: Hessians) -> None:
+        self.factors.count_only(hessians.counted if hessians.target.ndim > 1 else None)  # rows were left out before
+        if hessians.are_blocks:
+            self.factors.give(output, hessians.total)
 
     def result(self) -> KroneckerCurvature:
         """The factors, and the diagonal for all other tensors."""
@@ -157,14 +156,14 @@ class LastLayerKroneckerSum(LastLayer):
     def _inputs(self) -> Tensor:
         return self._total / self._count
 
-    def _collect(self, call: Call, output: Tensor, target: Tensor, *, gives: bool) -> None:
-        features, counted = call.features.double(), self.network.likelihood.counted(target)
+    def _collect(self, call: Call, output: Tensor, hessians: Hessians, *, gives: bool) -> None:
+        features, counted = call.features.double(), hessians.counted
         if counted is not None and counted.shape != features.shape[:-1]:
             counted = None
         if gives:
-            self._outputs += self.network.total(output, target)
+            self._outputs += hessians.total()
         else:
-            pulled = self._pulled(call, output, target)
+            pulled = self._pulled(call, output, hessians)
             matrix = pulled.movedim(-2, 0).flatten(1)
             self._outputs.addmm_(matrix, matrix.mT)
             if counted is not None:  # see KroneckerFactors.count_only

@@ -12,8 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from bayesadam.functional.calls import first_argument
 from bayesadam.moments.last_layer import is_plain_linear, own_parameters
-from bayesadam.posthoc.full import check_size
-from bayesadam.posthoc.network import Network
+from bayesadam.posthoc.network import Hessians, Network, check_size
 from bayesadam.predictive.batches import Rows
 
 
@@ -25,14 +24,6 @@ class Call(NamedTuple):
     features: Tensor
     leaf: Tensor
     returned: Tensor
-
-    def gives(self, output: Tensor) -> bool:
-        """Whether the network's output is the layer's, which nothing has changed in place since."""
-        return output is self.returned and output._version == 0
-
-    def shows(self, output: Tensor) -> bool:
-        """Whether the network's output is the layer's or a view of it, which nothing has changed in place since."""
-        return (output is self.returned or output._base is self.returned) and output._version == 0
 
 
 class LastLayer(abc.ABC):
@@ -91,8 +82,8 @@ class LastLayer(abc.ABC):
             raise ValueError(f"model must call an nn.Linear for structure={self.structure!r}, got no call")
         return called[-1]
 
-    def add(self, rows: Rows, target: Tensor) -> Tensor:
-        """Add a batch and return its outputs, detached.
+    def add(self, rows: Rows, target: Tensor) -> Hessians:
+        """Add a batch and return the Hessians at its outputs.
 
         Raises:
             ValueError: The layer was not called exactly once, or the outputs do not depend on it; or, if no layer was
@@ -108,16 +99,20 @@ class LastLayer(abc.ABC):
                 f"last_layer must be called once in the model's forward, got {len(self._calls)} calls of {self.name!r}"
             )
         call = self._calls.pop()
-        gives = call.gives(output) and self.network.is_block(output, target)  # positions are separate blocks
+        hessians = Hessians(self.network, output, target)
+        unchanged = output._version == 0
+        gives = unchanged and output is call.returned and hessians.are_blocks  # positions are separate blocks
         if self.needs_factor or not gives:
-            if parts := self.network.parts(rows, output, target):
-                return torch.cat([self.add(*part) for part in parts])
-        self._collect(call, output, target, gives=gives)
-        if not call.shows(output):
+            if parts := hessians.parts(rows):
+                for part in parts:
+                    self.add(*part)
+                return hessians
+        self._collect(call, output, hessians, gives=gives)
+        if not (unchanged and (output is call.returned or output._base is call.returned)):
             self.gives_outputs = False
             if not self._is_named:
                 self._check_is_last(output)
-        return output.detach()
+        return hessians
 
     def _check_is_last(self, output: Tensor) -> None:
         """Raise if the outputs depend on trainable weights after or beside the layer."""
@@ -135,12 +130,12 @@ class LastLayer(abc.ABC):
         """Prepare the sums, once the layer is known."""
 
     @abc.abstractmethod
-    def _collect(self, call: Call, output: Tensor, target: Tensor, *, gives: bool) -> None:
+    def _collect(self, call: Call, output: Tensor, hessians: Hessians, *, gives: bool) -> None:
         """Add a batch; ``gives`` tells whether the layer's outputs at every position are one block of the outputs."""
 
-    def _pulled(self, call: Call, output: Tensor, target: Tensor) -> Tensor:
+    def _pulled(self, call: Call, output: Tensor, hessians: Hessians) -> Tensor:
         """The factor of an example's Hessian pulled back to the layer's outputs, ``(N, ..., K, P R)``, in float64."""
-        vectors, _ = self.network.columns(output, target)
+        vectors, _ = hessians.columns()
         try:
             pulled = [torch.autograd.grad(output, call.leaf, vector, retain_graph=True)[0] for vector in vectors]
         except RuntimeError as error:
@@ -186,12 +181,11 @@ class LastLayerSum(LastLayer):
         check_size(self.structure, size, "'last_layer_kron' or 'diagonal'")
         self.matrix = torch.zeros(size, size, dtype=torch.float64, device=self.layer.weight.device)
 
-    def _collect(self, call: Call, output: Tensor, target: Tensor, *, gives: bool) -> None:
+    def _collect(self, call: Call, output: Tensor, hessians: Hessians, *, gives: bool) -> None:
         if gives:
-            factor = self.network.factor(output, target)
-            self._add_products(call.features.flatten(0, -2).double(), factor.flatten(0, 1).double())
+            self._add_products(call.features.flatten(0, -2).double(), hessians.factor().flatten(0, 1).double())
             return
-        factor = self._pulled(call, output, target)
+        factor = self._pulled(call, output, hessians)
         if call.leaf.ndim == 2:
             self._add_products(call.features.double(), factor)
         else:

@@ -2,25 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bayesadam.curvature.totals import chunks
-from bayesadam.functional.calls import first_argument
+from bayesadam.functional.calls import first_argument, version_of
 from bayesadam.functional.curvature import precision
 from bayesadam.moments.last_layer import is_plain_linear
-from bayesadam.moments.observer import version_of
 from bayesadam.posterior import NetworkDistribution, PartialGaussian
-from bayesadam.posterior.calls import call
+from bayesadam.posterior.calls import Output, call
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.predictive.batches import Chunked, Rows, as_batches, draws_in_eval_mode, groups, joined
 from bayesadam.predictive.how import How
 
 WEIGHTS_BYTES = 2**26
 """Memory for the layer's weights at several samples."""
+
+
+@contextmanager
+def followed(
+    model: nn.Module, layer: nn.Linear, output: Output | None
+) -> Iterator[Callable[[Rows], tuple[Tensor | None, Tensor]]]:
+    """Context with a function that runs the network and returns the inputs of the layer, and the network's outputs.
+
+    The inputs are None if the network's outputs are not those of one call of the layer.
+    """
+    calls: list[tuple[Tensor, Tensor]] = []
+
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
+        calls.append((first_argument(args, kwargs), result))
+
+    def run(rows: Rows) -> tuple[Tensor | None, Tensor]:
+        calls.clear()
+        outputs = call(model, rows.batch, output)
+        rows.check(outputs)
+        gives = len(calls) == 1 and calls[0][1] is outputs and not version_of(outputs)
+        return calls[0][0] if gives else None, outputs
+
+    handle = layer.register_forward_hook(note, prepend=True, with_kwargs=True)
+    try:
+        yield run
+    finally:
+        handle.remove()
 
 
 @torch.no_grad()
@@ -33,56 +60,62 @@ def last_layer_outputs(
     :func:`random_layer` does not give the outputs, or if they depend on its weights in another way as well.
     """
     batches, single = as_batches(inputs)
-    calls: list[tuple[Tensor, Tensor]] = []
+    with draws_in_eval_mode(model, posterior, how.seed) as put, followed(model, layer, how.output) as run:
 
-    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], found: Tensor) -> None:
-        calls.append((first_argument(args, kwargs), found))
+        def features_of(rows: Rows) -> tuple[Tensor]:
+            features, outputs = run(rows)
+            return (outputs.new_full((rows.count, 0), torch.nan) if features is None else features,)
 
-    def run(rows: Rows) -> tuple[Tensor, ...]:
-        calls.clear()
-        found = call(model, rows.batch, how.output)
-        rows.check(found)
-        if len(calls) == 1 and calls[0][1] is found and not version_of(found):
-            return calls[0]
-        return found.new_full((rows.count, 0), torch.nan), found
-
-    forward = Chunked(run, how.batch_size)
-    with draws_in_eval_mode(model, posterior, how.seed) as put:
+        forward = Chunked(features_of, how.batch_size)
         put(None)
-        handle = layer.register_forward_hook(note, prepend=True, with_kwargs=True)
-        try:
-            parts = [(forward(Rows(batch))[0], batch) for (batch,) in groups(batches, layer.weight.device, single, 0)]
-            if not parts or any(part.shape[-1] != layer.in_features for part, _ in parts):
-                return None
-            first, batch = parts[0]
-            put(0)
-            again, _ = run(Rows(batch).part(0, 1))
-            if not torch.dist(again, first[:1]) <= precision(again) ** 0.5 * again.norm():
-                return None
-        finally:
-            handle.remove()
+        parts = [(forward(Rows(batch))[0], batch) for (batch,) in groups(batches, layer.weight.device, single, 0)]
+        if not parts or any(part.shape[-1] != layer.in_features for part, _ in parts):
+            return None
+        first, batch = parts[0]
+        put(0)
+        (again,) = features_of(Rows(batch).part(0, 1))
+        if not torch.dist(again, first[:1]) <= precision(again) ** 0.5 * again.norm():
+            return None
         put(None)  # the posterior may be made of the model's own tensors
         features = joined([part for part, _ in parts], "features")
-        samples = _outputs(features, layer, cast(GaussianPosterior, posterior), model, how)
+        gaussian = cast("GaussianPosterior", posterior)
+        samples = outputs_at_weights(features, layer, gaussian, gaussian.match(model), how.mc_samples, how.seed)
         return functional.linear(features, layer.weight, layer.bias), samples
 
 
-def _outputs(features: Tensor, layer: nn.Linear, posterior: GaussianPosterior, model: nn.Module, how: How) -> Tensor:
-    """Outputs of the layer at all samples, ``(S, N, ...)``, by one product of the features with many samples."""
+def outputs_at_weights(
+    features: Tensor,
+    layer: nn.Linear,
+    posterior: GaussianPosterior,
+    tensors: Mapping[str, Tensor],
+    count: int,
+    seed: int = 0,
+) -> Tensor:
+    """Outputs of a layer at samples of its weights, ``(S, N, ...)``, by one product of its inputs with many samples.
+
+    Args:
+        features: Inputs of the layer, ``(N, ..., F)``.
+        layer: The layer.
+        posterior: Posterior over weights, among them those of the layer.
+        tensors: The network's tensors, by the posterior's names.
+        count: Number of samples.
+        seed: Seed of the samples.
+    """
     random = posterior.random if isinstance(posterior, PartialGaussian) else posterior
-    tensors, write = posterior.match(model), random.writer(how.seed)
     targets = {name: torch.empty_like(tensors[name]) for name in random.mean}
     sampled = {id(tensors[name]): target for name, target in targets.items()}
-    parts = []
-    for numbers in chunks(how.mc_samples, layer.weight.nbytes, WEIGHTS_BYTES):
+    weight = sampled.get(id(layer.weight), layer.weight)
+    bias = None if layer.bias is None else sampled.get(id(layer.bias), layer.bias)
+    write, step, parts = random.writer(seed), max(1, WEIGHTS_BYTES // max(1, weight.nbytes)), []
+    for start in range(0, count, step):
         weights, biases = [], []
-        for number in range(numbers.start, numbers.stop):
+        for number in range(start, min(start + step, count)):
             write(targets, number)
-            weights.append(sampled.get(id(layer.weight), layer.weight).clone())
-            if layer.bias is not None:
-                biases.append(sampled.get(id(layer.bias), layer.bias).clone())
-        found = functional.linear(features, torch.cat(weights), torch.cat(biases) if biases else None)
-        parts.append(found.reshape(*found.shape[:-1], len(weights), layer.out_features).movedim(-2, 0))
+            weights.append(weight.clone())
+            if bias is not None:
+                biases.append(bias.clone())
+        product = functional.linear(features, torch.cat(weights), torch.cat(biases) if biases else None)
+        parts.append(product.reshape(*product.shape[:-1], len(weights), layer.out_features).movedim(-2, 0))
     return torch.cat(parts)
 
 

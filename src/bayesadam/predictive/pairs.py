@@ -104,8 +104,9 @@ def evenly(data: tuple[Any, Tensor], count: int) -> tuple[Any, Tensor]:
     if not parts:
         return data
     ((rows, target),) = parts
-    used = min(rows.count, count)
-    numbers = torch.arange(used, device=target.device) * rows.count // used
+    if rows.count <= count:
+        return rows.batch, target
+    numbers = torch.arange(count, device=target.device) * rows.count // count
     return rows.select(numbers).batch, target[numbers]
 
 
