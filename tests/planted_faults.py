@@ -1,4 +1,4 @@
-"""Fifty faults that the tests must catch: what the power of the suite is measured by. Not collected by pytest.
+"""Fifty-five faults that the tests must catch: what the power of the suite is measured by. Not collected by pytest.
 
     python tests/planted_faults.py               # every fault; a table in Markdown, and status 1 if one survives
     python tests/planted_faults.py 3 17          # these only
