@@ -72,7 +72,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from bayesadam import noise
-from bayesadam.core import finite, launch
+from bayesadam.core import launch, update
 from bayesadam.native import device as devices
 from bayesadam.population import segment
 from bayesadam.posterior import around
@@ -238,10 +238,10 @@ def fake(*, triton: bool) -> Iterator[Watch]:
         (noise, "_kernel", lambda device: fill),
         (around, "_is_right", lambda device: triton),
         (noise, "_native", lambda out: fill if triton and out.device.type == "cuda" else None),
-        (launch, "_differs", lambda *args: None),
+        (launch, "_fault", lambda *args: None),
         (launch, "program_of", recorded),
         (segment, "program_of", recorded),
-        (finite, "_read", read),
+        (update, "_read", read),
         (Tensor, "data_ptr", lambda self: id(self)),
         (FakeTensor, "tolist", tolist),
         (Tensor, "pin_memory", lambda self: self),

@@ -215,7 +215,10 @@ def test_the_public_modules_are_all_there_are():
     inside |= {"bayesadam.files", "bayesadam.functional", "bayesadam.dropout"}
     inside |= {"bayesadam.swag", "bayesadam.scaling", "bayesadam.checks", "bayesadam.core"}
     inside |= {"bayesadam.sharding", "bayesadam.anchored", "bayesadam.ensembles"}
-    inside |= {f"bayesadam.functional.{name}" for name in ("autocast", "calls", "generators", "recomputation")}
+    inside |= {
+        f"bayesadam.functional.{name}"
+        for name in ("autocast", "calls", "generators", "initial_priors", "recomputation")
+    }
     root = ROOT / "src" / "bayesadam"
     top = [path for folder in (root, root / "functional") for path in folder.glob("[a-z]*")]
     modules = {
