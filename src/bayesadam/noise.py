@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from bayesadam import native
 from bayesadam.functional.philox import constants, normals
 from bayesadam.native import device as kernels
-from bayesadam.native.memory import are_backed
+from bayesadam.native.memory import are_backed, placed
 
 Fill: TypeAlias = Callable[[NDArray[np.int64], int], None]
 Run: TypeAlias = tuple[int, int, int, int]
@@ -57,6 +57,8 @@ ALONE = 2**15
 """Number of elements up to which one thread is faster than several."""
 
 _MASK = 0xFFFFFFFF
+_PLAIN = {Tensor, nn.Parameter}
+"""Classes of tensors whose memory is their own."""
 _LIMITS = {"seed": 64, "step": 32, "sample": 28, "index": 32, "stream": 4}
 
 
@@ -109,6 +111,52 @@ def fill_many(outs: Mapping[int, Tensor], seed: int, step: int, sample: int, *, 
         seed, step, sample, _, stream = checked(seed, step, sample, index, stream)
     whole = [(out, [(index, 0, out.numel(), out.numel())]) for index, out in outs.items()]
     _fill(whole, seed, step, sample | stream << 28)
+
+
+class Draws:
+    """Draws of one seed and step into several tensors, sample by sample; what is the same for all samples is computed
+    once.
+
+    Args:
+        like: Tensors like those that will be filled, by the index of their parameter.
+        seed: Seed, as for :func:`normal`.
+        step: Number of the step, as for :func:`normal`.
+        stream: Stream, as for :func:`normal`.
+    """
+
+    def __init__(self, like: Mapping[int, Tensor], seed: int, *, step: int = 0, stream: int = TRAINING) -> None:
+        for index in (min(like, default=0), max(like, default=0)):
+            self.seed, self.step, _, _, self.stream = checked(seed, step, 0, index, stream)
+        self._runs, self._shapes, self._numel = list[Run](), list[torch.Size](), 0
+        table, devices = [], set()
+        for index, tensor in like.items():
+            run = index, 0, tensor.numel(), tensor.numel()
+            self._runs.append(run)
+            self._shapes.append(tensor.shape)
+            self._numel += tensor.numel()
+            table.append(table_row(0, run, self.seed, self.step, 0))
+            devices.add(tensor.device)
+        self._table = np.array(table, dtype=np.int64)
+        self._device = devices.pop() if len(devices) == 1 else None
+        self._native_fill = None if self._device is None else _native(torch.empty(0, device=self._device))
+
+    def fill(self, outs: Sequence[Tensor], sample: int) -> None:
+        """Fill tensors of any floating dtypes and strides with a sample, as :func:`fill_many` does.
+
+        Args:
+            outs: The tensors, in the order of ``like``.
+            sample: Number of the sample, as for :func:`normal`.
+        """
+        _, _, sample, _, _ = checked(self.seed, self.step, sample, 0, self.stream)
+        number = sample | self.stream << 28
+        if self._device is not None and self._native_fill is not None and set(map(type, outs)) <= _PLAIN:
+            where = placed(outs, self._shapes, self._device, torch.float32, converts=True)
+            if where.is_plain:
+                table = self._table.copy()  # threads may share the object
+                table[:, 6], table[:, 8] = number, where.addresses
+                self._native_fill(table, self._numel)
+                return
+        _fill([(out, [run]) for out, run in zip(outs, self._runs, strict=True)], self.seed, self.step, number)
 
 
 def normal_many(
@@ -305,7 +353,7 @@ def _native(out: Tensor) -> Fill | None:
 
     It is None for subclasses of tensors, whose memory is elsewhere.
     """
-    if type(out) not in (Tensor, nn.Parameter):
+    if type(out) not in _PLAIN:
         return None
     if kernels.is_available(out.device):
         return _kernel(out.device)

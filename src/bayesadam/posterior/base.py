@@ -106,7 +106,7 @@ class Posterior(NetworkDistribution):
         again until a tensor changes.
         """
         values = list(self.variance.values())
-        counted = not any(value.is_inference() for value in values)  # the changes of others are not
+        counted = not any(map(Tensor.is_inference, values))  # the changes of others are not
         versions = [(id(value), value._version) for value in values] if counted else None
         known, _, names = self._known_random  # together, since another thread may replace them
         if versions is None or known != versions:
