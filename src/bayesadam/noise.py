@@ -32,12 +32,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesadam import native
 from bayesadam.functional.philox import constants, normals
 from bayesadam.native import device as kernels
-from bayesadam.native.memory import are_backed, placed
+from bayesadam.native.memory import PLAIN, are_backed, placed
 
 Fill: TypeAlias = Callable[[NDArray[np.int64], int], None]
 Run: TypeAlias = tuple[int, int, int, int]
@@ -57,8 +57,6 @@ ALONE = 2**15
 """Number of elements up to which one thread is faster than several."""
 
 _MASK = 0xFFFFFFFF
-_PLAIN = {Tensor, nn.Parameter}
-"""Classes of tensors whose memory is their own."""
 _LIMITS = {"seed": 64, "step": 32, "sample": 28, "index": 32, "stream": 4}
 
 
@@ -149,7 +147,7 @@ class Draws:
         """
         _, _, sample, _, _ = checked(self.seed, self.step, sample, 0, self.stream)
         number = sample | self.stream << 28
-        if self._device is not None and self._native_fill is not None and set(map(type, outs)) <= _PLAIN:
+        if self._device is not None and self._native_fill is not None and set(map(type, outs)) <= PLAIN:
             where = placed(outs, self._shapes, self._device, torch.float32, converts=True)
             if where.is_plain:
                 table = self._table.copy()  # threads may share the object
@@ -353,7 +351,7 @@ def _native(out: Tensor) -> Fill | None:
 
     It is None for subclasses of tensors, whose memory is elsewhere.
     """
-    if type(out) not in _PLAIN:
+    if type(out) not in PLAIN:
         return None
     if kernels.is_available(out.device):
         return _kernel(out.device)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesadam import noise
 from bayesadam.native import device as kernels
-from bayesadam.native.memory import are_backed
+from bayesadam.native.memory import PLAIN, are_backed
 
 
 class Around:
@@ -56,8 +56,7 @@ class Around:
         """The table of :func:`bayesadam.native.device.fill`."""
         tensors = [*outs, *self.means.values(), *self.deviations]
         devices = {tensor.device for tensor in tensors}
-        plain = {type(tensor) for tensor in tensors} <= {Tensor, nn.Parameter}
-        if not plain or len(devices) != 1 or {tensor.dtype for tensor in tensors} != {torch.float32}:
+        if not set(map(type, tensors)) <= PLAIN or len(devices) != 1 or {tensor.dtype for tensor in tensors} != {torch.float32}:
             return None
         rows = []
         for (index, mean), deviation, out in zip(self.means.items(), self.deviations, outs, strict=True):

@@ -8,7 +8,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
@@ -17,14 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam import files
-from bayesadam.checks import check, truths
+from bayesadam.checks import check, check_model, truths
+from bayesadam.native.memory import PLAIN
 from bayesadam.posterior.exclusive import exclusively
 from bayesadam.posterior.modes import quietly
 from bayesadam.posterior.network import NetworkDistribution
 from bayesadam.posterior.padding import padding_rows
-from bayesadam.posterior.sharded import unsharded, writing_parts
+from bayesadam.posterior.sharded import Write, unsharded, writing_parts
 from bayesadam.posterior.wrappers import innermost, unwrapping
-from bayesadam.sharding import is_sharded
+from bayesadam.sharding import local
 
 Self = TypeVar("Self", bound="Posterior")
 _BUFFERS = "buffers/"
@@ -98,7 +99,7 @@ class Posterior(NetworkDistribution):
 
     def repeats(self, count: int) -> list[int]:
         """The numbers of the first equal samples, as in the base class; without variance all samples are equal."""
-        return super().repeats(count) if self.random_names else [0] * count
+        return list(range(count)) if self.random_names else [0] * count
 
     @property
     def random_names(self) -> tuple[str, ...]:
@@ -116,7 +117,7 @@ class Posterior(NetworkDistribution):
         return names
 
     @abc.abstractmethod
-    def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
+    def writer(self, seed: int = 0) -> Write:
         """Return a function ``write(targets, number)`` that writes sample ``number``, or the mean for ``None``, in
         place.
 
@@ -172,7 +173,10 @@ class Posterior(NetworkDistribution):
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that are saved: those of the weights, and ``{"buffers/<name>": ...}``."""
-        return {**self._tensors(), **{f"{_BUFFERS}{name}": value for name, value in self.buffers.items()}}
+        tensors = self._tensors()
+        for name, value in self.buffers.items():
+            tensors[f"{_BUFFERS}{name}"] = value
+        return tensors
 
     @classmethod
     def from_tensors(cls: type[Self], tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Self:
@@ -225,10 +229,13 @@ class Posterior(NetworkDistribution):
             ValueError: The model's trainable parameters have other names or shapes; the message names the first
                 difference.
         """
-        for inner in unwrapping(model):
-            parameters = dict(inner.named_parameters())
-            if self.mean.keys() <= parameters.keys():
-                break
+        check_model(model)
+        parameters = dict(model.named_parameters())
+        if not self.mean.keys() <= parameters.keys():
+            for inner in unwrapping(model):
+                parameters = dict(inner.named_parameters())
+                if self.mean.keys() <= parameters.keys():
+                    break
         for name, mean in self.mean.items():
             if name not in parameters:
                 inside = (repr(n) for n, p in parameters.items() if n.endswith(f".{name}") and p.shape == mean.shape)
@@ -257,40 +264,54 @@ class Posterior(NetworkDistribution):
         Raises:
             ValueError: The model's trainable parameters are not those of the posterior, or it lacks a buffer.
         """
-        with exclusively(model), quietly(model), unsharded(model):
-            tensors = {**self.match(model), **self._match_buffers(model)}
-            apart, padding = self._apart_from(tensors.values()), padding_rows(model, tensors)
-            write_noisy = apart.writer(seed)
-
-            @torch.no_grad()
-            def write(targets: Mapping[str, Tensor], number: int | None) -> None:
-                write_noisy(targets, number)
-                for name, value in apart._buffers_of(number).items():
-                    targets[name].copy_(value)
-                if number is not None and padding:
-                    center = apart._center(number)
-                    for name, row in padding.items():
-                        targets[name][row].copy_(center[name][row])
-
+        with exclusively(model) as parts, ExitStack() as stack:
+            if parts.followed:
+                stack.enter_context(quietly(parts.followed))
+            if parts.sharded:
+                stack.enter_context(unsharded(parts.sharded))
+            weights, buffers = self.match(model), self._match_buffers(model)
+            tensors = {**weights, **buffers}
+            apart = self._apart_from(tensors.values())
+            write = apart.writer(seed)
+            padding = padding_rows(model, weights) if parts.padded else {}
+            if buffers or padding:
+                write = apart._writing_fixed(write, padding)
+            if not set(map(type, tensors.values())) <= PLAIN:
+                write = writing_parts(write, tensors)
             before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
             try:
-                yield partial(writing_parts(write, tensors), tensors)
+                yield partial(write, tensors)
             finally:
                 with torch.no_grad():
                     for name, tensor in tensors.items():
                         tensor.copy_(before[name])
                 torch.clear_autocast_cache()
 
+    def _writing_fixed(self, write: Write, padding: Mapping[str, int]) -> Write:
+        """The function of :meth:`writer` followed by what has no noise: buffers, and padding rows by name."""
+
+        @torch.no_grad()
+        def put(targets: Mapping[str, Tensor], number: int | None) -> None:
+            write(targets, number)
+            for name, value in self._buffers_of(number).items():
+                targets[name].copy_(value)
+            if number is not None:
+                for name, row in padding.items():
+                    targets[name][row].copy_(self._center(number)[name][row])
+
+        return put
+
     def _match_buffers(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the model's buffers that this posterior has, by name."""
-        buffers = dict(innermost(model).named_buffers())
-        for name, value in self._buffers_of(0).items():
+        wanted = self._buffers_of(0)
+        buffers = dict(innermost(model).named_buffers()) if wanted else {}
+        for name, value in wanted.items():
             if name not in buffers or buffers[name].shape != value.shape:
                 shape = f"one of shape {tuple(buffers[name].shape)}" if name in buffers else "none of that name"
                 raise ValueError(
                     f"the model must have a buffer {name!r} of the posterior's shape {tuple(value.shape)}, got {shape}"
                 )
-        return {name: buffers[name] for name in self._buffers_of(0)}
+        return {name: buffers[name] for name in wanted}
 
     def _center(self, number: int) -> Mapping[str, Tensor]:
         """Means of the distribution that sample ``number`` is drawn from, by name."""
@@ -302,7 +323,7 @@ class Posterior(NetworkDistribution):
 
     def _apart_from(self, targets: Iterable[Tensor]) -> Posterior:
         """A posterior that does not change when the targets are written to; it is this one if they share no memory."""
-        written = {_address(target) for target in targets} - {0}
+        written = set(map(_address, targets)) - {0}
         tensors = self.tensors()
         shared = [name for name, tensor in tensors.items() if _address(tensor) in written]
         if not shared:
@@ -369,8 +390,8 @@ def read_posterior(path: str | os.PathLike[str]) -> tuple[Posterior, str]:
 
 def _address(tensor: Tensor) -> int:
     """Address of the memory of a tensor, or of this process's part of it; 0 if it has none."""
-    own: Tensor = tensor.detach().to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-    return own.untyped_storage().data_ptr()
+    part = tensor if type(tensor) in PLAIN else local(tensor)
+    return part.untyped_storage().data_ptr()
 
 
 def posterior_kinds() -> dict[str, type[Posterior]]:

@@ -45,7 +45,7 @@ class WithOwnStatistics(NetworkDistribution):
         self.inputs = inputs
 
     @property
-    def strata(self) -> int:
+    def strata(self) -> int:  # type: ignore[override]
         """Number of strata, as in the distribution itself."""
         return self.distribution.strata
 

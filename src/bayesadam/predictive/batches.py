@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from operator import length_hint
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
 from bayesadam.posterior import NetworkDistribution
-from bayesadam.posterior.exclusive import exclusively
+from bayesadam.posterior.exclusive import Parts, exclusively
 from bayesadam.posterior.modes import quietly
 from bayesadam.progress import progress_bar
 
@@ -289,29 +289,29 @@ def over_batches(
 
 
 @contextmanager
-def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Context that sets the model to evaluation mode; afterwards every module is back in its mode, by its own
-    ``train``. Other threads wait for it.
+def in_eval_mode(model: nn.Module) -> Iterator[Parts]:
+    """Context that sets the model to evaluation mode, and gives its parts; afterwards every module is back in its mode,
+    by its own ``train``. Other threads wait for it.
 
     Modules with a ``train`` of their own may change their tensors, for example merge weights, and restore them only up
     to rounding. Their tensors are therefore saved and put back.
     """
-    with exclusively(model):
-        modes = [(module, module.training) for module in model.modules()]
-        own = [t for m in _changing(model) for t in (*m.parameters(recurse=False), *m.buffers(recurse=False))]
-        kept = [(tensor, tensor.detach().clone()) for tensor in own]
+    with exclusively(model) as parts:
+        modes = [module.training for module in parts.modules]
+        tensors = [t for m in parts.changing for t in (*m.parameters(recurse=False), *m.buffers(recurse=False))]
+        before = [tensor.detach().clone() for tensor in tensors]
         try:
             model.eval()
-            with quietly(model):
-                yield
+            with quietly(parts.followed) if parts.followed else nullcontext():
+                yield parts
         finally:
-            for module, mode in modes:  # parents first, whose children may be in another mode
+            for module, mode in zip(parts.modules, modes, strict=True):  # parents first
                 if module.training != mode:
                     module.train(mode)
-            for module, mode in modes:  # some never train, some have several parents
+            for module, mode in zip(parts.modules, modes, strict=True):  # some never train, some have several parents
                 module.training = mode
             with torch.no_grad():
-                for tensor, value in kept:
+                for tensor, value in zip(tensors, before, strict=True):
                     tensor.copy_(value)
 
 
@@ -323,8 +323,8 @@ def draws_in_eval_mode(
 
     Modules that merge or cache weights when they change to evaluation mode do so for every sample.
     """
-    with in_eval_mode(model):
-        if not _changing(model):
+    with in_eval_mode(model) as parts:
+        if not parts.changing:
             with posterior.draws(model, seed) as put:
                 yield put
             return
@@ -364,7 +364,7 @@ def check_weights_are_used(model: nn.Module, names: Iterable[str]) -> None:
                     raise ValueError(
                         f"{option} of an embedding must be {plain} to take derivatives, got {value!r} in {path!r}"
                     )
-    changing = _changing(model)
+    changing = Parts(model).changing
     for path, module in model.named_modules() if changing else ():
         if module not in changing or wanted.isdisjoint(map(id, module.parameters())):
             continue
@@ -377,11 +377,6 @@ def check_weights_are_used(model: nn.Module, names: Iterable[str]) -> None:
                 "model must compute with its weights themselves in eval mode, but for method='monte_carlo', got module "
                 f"{path!r} ({type(module).__name__}), which merges or caches them when its mode changes"
             )
-
-
-def _changing(model: nn.Module) -> list[nn.Module]:
-    """Modules with a ``train`` method of their own, which may change more than the mode."""
-    return [m for m in model.modules() if getattr(m.train, "__func__", None) is not nn.Module.train]
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

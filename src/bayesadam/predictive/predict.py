@@ -196,12 +196,12 @@ def network_outputs(
     elif how.batch_norm is not None:
         posterior = WithOwnStatistics(posterior, how.batch_norm)
     if how.method == "moments":
-        with exclusively(model), unsharded(model):
+        with exclusively(model) as parts, unsharded(parts.sharded):
             moments = propagated_outputs(model, posterior, inputs, how)
         warn_of_probabilities(model, how.likelihood, moments.mean)
         return Run("moments", moments.mean, partial(from_moments, moments, how=how))
     if how.method == "linearized":
-        with exclusively(model), unsharded(model):
+        with exclusively(model) as parts, unsharded(parts.sharded):
             outputs, covariance = linearized_outputs(model, posterior, inputs, how, most=most)
         warn_of_probabilities(model, how.likelihood, outputs)
 
