@@ -27,6 +27,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from numbers import Integral
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -56,6 +57,7 @@ PIECE = 512 * TILE
 ALONE = 2**15
 """Number of elements up to which one thread is faster than several."""
 
+_DEVICE = attrgetter("device")
 _MASK = 0xFFFFFFFF
 _LIMITS = {"seed": 64, "step": 32, "sample": 28, "index": 32, "stream": 4}
 
@@ -112,11 +114,10 @@ def fill_many(outs: Mapping[int, Tensor], seed: int, step: int, sample: int, *, 
 
 
 class Draws:
-    """Draws of one seed and step into several tensors, sample by sample; what is the same for all samples is computed
-    once.
+    """Draws of one seed and step for several tensors, sample by sample; what all samples share is computed once.
 
     Args:
-        like: Tensors like those that will be filled, by the index of their parameter.
+        like: Tensors like those that a sample is drawn into, by the index of their parameter.
         seed: Seed, as for :func:`normal`.
         step: Number of the step, as for :func:`normal`.
         stream: Stream, as for :func:`normal`.
@@ -125,36 +126,49 @@ class Draws:
     def __init__(self, like: Mapping[int, Tensor], seed: int, *, step: int = 0, stream: int = TRAINING) -> None:
         for index in (min(like, default=0), max(like, default=0)):
             self.seed, self.step, _, _, self.stream = checked(seed, step, 0, index, stream)
+        self.like = list(like.values())
         self._runs, self._shapes, self._numel = list[Run](), list[torch.Size](), 0
-        table, devices = [], set()
+        table, kinds = [], set()
         for index, tensor in like.items():
             run = index, 0, tensor.numel(), tensor.numel()
             self._runs.append(run)
             self._shapes.append(tensor.shape)
             self._numel += tensor.numel()
             table.append(table_row(0, run, self.seed, self.step, 0))
-            devices.add(tensor.device)
+            kinds.add((tensor.dtype, tensor.device))
         self._table = np.array(table, dtype=np.int64)
-        self._device = devices.pop() if len(devices) == 1 else None
-        self._native_fill = None if self._device is None else _native(torch.empty(0, device=self._device))
+        self._native_fill: Fill | None = None
+        if len(kinds) == 1 and tensor.dtype == torch.float32:
+            self._device, self._native_fill = tensor.device, _native(torch.empty(0, device=tensor.device))
 
-    def fill(self, outs: Sequence[Tensor], sample: int) -> None:
-        """Fill tensors of any floating dtypes and strides with a sample, as :func:`fill_many` does.
+    def draw(self, outs: list[Tensor], sample: int) -> list[Tensor]:
+        """Draw a sample into tensors, in the order of ``like``, and return them.
+
+        In place of a tensor with another dtype or device than that of ``like``, or with gaps, a new one is returned.
 
         Args:
-            outs: The tensors, in the order of ``like``.
+            outs: The tensors.
             sample: Number of the sample, as for :func:`normal`.
         """
         _, _, sample, _, _ = checked(self.seed, self.step, sample, 0, self.stream)
         number = sample | self.stream << 28
-        if self._device is not None and self._native_fill is not None and set(map(type, outs)) <= PLAIN:
+        plain = set(map(type, outs)) <= PLAIN
+        if self._native_fill is not None and plain and set(map(_DEVICE, outs)) == {self._device}:
             where = placed(outs, self._shapes, self._device, torch.float32, converts=True)
             if where.is_plain:
                 table = self._table.copy()  # threads may share the object
                 table[:, 6], table[:, 8] = number, where.addresses
                 self._native_fill(table, self._numel)
-                return
-        _fill([(out, [run]) for out, run in zip(outs, self._runs, strict=True)], self.seed, self.step, number)
+                return outs
+        rooms = list(map(_room, outs, self.like))
+        _fill([(room, [run]) for room, run in zip(rooms, self._runs, strict=True)], self.seed, self.step, number)
+        return rooms
+
+
+def _room(out: Tensor, like: Tensor) -> Tensor:
+    """The tensor itself, if it is contiguous and of the kind of another one, or else a new one."""
+    fits = (out.dtype, out.device) == (like.dtype, like.device) and out.is_contiguous()
+    return out if fits else torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
 def normal_many(

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
 from bayesadam.posterior import PartialGaussian
-from bayesadam.predictive.how import How
 from bayesadam.predictive.monte_carlo import outputs_at_samples
+from bayesadam.predictive.plan import How
 
 X = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
 
@@ -120,6 +120,6 @@ def test_the_width_is_found_with_one_pass_of_the_body(monkeypatch):
         return q.hyperparameters["scaled"], network.passes
 
     scale, passes = fitted()
-    monkeypatch.setattr(sys.modules["bayesadam.predictive.predict"], "random_layer", lambda model, posterior: None)
+    monkeypatch.setattr(sys.modules["bayesadam.predictive.plan"], "random_layer", lambda model, posterior: None)
     assert fitted()[0] == scale < 1.0
     assert passes <= 6  # two to fit, one at the mean, and one with the check

@@ -55,8 +55,8 @@ class Around:
     def _made(self, outs: Sequence[Tensor]) -> NDArray[np.int64] | None:
         """The table of :func:`bayesadam.native.device.fill`."""
         tensors = [*outs, *self.means.values(), *self.deviations]
-        devices = {tensor.device for tensor in tensors}
-        if not set(map(type, tensors)) <= PLAIN or len(devices) != 1 or {tensor.dtype for tensor in tensors} != {torch.float32}:
+        kinds = {(tensor.device, tensor.dtype) for tensor in tensors}
+        if not set(map(type, tensors)) <= PLAIN or kinds != {(tensors[0].device, torch.float32)}:
             return None
         rows = []
         for (index, mean), deviation, out in zip(self.means.items(), self.deviations, outs, strict=True):

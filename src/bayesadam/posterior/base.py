@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
@@ -28,6 +29,7 @@ from bayesadam.posterior.wrappers import innermost, unwrapping
 from bayesadam.sharding import local
 
 Self = TypeVar("Self", bound="Posterior")
+_VERSION = attrgetter("_version")
 _BUFFERS = "buffers/"
 """Beginning of the keys of buffers among the tensors that are saved."""
 
@@ -57,7 +59,7 @@ class Posterior(NetworkDistribution):
     hyperparameters: dict[str, Any]
     buffers: Mapping[str, Tensor] = MappingProxyType({})
     parts: ClassVar[tuple[str, ...]] = ()
-    _known_random: tuple[list[tuple[int, int]] | None, list[Tensor], tuple[str, ...]] = (None, [], ())
+    _known_random: tuple[list[int] | None, list[Tensor], tuple[str, ...]] = (None, [], ())
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -108,7 +110,7 @@ class Posterior(NetworkDistribution):
         """
         values = list(self.variance.values())
         counted = not any(map(Tensor.is_inference, values))  # the changes of others are not
-        versions = [(id(value), value._version) for value in values] if counted else None
+        versions = [*map(id, values), *map(_VERSION, values)] if counted else None
         known, _, names = self._known_random  # together, since another thread may replace them
         if versions is None or known != versions:
             has = truths(value.any() for value in values)
@@ -236,6 +238,7 @@ class Posterior(NetworkDistribution):
                 parameters = dict(inner.named_parameters())
                 if self.mean.keys() <= parameters.keys():
                     break
+        weights: dict[str, Tensor] = {}
         for name, mean in self.mean.items():
             if name not in parameters:
                 inside = (repr(n) for n, p in parameters.items() if n.endswith(f".{name}") and p.shape == mean.shape)
@@ -248,10 +251,11 @@ class Posterior(NetworkDistribution):
                     f"the model's parameter {name!r} must be of the posterior's shape {tuple(mean.shape)}, "
                     f"got {tuple(parameters[name].shape)}"
                 )
+            weights[name] = parameters[name]
         for name, parameter in parameters.items():
             if parameter.requires_grad and name not in self.mean:
                 raise ValueError(f"the posterior must cover the model's trainable parameter {name!r}, got no such name")
-        return {name: parameters[name] for name in self.mean}
+        return weights
 
     @contextmanager
     def draws(self, model: nn.Module, seed: int = 0) -> Iterator[Callable[[int | None], None]]:
@@ -269,7 +273,9 @@ class Posterior(NetworkDistribution):
                 stack.enter_context(quietly(parts.followed))
             if parts.sharded:
                 stack.enter_context(unsharded(parts.sharded))
-            weights, buffers = self.match(model), self._match_buffers(model)
+            weights, buffers = self.match(model), self._buffers_of(0)
+            if buffers:
+                buffers = self._match_buffers(model, buffers)
             tensors = {**weights, **buffers}
             apart = self._apart_from(tensors.values())
             write = apart.writer(seed)
@@ -278,13 +284,15 @@ class Posterior(NetworkDistribution):
                 write = apart._writing_fixed(write, padding)
             if not set(map(type, tensors.values())) <= PLAIN:
                 write = writing_parts(write, tensors)
-            before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+            before = []
+            for tensor in tensors.values():
+                before.append((tensor, tensor.detach().clone()))
             try:
                 yield partial(write, tensors)
             finally:
                 with torch.no_grad():
-                    for name, tensor in tensors.items():
-                        tensor.copy_(before[name])
+                    for tensor, value in before:
+                        tensor.copy_(value)
                 torch.clear_autocast_cache()
 
     def _writing_fixed(self, write: Write, padding: Mapping[str, int]) -> Write:
@@ -301,10 +309,9 @@ class Posterior(NetworkDistribution):
 
         return put
 
-    def _match_buffers(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return the model's buffers that this posterior has, by name."""
-        wanted = self._buffers_of(0)
-        buffers = dict(innermost(model).named_buffers()) if wanted else {}
+    def _match_buffers(self, model: nn.Module, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the model's buffers with the names and shapes of the posterior's, by name."""
+        buffers = dict(innermost(model).named_buffers())
         for name, value in wanted.items():
             if name not in buffers or buffers[name].shape != value.shape:
                 shape = f"one of shape {tuple(buffers[name].shape)}" if name in buffers else "none of that name"
@@ -324,12 +331,11 @@ class Posterior(NetworkDistribution):
     def _apart_from(self, targets: Iterable[Tensor]) -> Posterior:
         """A posterior that does not change when the targets are written to; it is this one if they share no memory."""
         written = set(map(_address, targets)) - {0}
-        tensors = self.tensors()
-        shared = [name for name, tensor in tensors.items() if _address(tensor) in written]
-        if not shared:
-            return self
-        copies = {name: tensors[name].detach().clone() for name in shared}
-        return self.from_tensors({**tensors, **copies}, self.hyperparameters)
+        tensors, copies = self.tensors(), {}
+        for name, tensor in tensors.items():
+            if _address(tensor) in written:
+                copies[name] = tensor.detach().clone()
+        return self.from_tensors({**tensors, **copies}, self.hyperparameters) if copies else self
 
     def _check_theta(self, theta: Mapping[str, Tensor]) -> None:
         """Check that weights by name are those of the posterior, with any leading axes."""

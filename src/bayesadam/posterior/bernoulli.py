@@ -95,7 +95,7 @@ class BernoulliPosterior(Posterior):
         @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
             if number is not None:
-                draws.fill(list(eps.values()), number)
+                draws.draw(list(eps.values()), number)
             for index, (name, mean) in enumerate(self.mean.items()):
                 drawn = number is not None and index in eps
                 value = torch.where(eps[index] < quantile[name], scale[name], 0.0) if drawn else mean

@@ -99,9 +99,12 @@ class DiagonalGaussian(GaussianPosterior):
             std: Standard deviations of the tensors that are not fixed, by name, in the order of the means.
             seed: Seed of the samples.
         """
-        fixed = {name: mean for name, mean in self.mean.items() if name not in std}
-        means = {index: mean for index, (name, mean) in enumerate(self.mean.items()) if name in std}
-        spreads = list(std.values())
+        means, fixed, spreads = dict[int, Tensor](), dict[str, Tensor](), list(std.values())
+        for index, (name, mean) in enumerate(self.mean.items()):
+            if name in std:
+                means[index] = mean
+            else:
+                fixed[name] = mean
         if means:
             device = next(iter(means.values())).device
             draws = noise.Draws(means, seed, stream=noise.POSTERIOR)
@@ -110,12 +113,11 @@ class DiagonalGaussian(GaussianPosterior):
         @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
             for name, mean in (self.mean if number is None else fixed).items():
-                targets[name].detach().copy_(mean)
+                targets[name].copy_(mean)
             if number is not None and means:
-                outs = [targets[name].detach() for name in std]
+                outs = [targets[name] for name in std]
                 if by_kernel is None or not by_kernel.fill(outs, number):
-                    rooms = list(map(_room, outs, means.values()))
-                    draws.fill(rooms, number)
+                    rooms = draws.draw(outs, number)
                     if device.type == "cpu":
                         for mean, room, spread in zip(means.values(), rooms, spreads, strict=True):
                             torch.addcmul(mean, room, spread, out=room)
@@ -171,12 +173,6 @@ class DiagonalGaussian(GaussianPosterior):
         random = self.random_names
         variance = {name: value * factor**2 if name in random else value for name, value in self.variance.items()}
         return self._with_parts(hyperparameters, variance=variance)
-
-
-def _room(target: Tensor, mean: Tensor) -> Tensor:
-    """The tensor in which a sample is computed: the target, if it is contiguous and like the mean."""
-    fits = (target.dtype, target.device) == (mean.dtype, mean.device) and target.is_contiguous()
-    return target if fits else torch.empty_like(mean, memory_format=torch.contiguous_format)
 
 
 def sum_of_tensors(terms: Iterable[Tensor]) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesadam.checks import check_model
 from bayesadam.posterior.modes import FollowedTrain
@@ -23,6 +24,7 @@ class Parts:
         modules: All modules, parents first.
         changing: Those with a ``train`` method of their own, which may change more than the mode.
         followed: Replacements of ``train`` that tell followers of the mode.
+        normalized: Batch norm layers with running statistics.
         padded: Embeddings with a padding row.
         sharded: Those that went through ``fully_shard``.
     """
@@ -31,6 +33,7 @@ class Parts:
         self.modules = list(model.modules())
         self.changing: list[nn.Module] = []
         self.followed: list[FollowedTrain] = []
+        self.normalized: list[_BatchNorm] = []
         self.padded: list[nn.Embedding] = []
         self.sharded: list[nn.Module] = []
         for module in self.modules:
@@ -39,6 +42,8 @@ class Parts:
                 self.followed.append(train)
             if getattr(train, "__func__", None) is not nn.Module.train:
                 self.changing.append(module)
+            if isinstance(module, _BatchNorm) and module.running_mean is not None:
+                self.normalized.append(module)
             if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                 self.padded.append(module)
             if hasattr(type(module), "_get_fsdp_state"):
@@ -66,7 +71,8 @@ def exclusively(model: nn.Module) -> Iterator[Parts]:
         wanted |= {id(module), *map(id, module._parameters.values()), *map(id, module._buffers.values())}
     wanted.discard(id(None))
     with _RELEASED:
-        _RELEASED.wait_for(lambda: set(map(_IN_USE.get, wanted)) <= {None, thread})
+        while not set(map(_IN_USE.get, wanted)) <= {None, thread}:
+            _RELEASED.wait()
         taken = wanted - _IN_USE.keys()
         _IN_USE.update(dict.fromkeys(taken, thread))
     try:

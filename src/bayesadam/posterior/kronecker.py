@@ -119,7 +119,7 @@ class KroneckerGaussian(GaussianPosterior):
         @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
             if number is not None:
-                draws.fill(list(eps.values()), number)
+                draws.draw(list(eps.values()), number)
             for index, (name, mean) in enumerate(self.mean.items()):
                 value = mean
                 if number is not None and name in std:

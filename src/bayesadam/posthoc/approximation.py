@@ -31,8 +31,8 @@ from bayesadam.posthoc.last_layer import LastLayer, LastLayerSum
 from bayesadam.posthoc.network import Network
 from bayesadam.posthoc.prior import Prior, check_prior, continued
 from bayesadam.predictive.batches import Rows, check_weights_are_used, placed
-from bayesadam.predictive.choice import LAST_LAYER, warn_of_probabilities
 from bayesadam.predictive.pairs import Data, batches_of_rows, length
+from bayesadam.predictive.plan import LAST_LAYER, warn_of_probabilities
 from bayesadam.progress import progress_bar
 
 STRUCTURES = ("diagonal", "kron", "full", "last_layer", "last_layer_kron")

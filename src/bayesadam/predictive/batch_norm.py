@@ -65,7 +65,7 @@ class WithOwnStatistics(NetworkDistribution):
         if not layers:
             raise ValueError("batch_norm must be None for a model without batch norm statistics, got inputs")
         device = next(model.parameters(), torch.empty(0)).device
-        batches = [Rows(batch) for batch in _batches(self.inputs, device)]
+        batches = list(_batches(self.inputs, device))
         with exclusively(model):
             buffers = [(buffer, buffer.clone()) for layer in layers for buffer in layer.buffers()]
             try:
@@ -159,19 +159,18 @@ def estimate(model: nn.Module, layers: Iterable[_BatchNorm], batches: Iterable[R
                 layer.momentum = momentum
 
 
-def _batches(inputs: Any, device: torch.device) -> Iterator[Any]:
+def _batches(inputs: Any, device: torch.device) -> Iterator[Rows]:
     """About ``ROWS`` rows in batches, on the device."""
     found, single = as_batches(inputs)
     rows = first = 0
-    for (batch,) in groups(found, device, single, 0):
-        whole = Rows(batch)
+    for (whole,) in groups(found, device, single, 0):
         if single:
             yield from _parts(whole)
             return
         first = first or whole.count
         if whole.count < 0.5 * first:
             continue  # its statistics are those of few rows, as of the last batch of a loader
-        yield batch
+        yield whole
         rows += whole.count
         if rows >= ROWS:
             return
@@ -179,9 +178,9 @@ def _batches(inputs: Any, device: torch.device) -> Iterator[Any]:
         raise no_batches()
 
 
-def _parts(whole: Rows) -> Iterator[Any]:
+def _parts(whole: Rows) -> Iterator[Rows]:
     """Evenly spaced rows, in batches of about the same size."""
     used = min(whole.count, ROWS)
     numbers = torch.arange(used) * whole.count // used
     for part in numbers.tensor_split(math.ceil(used / _CHUNK)):
-        yield whole.select(part).batch
+        yield whole.select(part)
