@@ -279,7 +279,7 @@ class Posterior(NetworkDistribution):
             tensors = {**weights, **buffers}
             apart = self._apart_from(tensors.values())
             write = apart.writer(seed)
-            padding = padding_rows(model, weights) if parts.padded else {}
+            padding = padding_rows(parts, weights) if parts.padded else {}
             if buffers or padding:
                 write = apart._writing_fixed(write, padding)
             if not set(map(type, tensors.values())) <= PLAIN:

@@ -19,9 +19,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesadam.posterior import Mixture, NetworkDistribution, Posterior
-from bayesadam.posterior.buffers import OF_MEAN, OF_TRAINING, STATISTICS, buffers_of, normalized, statistics_are_fixed
+from bayesadam.posterior.buffers import OF_MEAN, OF_TRAINING, STATISTICS, buffers_of, statistics_are_fixed
 from bayesadam.posterior.calls import call
-from bayesadam.posterior.exclusive import exclusively
+from bayesadam.posterior.exclusive import Parts, exclusively
 from bayesadam.posterior.report import PER_TENSOR
 from bayesadam.predictive.batches import Rows, as_batches, groups, in_eval_mode, no_batches
 
@@ -43,11 +43,7 @@ class WithOwnStatistics(NetworkDistribution):
     def __init__(self, distribution: NetworkDistribution, inputs: Any) -> None:
         self.distribution = distribution
         self.inputs = inputs
-
-    @property
-    def strata(self) -> int:  # type: ignore[override]
-        """Number of strata, as in the distribution itself."""
-        return self.distribution.strata
+        self.strata = distribution.strata
 
     def repeats(self, count: int) -> list[int]:
         """The numbers of the first equal samples, as in the distribution itself."""
@@ -61,7 +57,7 @@ class WithOwnStatistics(NetworkDistribution):
             ValueError: As in the base class; or the model has no batch norm layers with running statistics, or the
                 loader is empty.
         """
-        layers = normalized(model)
+        layers = Parts(model).normalized
         if not layers:
             raise ValueError("batch_norm must be None for a model without batch norm statistics, got inputs")
         device = next(model.parameters(), torch.empty(0)).device
