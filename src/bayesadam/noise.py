@@ -27,17 +27,18 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from numbers import Integral
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesadam import native
 from bayesadam.functional.philox import constants, normals
 from bayesadam.native import device as kernels
-from bayesadam.native.memory import are_backed
+from bayesadam.native.memory import PLAIN, are_backed, placed
 
 Fill: TypeAlias = Callable[[NDArray[np.int64], int], None]
 Run: TypeAlias = tuple[int, int, int, int]
@@ -56,6 +57,7 @@ PIECE = 512 * TILE
 ALONE = 2**15
 """Number of elements up to which one thread is faster than several."""
 
+_DEVICE = attrgetter("device")
 _MASK = 0xFFFFFFFF
 _LIMITS = {"seed": 64, "step": 32, "sample": 28, "index": 32, "stream": 4}
 
@@ -109,6 +111,64 @@ def fill_many(outs: Mapping[int, Tensor], seed: int, step: int, sample: int, *, 
         seed, step, sample, _, stream = checked(seed, step, sample, index, stream)
     whole = [(out, [(index, 0, out.numel(), out.numel())]) for index, out in outs.items()]
     _fill(whole, seed, step, sample | stream << 28)
+
+
+class Draws:
+    """Draws of one seed and step for several tensors, sample by sample; what all samples share is computed once.
+
+    Args:
+        like: Tensors like those that a sample is drawn into, by the index of their parameter.
+        seed: Seed, as for :func:`normal`.
+        step: Number of the step, as for :func:`normal`.
+        stream: Stream, as for :func:`normal`.
+    """
+
+    def __init__(self, like: Mapping[int, Tensor], seed: int, *, step: int = 0, stream: int = TRAINING) -> None:
+        for index in (min(like, default=0), max(like, default=0)):
+            self.seed, self.step, _, _, self.stream = checked(seed, step, 0, index, stream)
+        self.like = list(like.values())
+        self._runs, self._shapes, self._numel = list[Run](), list[torch.Size](), 0
+        table, kinds = [], set()
+        for index, tensor in like.items():
+            run = index, 0, tensor.numel(), tensor.numel()
+            self._runs.append(run)
+            self._shapes.append(tensor.shape)
+            self._numel += tensor.numel()
+            table.append(table_row(0, run, self.seed, self.step, 0))
+            kinds.add((tensor.dtype, tensor.device))
+        self._table = np.array(table, dtype=np.int64)
+        self._native_fill: Fill | None = None
+        if len(kinds) == 1 and tensor.dtype == torch.float32:
+            self._device, self._native_fill = tensor.device, _native(torch.empty(0, device=tensor.device))
+
+    def draw(self, outs: list[Tensor], sample: int) -> list[Tensor]:
+        """Draw a sample into tensors, in the order of ``like``, and return them.
+
+        In place of a tensor with another dtype or device than that of ``like``, or with gaps, a new one is returned.
+
+        Args:
+            outs: The tensors.
+            sample: Number of the sample, as for :func:`normal`.
+        """
+        _, _, sample, _, _ = checked(self.seed, self.step, sample, 0, self.stream)
+        number = sample | self.stream << 28
+        plain = set(map(type, outs)) <= PLAIN
+        if self._native_fill is not None and plain and set(map(_DEVICE, outs)) == {self._device}:
+            where = placed(outs, self._shapes, self._device, torch.float32, converts=True)
+            if where.is_plain:
+                table = self._table.copy()  # threads may share the object
+                table[:, 6], table[:, 8] = number, where.addresses
+                self._native_fill(table, self._numel)
+                return outs
+        rooms = list(map(_room, outs, self.like))
+        _fill([(room, [run]) for room, run in zip(rooms, self._runs, strict=True)], self.seed, self.step, number)
+        return rooms
+
+
+def _room(out: Tensor, like: Tensor) -> Tensor:
+    """The tensor itself, if it is contiguous and of the kind of another one, or else a new one."""
+    fits = (out.dtype, out.device) == (like.dtype, like.device) and out.is_contiguous()
+    return out if fits else torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
 def normal_many(
@@ -305,7 +365,7 @@ def _native(out: Tensor) -> Fill | None:
 
     It is None for subclasses of tensors, whose memory is elsewhere.
     """
-    if type(out) not in (Tensor, nn.Parameter):
+    if type(out) not in PLAIN:
         return None
     if kernels.is_available(out.device):
         return _kernel(out.device)

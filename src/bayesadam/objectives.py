@@ -13,9 +13,9 @@ from bayesadam.checks import check_count, check_model, check_positive
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import DiagonalGaussian, Mixture
 from bayesadam.posterior.gaussian import GaussianPosterior
-from bayesadam.predictive.how import How
 from bayesadam.predictive.mixture import check_at_samples
 from bayesadam.predictive.monte_carlo import outputs_at_samples
+from bayesadam.predictive.plan import How
 from bayesadam.priors import Prior, as_prior
 
 SCHEDULES = ("uniform", "blundell")

@@ -132,7 +132,7 @@ def case_noise_has_the_numbers_of_operations():
 
 
 def case_posterior_samples_take_one_launch_in_any_memory_format():
-    assert around._is_right(CPU)
+    assert around.has_right_kernel(CPU)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 70, 5), nn.Conv2d(70, 4, 1), nn.Flatten(), nn.Linear(36, 2))
     for number, memory in enumerate((torch.contiguous_format, torch.channels_last)):

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesadam as ba
 from bayesadam.calibration.safe import Watched
 from bayesadam.posterior import PartialGaussian
-from bayesadam.predictive.how import How
 from bayesadam.predictive.monte_carlo import outputs_at_samples
+from bayesadam.predictive.plan import How
 
 X = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
 
@@ -140,6 +140,6 @@ def test_the_width_is_found_with_one_pass_of_the_body(kind, structure, monkeypat
 
     scale, passes = fitted()
     monkeypatch.setattr(Watched, "_at_last_layer", lambda self, posterior, data: None)
-    monkeypatch.setattr(sys.modules["bayesadam.predictive.predict"], "random_layer", lambda model, posterior: None)
+    monkeypatch.setattr(sys.modules["bayesadam.predictive.plan"], "random_layer", lambda model, posterior: None)
     assert fitted()[0] == scale < 1.0
     assert most is None or passes == most  # two to fit, and one for all widths

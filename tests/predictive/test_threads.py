@@ -8,7 +8,7 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam import population
-from bayesadam.predictive.how import METHODS
+from bayesadam.predictive.plan import METHODS
 from bayesadam.sklearn import BayesianMLPRegressor
 from modules import module_of
 from posterior.kinds import around

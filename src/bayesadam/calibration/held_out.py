@@ -18,8 +18,8 @@ from bayesadam.checks import check_model
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import NetworkDistribution, Posterior
 from bayesadam.predictive.batches import joined, tensors_of
-from bayesadam.predictive.how import How
 from bayesadam.predictive.pairs import Data, batches
+from bayesadam.predictive.plan import How
 from bayesadam.predictive.predict import Run, network_outputs
 from bayesadam.predictive.result import Predictive
 

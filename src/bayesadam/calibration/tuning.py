@@ -24,8 +24,8 @@ from bayesadam.calibration.safe import RISE
 from bayesadam.calibration.search import is_near, least
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.posterior import Mixture, Posterior
-from bayesadam.predictive.choice import mark_as_tuned
 from bayesadam.predictive.pairs import Data
+from bayesadam.predictive.plan import mark_as_tuned
 from bayesadam.progress import progress_bar
 
 PRECISIONS = (1e-2, 1.0, 1e2, 1e4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -18,6 +20,11 @@ def log_softmax(logits: Tensor) -> Tensor:
         return logits.log_softmax(-1)
     first = logits.movedim(-1, 0).contiguous()
     return first.log_softmax(0).movedim(0, -1).contiguous()
+
+
+def log_mean_exp(values: Tensor) -> Tensor:
+    """``log(mean(exp(values)))`` along the first axis."""
+    return values.logsumexp(0) - math.log(len(values))
 
 
 def softmax_factor(logits: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ def working_set(device: torch.device, cached: int) -> int:
     return cached if device.type == "cpu" else WORKING_SET
 
 
+@cache
 def is_available(device: torch.device) -> bool:
     """Whether kernels of Triton run on a device: on GPUs of NVIDIA and AMD if triton is installed."""
     return _has_triton() and device.type == ("cpu" if _is_interpreted() else "cuda")

@@ -9,9 +9,12 @@ from operator import add, attrgetter, ge, mul
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _SHAPE, _DTYPE, _SPARSE = attrgetter("shape"), attrgetter("dtype"), attrgetter("is_sparse")
+
+PLAIN = {Tensor, nn.Parameter}
+"""Classes of tensors that have their elements in memory of their own; a subclass may have them elsewhere."""
 
 
 class Misplaced(RuntimeError):

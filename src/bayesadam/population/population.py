@@ -17,6 +17,7 @@ from bayesadam.population.losses import Losses
 from bayesadam.population.objective import Objective
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.posterior.buffers import buffers_of
+from bayesadam.posterior.exclusive import Parts
 from bayesadam.posterior.padding import padding_rows
 from bayesadam.predictive.result import Predictive, from_outputs
 
@@ -168,7 +169,7 @@ class Population:
             eps = noise.normal_many([seed], [0], range(mc_samples), sizes, **where)[0].to(self._mean.dtype)
         std = self._variance.sqrt()
         model, parts = self._losses.template.model, self._losses.weights.split(std)
-        for name, row in padding_rows(model, {name: model.get_parameter(name) for name in parts}).items():
+        for name, row in padding_rows(Parts(model), {name: model.get_parameter(name) for name in parts}).items():
             parts[name][:, row] = 0.0  # so that they keep their means, as in ``Posterior.draws``
         self._losses.train(False)
         results = []

@@ -8,8 +8,9 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
@@ -17,16 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam import files
-from bayesadam.checks import check, truths
+from bayesadam.checks import check, check_model, truths
+from bayesadam.native.memory import PLAIN
 from bayesadam.posterior.exclusive import exclusively
 from bayesadam.posterior.modes import quietly
 from bayesadam.posterior.network import NetworkDistribution
 from bayesadam.posterior.padding import padding_rows
-from bayesadam.posterior.sharded import unsharded, writing_parts
+from bayesadam.posterior.sharded import Write, unsharded, writing_parts
 from bayesadam.posterior.wrappers import innermost, unwrapping
-from bayesadam.sharding import is_sharded
+from bayesadam.sharding import local
 
 Self = TypeVar("Self", bound="Posterior")
+_VERSION = attrgetter("_version")
 _BUFFERS = "buffers/"
 """Beginning of the keys of buffers among the tensors that are saved."""
 
@@ -56,7 +59,7 @@ class Posterior(NetworkDistribution):
     hyperparameters: dict[str, Any]
     buffers: Mapping[str, Tensor] = MappingProxyType({})
     parts: ClassVar[tuple[str, ...]] = ()
-    _known_random: tuple[list[tuple[int, int]] | None, list[Tensor], tuple[str, ...]] = (None, [], ())
+    _known_random: tuple[list[int] | None, list[Tensor], tuple[str, ...]] = (None, [], ())
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -98,7 +101,7 @@ class Posterior(NetworkDistribution):
 
     def repeats(self, count: int) -> list[int]:
         """The numbers of the first equal samples, as in the base class; without variance all samples are equal."""
-        return super().repeats(count) if self.random_names else [0] * count
+        return list(range(count)) if self.random_names else [0] * count
 
     @property
     def random_names(self) -> tuple[str, ...]:
@@ -106,8 +109,8 @@ class Posterior(NetworkDistribution):
         again until a tensor changes.
         """
         values = list(self.variance.values())
-        counted = not any(value.is_inference() for value in values)  # the changes of others are not
-        versions = [(id(value), value._version) for value in values] if counted else None
+        counted = not any(map(Tensor.is_inference, values))  # the changes of others are not
+        versions = [*map(id, values), *map(_VERSION, values)] if counted else None
         known, _, names = self._known_random  # together, since another thread may replace them
         if versions is None or known != versions:
             has = truths(value.any() for value in values)
@@ -116,7 +119,7 @@ class Posterior(NetworkDistribution):
         return names
 
     @abc.abstractmethod
-    def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
+    def writer(self, seed: int = 0) -> Write:
         """Return a function ``write(targets, number)`` that writes sample ``number``, or the mean for ``None``, in
         place.
 
@@ -172,7 +175,10 @@ class Posterior(NetworkDistribution):
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that are saved: those of the weights, and ``{"buffers/<name>": ...}``."""
-        return {**self._tensors(), **{f"{_BUFFERS}{name}": value for name, value in self.buffers.items()}}
+        tensors = self._tensors()
+        for name, value in self.buffers.items():
+            tensors[f"{_BUFFERS}{name}"] = value
+        return tensors
 
     @classmethod
     def from_tensors(cls: type[Self], tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Self:
@@ -225,10 +231,14 @@ class Posterior(NetworkDistribution):
             ValueError: The model's trainable parameters have other names or shapes; the message names the first
                 difference.
         """
-        for inner in unwrapping(model):
-            parameters = dict(inner.named_parameters())
-            if self.mean.keys() <= parameters.keys():
-                break
+        check_model(model)
+        parameters = dict(model.named_parameters())
+        if not self.mean.keys() <= parameters.keys():
+            for inner in unwrapping(model):
+                parameters = dict(inner.named_parameters())
+                if self.mean.keys() <= parameters.keys():
+                    break
+        weights: dict[str, Tensor] = {}
         for name, mean in self.mean.items():
             if name not in parameters:
                 inside = (repr(n) for n, p in parameters.items() if n.endswith(f".{name}") and p.shape == mean.shape)
@@ -241,10 +251,11 @@ class Posterior(NetworkDistribution):
                     f"the model's parameter {name!r} must be of the posterior's shape {tuple(mean.shape)}, "
                     f"got {tuple(parameters[name].shape)}"
                 )
+            weights[name] = parameters[name]
         for name, parameter in parameters.items():
             if parameter.requires_grad and name not in self.mean:
                 raise ValueError(f"the posterior must cover the model's trainable parameter {name!r}, got no such name")
-        return {name: parameters[name] for name in self.mean}
+        return weights
 
     @contextmanager
     def draws(self, model: nn.Module, seed: int = 0) -> Iterator[Callable[[int | None], None]]:
@@ -257,40 +268,57 @@ class Posterior(NetworkDistribution):
         Raises:
             ValueError: The model's trainable parameters are not those of the posterior, or it lacks a buffer.
         """
-        with exclusively(model), quietly(model), unsharded(model):
-            tensors = {**self.match(model), **self._match_buffers(model)}
-            apart, padding = self._apart_from(tensors.values()), padding_rows(model, tensors)
-            write_noisy = apart.writer(seed)
-
-            @torch.no_grad()
-            def write(targets: Mapping[str, Tensor], number: int | None) -> None:
-                write_noisy(targets, number)
-                for name, value in apart._buffers_of(number).items():
-                    targets[name].copy_(value)
-                if number is not None and padding:
-                    center = apart._center(number)
-                    for name, row in padding.items():
-                        targets[name][row].copy_(center[name][row])
-
-            before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        with exclusively(model) as parts, ExitStack() as stack:
+            if parts.followed:
+                stack.enter_context(quietly(parts.followed))
+            if parts.sharded:
+                stack.enter_context(unsharded(parts.sharded))
+            weights, buffers = self.match(model), self._buffers_of(0)
+            if buffers:
+                buffers = self._match_buffers(model, buffers)
+            tensors = {**weights, **buffers}
+            apart = self._apart_from(tensors.values())
+            write = apart.writer(seed)
+            padding = padding_rows(parts, weights) if parts.padded else {}
+            if buffers or padding:
+                write = apart._writing_fixed(write, padding)
+            if not set(map(type, tensors.values())) <= PLAIN:
+                write = writing_parts(write, tensors)
+            before = []
+            for tensor in tensors.values():
+                before.append((tensor, tensor.detach().clone()))
             try:
-                yield partial(writing_parts(write, tensors), tensors)
+                yield partial(write, tensors)
             finally:
                 with torch.no_grad():
-                    for name, tensor in tensors.items():
-                        tensor.copy_(before[name])
+                    for tensor, value in before:
+                        tensor.copy_(value)
                 torch.clear_autocast_cache()
 
-    def _match_buffers(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return the model's buffers that this posterior has, by name."""
+    def _writing_fixed(self, write: Write, padding: Mapping[str, int]) -> Write:
+        """The function of :meth:`writer` followed by what has no noise: buffers, and padding rows by name."""
+
+        @torch.no_grad()
+        def put(targets: Mapping[str, Tensor], number: int | None) -> None:
+            write(targets, number)
+            for name, value in self._buffers_of(number).items():
+                targets[name].copy_(value)
+            if number is not None:
+                for name, row in padding.items():
+                    targets[name][row].copy_(self._center(number)[name][row])
+
+        return put
+
+    def _match_buffers(self, model: nn.Module, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the model's buffers with the names and shapes of the posterior's, by name."""
         buffers = dict(innermost(model).named_buffers())
-        for name, value in self._buffers_of(0).items():
+        for name, value in wanted.items():
             if name not in buffers or buffers[name].shape != value.shape:
                 shape = f"one of shape {tuple(buffers[name].shape)}" if name in buffers else "none of that name"
                 raise ValueError(
                     f"the model must have a buffer {name!r} of the posterior's shape {tuple(value.shape)}, got {shape}"
                 )
-        return {name: buffers[name] for name in self._buffers_of(0)}
+        return {name: buffers[name] for name in wanted}
 
     def _center(self, number: int) -> Mapping[str, Tensor]:
         """Means of the distribution that sample ``number`` is drawn from, by name."""
@@ -302,13 +330,12 @@ class Posterior(NetworkDistribution):
 
     def _apart_from(self, targets: Iterable[Tensor]) -> Posterior:
         """A posterior that does not change when the targets are written to; it is this one if they share no memory."""
-        written = {_address(target) for target in targets} - {0}
-        tensors = self.tensors()
-        shared = [name for name, tensor in tensors.items() if _address(tensor) in written]
-        if not shared:
-            return self
-        copies = {name: tensors[name].detach().clone() for name in shared}
-        return self.from_tensors({**tensors, **copies}, self.hyperparameters)
+        written = set(map(_address, targets)) - {0}
+        tensors, copies = self.tensors(), {}
+        for name, tensor in tensors.items():
+            if _address(tensor) in written:
+                copies[name] = tensor.detach().clone()
+        return self.from_tensors({**tensors, **copies}, self.hyperparameters) if copies else self
 
     def _check_theta(self, theta: Mapping[str, Tensor]) -> None:
         """Check that weights by name are those of the posterior, with any leading axes."""
@@ -367,8 +394,8 @@ def read_posterior(path: str | os.PathLike[str]) -> tuple[Posterior, str]:
 
 def _address(tensor: Tensor) -> int:
     """Address of the memory of a tensor, or of this process's part of it; 0 if it has none."""
-    own: Tensor = tensor.detach().to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-    return own.untyped_storage().data_ptr()
+    part = tensor if type(tensor) in PLAIN else local(tensor)
+    return part.untyped_storage().data_ptr()
 
 
 def posterior_kinds() -> dict[str, type[Posterior]]:

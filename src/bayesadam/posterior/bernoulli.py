@@ -90,11 +90,12 @@ class BernoulliPosterior(Posterior):
             for index, name in enumerate(self.mean)
             if name in quantile
         }
+        draws = noise.Draws(eps, seed, stream=noise.POSTERIOR)
 
         @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
             if number is not None:
-                noise.fill_many(eps, seed, 0, number, stream=noise.POSTERIOR)
+                draws.draw(list(eps.values()), number)
             for index, (name, mean) in enumerate(self.mean.items()):
                 drawn = number is not None and index in eps
                 value = torch.where(eps[index] < quantile[name], scale[name], 0.0) if drawn else mean

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from bayesadam.posterior.exclusive import Parts
 from bayesadam.posterior.wrappers import innermost
 from bayesadam.sharding import full
 
@@ -26,17 +26,12 @@ def buffers_of(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def normalized(model: nn.Module) -> list[_BatchNorm]:
-    """List the batch norm layers that have running statistics."""
-    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
-
-
 def statistics_are_fixed(model: nn.Module) -> bool:
     """Whether batch norm statistics do not depend on random weights: all parameters up to the last such layer are
     frozen, or there is none.
     """
-    layers, modules = normalized(model), list(model.modules())
-    before = modules[: modules.index(layers[-1]) + 1] if layers else []
+    parts = Parts(model)
+    before = parts.modules[: parts.modules.index(parts.normalized[-1]) + 1] if parts.normalized else []
     return not any(p.requires_grad for module in before for p in module.parameters(recurse=False))
 
 

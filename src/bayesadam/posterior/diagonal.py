@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bayesadam import noise
 from bayesadam.checks import require
 from bayesadam.functional import gaussian
-from bayesadam.posterior.around import Around
+from bayesadam.posterior.around import Around, has_right_kernel
 from bayesadam.posterior.buffers import buffers_of
 from bayesadam.posterior.gaussian import GaussianPosterior, mean_rule
 from bayesadam.posterior.wrappers import innermost
@@ -96,30 +96,37 @@ class DiagonalGaussian(GaussianPosterior):
         have another dtype or device or are not contiguous.
 
         Args:
-            std: Standard deviations of the tensors that are not fixed, by name.
+            std: Standard deviations of the tensors that are not fixed, by name, in the order of the means.
             seed: Seed of the samples.
         """
-        random = {index: name for index, name in enumerate(self.mean) if name in std}
-        means, deviations = ({i: of[name] for i, name in random.items()} for of in (self.mean, std))
-        around = Around(means, deviations, seed)
+        means, fixed, spreads = dict[int, Tensor](), dict[str, Tensor](), list(std.values())
+        for index, (name, mean) in enumerate(self.mean.items()):
+            if name in std:
+                means[index] = mean
+            else:
+                fixed[name] = mean
+        if means:
+            device = next(iter(means.values())).device
+            draws = noise.Draws(means, seed, stream=noise.POSTERIOR)
+            by_kernel = Around(means, spreads, seed) if has_right_kernel(device) else None
 
         @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
-            for name, mean in self.mean.items():
-                if number is None or name not in std:
-                    targets[name].detach().copy_(mean)
-            own = {index: targets[name].detach() for index, name in random.items()}
-            if number is not None and own and not around(own, number):
-                draws = {index: _room(out, means[index]) for index, out in own.items()}
-                noise.fill_many(draws, seed, 0, number, stream=noise.POSTERIOR)
-                if all(draw.device.type != "cpu" for draw in draws.values()):  # two operations for all tensors
-                    torch._foreach_mul_(list(draws.values()), list(deviations.values()))
-                    torch._foreach_add_(list(draws.values()), list(means.values()))
-                for index, draw in draws.items():
-                    if draw.device.type == "cpu":
-                        torch.addcmul(means[index], draw, deviations[index], out=draw)
-                    if draw is not own[index]:
-                        own[index].copy_(draw)
+            for name, mean in (self.mean if number is None else fixed).items():
+                targets[name].copy_(mean)
+            if number is not None and means:
+                outs = [targets[name] for name in std]
+                if by_kernel is None or not by_kernel.fill(outs, number):
+                    rooms = draws.draw(outs, number)
+                    if device.type == "cpu":
+                        for mean, room, spread in zip(means.values(), rooms, spreads, strict=True):
+                            torch.addcmul(mean, room, spread, out=room)
+                    else:  # two operations for all tensors
+                        torch._foreach_mul_(rooms, spreads)
+                        torch._foreach_add_(rooms, list(means.values()))
+                    for out, room in zip(outs, rooms, strict=True):
+                        if room is not out:
+                            out.copy_(room)
             torch.clear_autocast_cache()
 
         return write
@@ -166,12 +173,6 @@ class DiagonalGaussian(GaussianPosterior):
         random = self.random_names
         variance = {name: value * factor**2 if name in random else value for name, value in self.variance.items()}
         return self._with_parts(hyperparameters, variance=variance)
-
-
-def _room(target: Tensor, mean: Tensor) -> Tensor:
-    """The tensor in which a sample is computed: the target, if it is contiguous and like the mean."""
-    fits = (target.dtype, target.device) == (mean.dtype, mean.device) and target.is_contiguous()
-    return target if fits else torch.empty_like(mean, memory_format=torch.contiguous_format)
 
 
 def sum_of_tensors(terms: Iterable[Tensor]) -> Tensor:

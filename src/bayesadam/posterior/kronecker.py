@@ -109,20 +109,21 @@ class KroneckerGaussian(GaussianPosterior):
         ``eps`` is the noise that :class:`DiagonalGaussian` draws, so the samples agree where there are no bases.
         """
         std = {name: self.eigenvalues[name].sqrt() for name in self.random_names}
-        draws = {
+        eps = {
             index: torch.empty_like(mean, dtype=torch.float32, memory_format=torch.contiguous_format)
             for index, (name, mean) in enumerate(self.mean.items())
             if name in std
         }
+        draws = noise.Draws(eps, seed, stream=noise.POSTERIOR)
 
         @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
             if number is not None:
-                noise.fill_many(draws, seed, 0, number, stream=noise.POSTERIOR)
+                draws.draw(list(eps.values()), number)
             for index, (name, mean) in enumerate(self.mean.items()):
                 value = mean
                 if number is not None and name in std:
-                    drawn = as_matrix(draws[index] * std[name], mean)
+                    drawn = as_matrix(eps[index] * std[name], mean)
                     moved = rotate(drawn, self.left.get(name), self.right.get(name), back=True)
                     value = mean + moved.view(mean.shape)
                 targets[name].detach().copy_(value)

@@ -83,7 +83,7 @@ class Mixture(Posterior):
         return self.components[0].shapes
 
     @property
-    def strata(self) -> int:
+    def strata(self) -> int:  # type: ignore[override]
         """Number of strata with equal weights: the components, each as often as unequal numbers of components in them
         require.
         """

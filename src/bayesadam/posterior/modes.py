@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,10 +68,9 @@ def unfollow(follower: Any, model: nn.Module) -> None:
 
 
 @contextmanager
-def quietly(model: nn.Module) -> Iterator[None]:
+def quietly(trains: Iterable[FollowedTrain]) -> Iterator[None]:
     """Context for predictions, in which no follower is told of modes; afterwards they are told if the mode changed."""
-    trains = [vars(module).get("train") for module in model.modules()]
-    followed = [train for train in trains if isinstance(train, FollowedTrain) and not train.quiet]
+    followed = [train for train in trains if not train.quiet]
     before = [train.module.training for train in followed]
     for train in followed:
         train.quiet = True

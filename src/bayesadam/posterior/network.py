@@ -10,7 +10,14 @@ from torch import nn
 
 
 class NetworkDistribution(abc.ABC):
-    """Base class of distributions over the functions that a network computes."""
+    """Base class of distributions over the functions that a network computes.
+
+    Attributes:
+        strata: Number of strata with equal weights, such as the components of a mixture: sample ``n`` is from stratum
+            ``n % strata``.
+    """
+
+    strata: int = 1
 
     @abc.abstractmethod
     def draws(self, model: nn.Module, seed: int = 0) -> AbstractContextManager[Callable[[int | None], None]]:
@@ -20,13 +27,6 @@ class NetworkDistribution(abc.ABC):
         ``put(None)`` turns it into the mean network. The context caches what every sample needs. Another thread that
         enters such a context of the same model waits until this one has left it.
         """
-
-    @property
-    def strata(self) -> int:
-        """Number of strata with equal weights, such as the components of a mixture: sample ``n`` is from stratum ``n %
-        strata``.
-        """
-        return 1
 
     def repeats(self, count: int) -> list[int]:
         """For each of ``count`` samples the number of the first one that is the same network, as far as is known."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,14 +18,14 @@ _WHOLE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 @contextmanager
-def unsharded(model: nn.Module) -> Iterator[None]:
-    """Context in which every weight of a model that went through ``fully_shard`` is whole on this rank.
+def unsharded(sharded: Iterable[nn.Module]) -> Iterator[None]:
+    """Context in which every weight of modules that went through ``fully_shard`` is whole on this rank.
 
-    Inside, the model computes like one that was never sharded, also where derivatives are taken, and forward passes
-    gather nothing. Values written to its weights inside are lost afterwards. All ranks must enter the block. Blocks may
-    be nested; models that are not sharded are left unchanged.
+    Inside, the modules compute like ones that were never sharded, also where derivatives are taken, and forward passes
+    gather nothing. Values written to their weights inside are lost afterwards. All ranks must enter the block. Blocks
+    may be nested.
     """
-    modules: list[Any] = [m for m in model.modules() if _is_fsdp(m) and m not in _WHOLE]
+    modules: list[Any] = [module for module in sharded if module not in _WHOLE]
     known = [(owner, name, getattr(owner, name)) for module in modules for owner, name in _settings(module)]
     try:
         _WHOLE.update(modules)

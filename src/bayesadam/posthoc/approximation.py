@@ -30,8 +30,8 @@ from bayesadam.posthoc.last_layer import LastLayer, LastLayerSum
 from bayesadam.posthoc.network import Network
 from bayesadam.posthoc.prior import Prior, check_prior, continued
 from bayesadam.predictive.batches import Rows, check_weights_are_used, placed
-from bayesadam.predictive.choice import warn_of_probabilities
 from bayesadam.predictive.pairs import Data, batches_of_rows, length
+from bayesadam.predictive.plan import warn_of_probabilities
 from bayesadam.progress import progress_bar
 
 Sum: TypeAlias = DiagonalSum | KroneckerSum | FullSum | LastLayerSum | LastLayerKroneckerSum
@@ -151,8 +151,9 @@ class LaplaceApproximation:
             check_positive("num_data", num_data)
         if batch_size is not None:
             check_count("batch_size", batch_size)
-        network = Network(unwrapped(model), likelihood, output, curvature)
-        with exclusively(network.model):
+        inner = unwrapped(model)
+        with exclusively(inner):
+            network = Network(inner, likelihood, output, curvature)
             total: Sum = OF_ALL[structure](network) if structure in OF_ALL else OF_LAYER[structure](network, last_layer)
             self.mean = {}
             for name, p in network.trainable.items():

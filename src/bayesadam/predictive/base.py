@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from bayesadam.checks import check, check_tensor
+from bayesadam.functional.outputs import log_mean_exp
 
 
 class PredictiveDistribution(abc.ABC):
@@ -98,8 +98,3 @@ def variance_of_strata(values: Tensor, strata: int) -> Tensor:
     if each > 1:
         variance = variance + values.reshape(each, strata, *values.shape[1:]).var(0).mean(0) / len(values)
     return variance
-
-
-def log_mean_exp(values: Tensor) -> Tensor:
-    """``log(mean(exp(values)))`` along the first axis."""
-    return values.logsumexp(0) - math.log(len(values))

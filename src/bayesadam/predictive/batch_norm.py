@@ -19,9 +19,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesadam.posterior import Mixture, NetworkDistribution, Posterior
-from bayesadam.posterior.buffers import OF_MEAN, OF_TRAINING, STATISTICS, buffers_of, normalized, statistics_are_fixed
+from bayesadam.posterior.buffers import OF_MEAN, OF_TRAINING, STATISTICS, buffers_of, statistics_are_fixed
 from bayesadam.posterior.calls import call
-from bayesadam.posterior.exclusive import exclusively
+from bayesadam.posterior.exclusive import Parts, exclusively
 from bayesadam.posterior.report import PER_TENSOR
 from bayesadam.predictive.batches import Rows, as_batches, groups, in_eval_mode, no_batches
 
@@ -43,11 +43,7 @@ class WithOwnStatistics(NetworkDistribution):
     def __init__(self, distribution: NetworkDistribution, inputs: Any) -> None:
         self.distribution = distribution
         self.inputs = inputs
-
-    @property
-    def strata(self) -> int:
-        """Number of strata, as in the distribution itself."""
-        return self.distribution.strata
+        self.strata = distribution.strata
 
     def repeats(self, count: int) -> list[int]:
         """The numbers of the first equal samples, as in the distribution itself."""
@@ -61,11 +57,11 @@ class WithOwnStatistics(NetworkDistribution):
             ValueError: As in the base class; or the model has no batch norm layers with running statistics, or the
                 loader is empty.
         """
-        layers = normalized(model)
+        layers = Parts(model).normalized
         if not layers:
             raise ValueError("batch_norm must be None for a model without batch norm statistics, got inputs")
         device = next(model.parameters(), torch.empty(0)).device
-        batches = [Rows(batch) for batch in _batches(self.inputs, device)]
+        batches = list(_batches(self.inputs, device))
         with exclusively(model):
             buffers = [(buffer, buffer.clone()) for layer in layers for buffer in layer.buffers()]
             try:
@@ -159,19 +155,18 @@ def estimate(model: nn.Module, layers: Iterable[_BatchNorm], batches: Iterable[R
                 layer.momentum = momentum
 
 
-def _batches(inputs: Any, device: torch.device) -> Iterator[Any]:
+def _batches(inputs: Any, device: torch.device) -> Iterator[Rows]:
     """About ``ROWS`` rows in batches, on the device."""
     found, single = as_batches(inputs)
     rows = first = 0
-    for (batch,) in groups(found, device, single, 0):
-        whole = Rows(batch)
+    for (whole,) in groups(found, device, single, 0):
         if single:
             yield from _parts(whole)
             return
         first = first or whole.count
         if whole.count < 0.5 * first:
             continue  # its statistics are those of few rows, as of the last batch of a loader
-        yield batch
+        yield whole
         rows += whole.count
         if rows >= ROWS:
             return
@@ -179,9 +174,9 @@ def _batches(inputs: Any, device: torch.device) -> Iterator[Any]:
         raise no_batches()
 
 
-def _parts(whole: Rows) -> Iterator[Any]:
+def _parts(whole: Rows) -> Iterator[Rows]:
     """Evenly spaced rows, in batches of about the same size."""
     used = min(whole.count, ROWS)
     numbers = torch.arange(used) * whole.count // used
     for part in numbers.tensor_split(math.ceil(used / _CHUNK)):
-        yield whole.select(part).batch
+        yield whole.select(part)

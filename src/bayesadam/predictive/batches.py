@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
-from operator import length_hint
+from operator import attrgetter, length_hint
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
 from bayesadam.posterior import NetworkDistribution
-from bayesadam.posterior.exclusive import exclusively
+from bayesadam.posterior.exclusive import Parts, exclusively
 from bayesadam.posterior.modes import quietly
 from bayesadam.progress import progress_bar
 
@@ -47,17 +47,18 @@ def repeatable(inputs: Any) -> Any:
     return inputs if single else list(batches)
 
 
-def groups(batches: Iterable[Any], device: torch.device, single: bool, limit: int) -> Iterator[list[Any]]:
-    """Yield batches without their targets, on the device, collected until they have ``limit`` bytes."""
-    group: list[Any] = []
+def groups(batches: Iterable[Any], device: torch.device, single: bool, limit: int) -> Iterator[list[Rows]]:
+    """Yield the rows of batches without their targets, on the device, collected until they have ``limit`` bytes."""
+    group: list[Rows] = []
     size = 0
     for batch in batches:
         if not single and isinstance(batch, list | tuple) and not isinstance(batch, PackedSequence):
             batch = batch[0]
             if isinstance(batch, list):  # the default collate function makes lists of tuples
                 batch = tuple(batch)
-        group.append(placed(batch, device))
-        size += sum(value.data.nbytes for value in tensors_of(batch))
+        group.append(Rows(placed(batch, device)))
+        for value in tensors_of(batch):
+            size += value.data.nbytes
         if size >= limit:
             yield group
             group, size = [], 0
@@ -67,13 +68,10 @@ def groups(batches: Iterable[Any], device: torch.device, single: bool, limit: in
 
 def placed(batch: Any, device: torch.device | None) -> Any:
     """A batch on a device, with copies of inference tensors where these cannot be used, as in a graph."""
-    copied = not torch.is_inference_mode_enabled()
-
-    def place(tensor: Tensor) -> Tensor:
-        found = tensor.to(device=device)
-        return found.clone() if copied and found.is_inference() else found
-
-    return map_tensors(batch, place)
+    if not isinstance(batch, Tensor):
+        return map_tensors(batch, lambda tensor: placed(tensor, device))
+    tensor = batch.to(device=device)
+    return tensor.clone() if tensor.is_inference() and not torch.is_inference_mode_enabled() else tensor
 
 
 def joined(parts: Sequence[Tensor], what: str, axis: int = 0) -> Tensor:
@@ -82,6 +80,8 @@ def joined(parts: Sequence[Tensor], what: str, axis: int = 0) -> Tensor:
     Raises:
         ValueError: The other axes differ, as for sequences that are padded batch by batch.
     """
+    if len(parts) == 1:
+        return parts[0]
     shapes = [(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts]
     for shape in shapes:
         if shape != shapes[0]:
@@ -89,7 +89,7 @@ def joined(parts: Sequence[Tensor], what: str, axis: int = 0) -> Tensor:
                 f"{what} of all batches must have one shape apart from their rows, got {shapes[0]} and {shape} "
                 "(pad all sequences to one length)"
             )
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
+    return torch.cat(list(parts), axis)
 
 
 def no_batches() -> ValueError:
@@ -116,11 +116,12 @@ class Rows:
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch
-        lengths = [_length(value) for value in tensors_of(batch)]
-        known = next((length for length in lengths if length is not None), None)
-        self.count = 1 if known is None else known
-        self._known = known is not None
-        self._shared = [length != known for length in lengths]
+        self.count, self._known, self._shared = 1, False, list[bool]()
+        for value in tensors_of(batch):
+            length = _length(value)
+            if length is not None and not self._known:
+                self.count, self._known = length, True
+            self._shared.append(length is None or length != self.count)
         self.size: int | None = None
         self.parts: list[Rows] = []
 
@@ -130,9 +131,9 @@ class Rows:
 
     def divide(self, size: int) -> None:
         """Set ``parts`` to all rows in parts of so many."""
-        self.size = size
-        starts = range(0, self.count, max(size, 1)) if size < self.count else ()
-        self.parts = [self.part(start, start + size) for start in starts]
+        self.size, self.parts = size, []
+        if size < self.count:
+            self.parts = [self.part(start, start + size) for start in range(0, self.count, max(size, 1))]
 
     def select(self, numbers: Tensor) -> Rows:
         """The rows with these numbers."""
@@ -177,11 +178,12 @@ class Rows:
         """Number of rows in a pass by default; passes are of about the same size, so that none has a single row."""
         if any(self._shared) or not self.count:  # such as the edges of a graph, whose nodes are the rows
             return self.count
-        data = [value.data for value in tensors_of(self.batch)]
-        size = -(-sum(value.nbytes for value in data) // self.count)
-        limit = max(PASS_ROWS, PASS_BYTES // max(size, 1))
-        if any(value.device.type != "cpu" for value in data):
-            limit *= ON_ACCELERATORS
+        nbytes, factor = 0, 1
+        for value in tensors_of(self.batch):
+            nbytes += value.data.nbytes
+            factor = factor if value.data.device.type == "cpu" else ON_ACCELERATORS
+        size = -(-nbytes // self.count)
+        limit = factor * max(PASS_ROWS, PASS_BYTES // max(size, 1))
         return -(-self.count // -(-self.count // limit))
 
     def _taken(self, rows: slice | Tensor) -> Rows:
@@ -222,23 +224,21 @@ class Chunked:
     def __call__(self, rows: Rows) -> tuple[Tensor, ...]:
         """Apply the function to all rows of a batch."""
         if rows.size is None or (self.rows is not None and rows.size > self.rows):
-            rows.divide(self.rows or self._size(rows))
+            size = self.rows or rows.per_pass()
+            if self.rows is None and size < rows.count:
+                self._apart = self._are_apart(rows) if self._apart is None else self._apart
+                size = size if self._apart else rows.count
+            rows.divide(size)
         while True:
             try:
-                found = [self.function(part) for part in rows.parts or [rows]]
-                return found[0] if len(found) == 1 else tuple(map(torch.cat, zip(*found, strict=True)))
+                results = list(map(self.function, rows.parts or [rows]))
+                return results[0] if len(results) == 1 else tuple(map(torch.cat, zip(*results, strict=True)))
             except RuntimeError as error:
                 size = (rows.parts or [rows])[0].count
                 if not is_out_of_memory(error) or size <= 1:
                     raise
                 self.rows = size // 2
                 rows.divide(self.rows)
-
-    def _size(self, rows: Rows) -> int:
-        size = rows.per_pass()
-        if size < rows.count and self._apart is None:
-            self._apart = self._are_apart(rows)
-        return size if self._apart else rows.count
 
     def _are_apart(self, rows: Rows) -> bool:
         """Whether the last rows of a small batch have the same outputs in a batch of their own."""
@@ -280,8 +280,8 @@ def over_batches(
     apply = Chunked(function, batch_size)
     found = []
     with progress_bar("predicting", length_hint(batches) or None, progress, shown=not single) as advance:
-        for (batch,) in groups(batches, device, single, 0):
-            found.append(apply(Rows(batch)))
+        for (rows,) in groups(batches, device, single, 0):
+            found.append(apply(rows))
             advance()
     if not found:
         raise no_batches()
@@ -289,29 +289,31 @@ def over_batches(
 
 
 @contextmanager
-def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Context that sets the model to evaluation mode; afterwards every module is back in its mode, by its own
-    ``train``. Other threads wait for it.
+def in_eval_mode(model: nn.Module) -> Iterator[Parts]:
+    """Context that sets the model to evaluation mode, and gives its parts; afterwards every module is back in its mode,
+    by its own ``train``. Other threads wait for it.
 
     Modules with a ``train`` of their own may change their tensors, for example merge weights, and restore them only up
     to rounding. Their tensors are therefore saved and put back.
     """
-    with exclusively(model):
-        modes = [(module, module.training) for module in model.modules()]
-        own = [t for m in _changing(model) for t in (*m.parameters(recurse=False), *m.buffers(recurse=False))]
-        kept = [(tensor, tensor.detach().clone()) for tensor in own]
+    with exclusively(model) as parts:
+        modes, before = list(map(attrgetter("training"), parts.modules)), []
+        for module in parts.changing:
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                before.append((tensor, tensor.detach().clone()))
         try:
             model.eval()
-            with quietly(model):
-                yield
+            with quietly(parts.followed) if parts.followed else nullcontext():
+                yield parts
         finally:
-            for module, mode in modes:  # parents first, whose children may be in another mode
+            for module, mode in zip(parts.modules, modes, strict=True):  # parents first
                 if module.training != mode:
                     module.train(mode)
-            for module, mode in modes:  # some never train, some have several parents
-                module.training = mode
+            for module, mode in zip(parts.modules, modes, strict=True):  # some never train, some have several parents
+                if module.training != mode:
+                    module.training = mode
             with torch.no_grad():
-                for tensor, value in kept:
+                for tensor, value in before:
                     tensor.copy_(value)
 
 
@@ -323,8 +325,8 @@ def draws_in_eval_mode(
 
     Modules that merge or cache weights when they change to evaluation mode do so for every sample.
     """
-    with in_eval_mode(model):
-        if not _changing(model):
+    with in_eval_mode(model) as parts:
+        if not parts.changing:
             with posterior.draws(model, seed) as put:
                 yield put
             return
@@ -364,7 +366,7 @@ def check_weights_are_used(model: nn.Module, names: Iterable[str]) -> None:
                     raise ValueError(
                         f"{option} of an embedding must be {plain} to take derivatives, got {value!r} in {path!r}"
                     )
-    changing = _changing(model)
+    changing = Parts(model).changing
     for path, module in model.named_modules() if changing else ():
         if module not in changing or wanted.isdisjoint(map(id, module.parameters())):
             continue
@@ -379,11 +381,6 @@ def check_weights_are_used(model: nn.Module, names: Iterable[str]) -> None:
             )
 
 
-def _changing(model: nn.Module) -> list[nn.Module]:
-    """Modules with a ``train`` method of their own, which may change more than the mode."""
-    return [m for m in model.modules() if getattr(m.train, "__func__", None) is not nn.Module.train]
-
-
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     """A module's own parameters, buffers and other tensors among its attributes."""
     named = {**vars(module), **module._parameters, **module._buffers}
@@ -392,9 +389,11 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 def tensors_of(batch: Any) -> list[Tensor | PackedSequence]:
     """The tensors and packed sequences of a batch, in the order of :func:`map_tensors`."""
-    found: list[Tensor | PackedSequence] = []
-    _map(batch, found.append)
-    return found
+    if isinstance(batch, Tensor):
+        return [batch]
+    tensors: list[Tensor | PackedSequence] = []
+    _map(batch, tensors.append)
+    return tensors
 
 
 def map_tensors(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -413,15 +412,14 @@ def _map(batch: Any, function: Callable[[Any], Any]) -> Any:
     """Apply a function to all tensors and packed sequences of a batch, also to those in dicts and tuples within it."""
 
     def apply(value: Any) -> Any:
-        if isinstance(value, Tensor | PackedSequence):
-            return function(value)
-        return _map(value, function) if type(value) in (dict, tuple) else value
+        inside = isinstance(value, Tensor | PackedSequence) or type(value) in (dict, tuple)
+        return _map(value, function) if inside else value
 
+    if isinstance(batch, Tensor | PackedSequence):
+        return function(batch)
     if isinstance(batch, Mapping):
         return {key: apply(value) for key, value in batch.items()}
-    if isinstance(batch, tuple) and not isinstance(batch, PackedSequence):
-        return tuple(map(apply, batch))
-    return apply(batch)
+    return tuple(map(apply, batch)) if isinstance(batch, tuple) else batch
 
 
 def _length(value: Tensor | PackedSequence) -> int | None:

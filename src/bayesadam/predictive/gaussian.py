@@ -17,8 +17,8 @@ from bayesadam.functional.autocast import without_autocast
 from bayesadam.likelihoods import Likelihood
 from bayesadam.likelihoods.parameters import check_equal_shapes
 from bayesadam.predictive.base import check_target
-from bayesadam.predictive.how import How
 from bayesadam.predictive.mixture import MixturePredictive
+from bayesadam.predictive.plan import How
 from bayesadam.predictive.result import ClassificationPredictive, Predictive, RegressionPredictive
 
 BLOCK = 1024

@@ -12,12 +12,11 @@ from torch.nn import functional
 
 from bayesadam.functional.calls import first_argument, version_of
 from bayesadam.functional.curvature import precision
-from bayesadam.moments.last_layer import is_plain_linear
 from bayesadam.posterior import NetworkDistribution, PartialGaussian
 from bayesadam.posterior.calls import Output, call
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.predictive.batches import Chunked, Rows, as_batches, draws_in_eval_mode, groups, joined
-from bayesadam.predictive.how import How
+from bayesadam.predictive.plan import How
 
 WEIGHTS_BYTES = 2**26
 """Memory for the layer's weights at several samples."""
@@ -68,12 +67,12 @@ def last_layer_outputs(
 
         forward = Chunked(features_of, how.batch_size)
         put(None)
-        parts = [(forward(Rows(batch))[0], batch) for (batch,) in groups(batches, layer.weight.device, single, 0)]
+        parts = [(forward(rows)[0], rows) for (rows,) in groups(batches, layer.weight.device, single, 0)]
         if not parts or any(part.shape[-1] != layer.in_features for part, _ in parts):
             return None
-        first, batch = parts[0]
+        first, rows = parts[0]
         put(0)
-        (again,) = features_of(Rows(batch).part(0, 1))
+        (again,) = features_of(rows.part(0, 1))
         if not torch.dist(again, first[:1]) <= precision(again) ** 0.5 * again.norm():
             return None
         put(None)  # the posterior may be made of the model's own tensors
@@ -117,16 +116,3 @@ def outputs_at_weights(
         product = functional.linear(features, torch.cat(weights), torch.cat(biases) if biases else None)
         parts.append(product.reshape(*product.shape[:-1], len(weights), layer.out_features).movedim(-2, 0))
     return torch.cat(parts)
-
-
-def random_layer(model: nn.Module, posterior: NetworkDistribution) -> nn.Linear | None:
-    """The linear layer that has all random weights, and shares none of them."""
-    if not isinstance(posterior, GaussianPosterior):
-        return None
-    tensors = posterior.match(model)
-    random = {id(tensors[name]) for name in posterior.random_names}
-    uses = [id(p) for _, p in model.named_parameters(remove_duplicate=False)]
-    for module in model.modules():
-        if is_plain_linear(module) and random and random <= set(map(id, module.parameters())):
-            return module if all(uses.count(each) == 1 for each in random) else None
-    return None

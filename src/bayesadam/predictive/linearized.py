@@ -20,10 +20,10 @@ from bayesadam.posterior import NetworkDistribution, Posterior
 from bayesadam.predictive.batches import Rows, check_weights_are_used, draws_in_eval_mode, over_batches
 from bayesadam.predictive.covariance import OutputCovariance, WeightCovariance, weight_covariance
 from bayesadam.predictive.gaussian import uncertain_part
-from bayesadam.predictive.how import How
 from bayesadam.predictive.jacobian import Jacobians
 from bayesadam.predictive.layerwise import Layerwise, NotLayerwiseError
 from bayesadam.predictive.network import MeanNetwork, own_names
+from bayesadam.predictive.plan import How
 
 CHUNK_BYTES = 2**26
 """Memory on a CPU for Jacobians and intermediate values; as many data points are treated at once as fit into it."""

@@ -24,8 +24,8 @@ from bayesadam.predictive.batches import (
     over_batches,
 )
 from bayesadam.predictive.gaussian import GaussianPredictive, from_gaussian
-from bayesadam.predictive.how import How
 from bayesadam.predictive.network import own_names
+from bayesadam.predictive.plan import How
 from bayesadam.predictive.result import Predictive
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from bayesadam.predictive.batches import (
     joined,
     no_batches,
 )
-from bayesadam.predictive.how import How
+from bayesadam.predictive.plan import How
 from bayesadam.progress import progress_bar
 
 GROUP_BYTES = 2**28
@@ -44,33 +45,35 @@ def outputs_at_samples(
         repeats: For each of the ``S`` samples, the number of the first one that is equal; ``None`` for the mean.
         how: The other arguments of :func:`bayesadam.predict`.
     """
-    device = next(model.parameters(), torch.empty(0)).device
     batches, single = as_batches(inputs)
+    device = next(model.parameters(), torch.empty(0)).device
+    samples = [None] if repeats is None else repeats
+    passes = len(set(samples))
 
     def run(rows: Rows) -> tuple[Tensor, ...]:
-        found = call(model, rows.batch, how.output)
-        rows.check(found)
-        return (found,)
+        output = call(model, rows.batch, how.output)
+        rows.check(output)
+        return (output,)
 
     forward = Chunked(run, how.batch_size)
     parts = []
-    samples = [None] if repeats is None else repeats
-    total = operator.length_hint(batches) * len(set(samples)) or None
-    with (
-        draws_in_eval_mode(model, posterior, how.seed) as put,
-        progress_bar("predicting", total, how.progress, shown=not single) as advance,
-    ):
+    with draws_in_eval_mode(model, posterior, how.seed) as put, ExitStack() as stack:
+        advance = None
+        if how.progress or not single:
+            total = operator.length_hint(batches) * passes or None
+            advance = stack.enter_context(progress_bar("predicting", total, how.progress))
         for group in groups(batches, device, single, GROUP_BYTES):
-            rows, outputs = [Rows(batch) for batch in group], torch.empty(0)
+            outputs = torch.empty(0)
             for row, number in enumerate(samples):
                 if number is not None and number < row:
                     outputs[row] = outputs[number]
                     continue
                 put(number)
                 chunks: list[Tensor] = []
-                for batch in rows:
-                    chunks += forward(batch)
-                    advance()
+                for rows in group:
+                    chunks += forward(rows)
+                    if advance is not None:
+                        advance()
                 sample = joined(chunks, "outputs")
                 if row == 0:  # small results among a pass's large tensors would keep their memory from being used again
                     outputs = sample.new_empty((len(samples), *sample.shape))

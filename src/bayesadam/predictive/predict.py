@@ -15,25 +15,28 @@ from torch import Tensor, nn
 from bayesadam.checks import check_model
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import Mixture, NetworkDistribution
-from bayesadam.posterior.exclusive import exclusively
+from bayesadam.posterior.exclusive import Parts, exclusively
 from bayesadam.posterior.mixture import component_seed
 from bayesadam.posterior.sharded import unsharded
 from bayesadam.predictive.batch_norm import WithOwnStatistics, warn_of_statistics, with_batch_norm
 from bayesadam.predictive.batches import repeatable
-from bayesadam.predictive.choice import (
+from bayesadam.predictive.gaussian import from_gaussian
+from bayesadam.predictive.last_layer import last_layer_outputs
+from bayesadam.predictive.linearized import TooManyOutputsError, linearized_outputs
+from bayesadam.predictive.linearized_mixture import mixed
+from bayesadam.predictive.moment_propagation import from_moments, propagated_outputs
+from bayesadam.predictive.monte_carlo import outputs_at_samples
+from bayesadam.predictive.plan import (
+    AUTO,
+    GAUSSIAN,
     MOST_OUTPUTS,
+    How,
+    Plan,
     suited_method,
     warn_of_nan,
     warn_of_probabilities,
     warn_of_samples,
 )
-from bayesadam.predictive.gaussian import from_gaussian
-from bayesadam.predictive.how import AUTO, GAUSSIAN, How
-from bayesadam.predictive.last_layer import last_layer_outputs, random_layer
-from bayesadam.predictive.linearized import TooManyOutputsError, linearized_outputs
-from bayesadam.predictive.linearized_mixture import mixed
-from bayesadam.predictive.moment_propagation import from_moments, propagated_outputs
-from bayesadam.predictive.monte_carlo import outputs_at_samples
 from bayesadam.predictive.result import Predictive, from_outputs
 
 
@@ -190,18 +193,19 @@ def network_outputs(
     if how.method == "linearized" and isinstance(posterior, Mixture):
         return _linearized_mixture(model, posterior, inputs, how, most)
     if isinstance(how.batch_norm, str):
-        warn_of_statistics(model, posterior)
+        if Parts(model).normalized:
+            warn_of_statistics(model, posterior)
     elif how.batch_norm is not None and how.method in GAUSSIAN:
         posterior = with_batch_norm(model, posterior, how.batch_norm)
     elif how.batch_norm is not None:
         posterior = WithOwnStatistics(posterior, how.batch_norm)
     if how.method == "moments":
-        with exclusively(model), unsharded(model):
+        with exclusively(model) as parts, unsharded(parts.sharded):
             moments = propagated_outputs(model, posterior, inputs, how)
         warn_of_probabilities(model, how.likelihood, moments.mean)
         return Run("moments", moments.mean, partial(from_moments, moments, how=how))
     if how.method == "linearized":
-        with exclusively(model), unsharded(model):
+        with exclusively(model) as parts, unsharded(parts.sharded):
             outputs, covariance = linearized_outputs(model, posterior, inputs, how, most=most)
         warn_of_probabilities(model, how.likelihood, outputs)
 
@@ -210,26 +214,21 @@ def network_outputs(
             return from_gaussian(outputs, spread, likelihood, how)
 
         return Run("linearized", outputs, linearized, takes_scale=True)
-    strata, numbers = 1, None
-    if how.method == "monte_carlo":
-        strata = posterior.strata
-        numbers = posterior.repeats(how.count_for(posterior))
-        if max(numbers) < strata:  # then the first sample of each stratum is all of it
-            numbers = numbers[:strata]
-    layer = random_layer(model, posterior) if numbers is not None and len(numbers) > strata else None
-    inputs = inputs if layer is None else repeatable(inputs)
-    at_layer = None if layer is None else last_layer_outputs(model, layer, posterior, inputs, how)
-    if at_layer is not None:
-        center, samples = at_layer
-        warn_of_probabilities(model, how.likelihood, samples)
+    plan = Plan(model, posterior, how)
+    if plan.layer is not None:
+        inputs = repeatable(inputs)
+        at_layer = last_layer_outputs(model, plan.layer, posterior, inputs, how)
+        if at_layer is not None:
+            center, samples = at_layer
+            warn_of_probabilities(model, how.likelihood, samples)
 
-        def sampled(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
-            return from_outputs(samples if scale == 1.0 else center + scale * (samples - center), likelihood)
+            def sampled(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
+                return from_outputs(samples if scale == 1.0 else center + scale * (samples - center), likelihood)
 
-        return Run("monte_carlo", samples, sampled, takes_scale=True)
-    drawn = outputs_at_samples(model, posterior, inputs, numbers, how)
+            return Run("monte_carlo", samples, sampled, takes_scale=True)
+    drawn = outputs_at_samples(model, posterior, inputs, plan.repeats, how)
     warn_of_probabilities(model, how.likelihood, drawn)
-    return Run(how.method, drawn, partial(from_outputs, drawn, strata=strata))
+    return Run(how.method, drawn, partial(from_outputs, drawn, strata=plan.strata))
 
 
 def _linearized_mixture(model: nn.Module, posterior: Mixture, inputs: Any, how: How, most: float) -> Run:

@@ -8,9 +8,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from bayesadam.functional.outputs import log_mean_exp
 from bayesadam.likelihoods import Likelihood, gaussian_log_density
 from bayesadam.likelihoods.parameters import check_classes, check_equal_shapes, check_values, summed
-from bayesadam.predictive.base import PredictiveDistribution, check_target, log_mean_exp, variance_of_strata
+from bayesadam.predictive.base import PredictiveDistribution, check_target, variance_of_strata
 from bayesadam.predictive.mixture import MixturePredictive
 
 

@@ -18,7 +18,7 @@ from bayesadam.posterior import DiagonalGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.posthoc import LaplaceApproximation
 from bayesadam.posthoc.badam import badam_from_moments, unbiased
-from bayesadam.predictive.how import How
+from bayesadam.predictive.plan import How
 from bayesadam.predictive.predict import network_outputs
 from bayesadam.predictive.result import Predictive
 from bayesadam.sklearn.clock import Clock

@@ -20,7 +20,7 @@ from bayesadam.posterior import Mixture
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.predictive.covariance import weight_covariance
 from bayesadam.predictive.gaussian import from_gaussian, uncertain_part
-from bayesadam.predictive.how import How
+from bayesadam.predictive.plan import How
 from bayesadam.predictive.result import Predictive, from_outputs
 
 LARGEST = 2**24
