@@ -236,7 +236,7 @@ def fake(*, triton: bool) -> Iterator[Watch]:
         (devices, "upload", upload),
         (devices, "launch", launched),
         (noise, "_kernel", lambda device: fill),
-        (around, "_is_right", lambda device: triton),
+        (around, "has_right_kernel", lambda device: triton and device.type == "cuda"),
         (noise, "_native", lambda out: fill if triton and out.device.type == "cuda" else None),
         (launch, "_fault", lambda *args: None),
         (launch, "program_of", recorded),

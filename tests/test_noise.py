@@ -320,6 +320,23 @@ class TestSlices:
                 single = normal(2**64 - 2, 9, 2**28 - 1, index, out.shape, stream=noise.POSTERIOR)
                 assert torch.equal(out, single.to(out.dtype))
 
+    @pytest.mark.parametrize("path", PATHS)
+    def test_samples_of_one_plan_are_the_single_ones(self, path):
+        """Also those drawn into tensors of other kinds than planned, and of several kinds."""
+        shapes = {4: (3, 5), 0: (TILE + 1,), 7: (0, 2), 8: (6, 7)}
+        with path():
+            for dtype in (torch.float32, torch.float64):
+                like = {index: torch.empty(shape, dtype=dtype) for index, shape in shapes.items()}
+                draws = noise.Draws(like, 2**64 - 2, step=9, stream=noise.POSTERIOR)
+                odd = [torch.empty(3, 5).bfloat16(), torch.empty(TILE + 1, device="meta"), torch.empty(0, 2)]
+                for number, outs in enumerate([list(like.values()), [*odd, torch.empty(7, 6).T], [*odd, like[8]]]):
+                    drawn = draws.draw(outs, number)
+                    for index, value, out in zip(shapes, drawn, outs, strict=True):
+                        single = normal(2**64 - 2, 9, number, index, shapes[index], stream=noise.POSTERIOR)
+                        assert torch.equal(value, single.to(dtype))
+                        assert (value is out) == (out.dtype == dtype and out.is_contiguous() and not out.is_meta)
+        assert noise.Draws({}, 0).draw([], 0) == []
+
 
 needs_compiler = pytest.mark.skipif(not native.has_compiler(), reason="needs a C++ compiler")
 
@@ -449,6 +466,13 @@ class TestErrors:
     def test_coordinates_of_many_draws_out_of_range(self, arguments, name):
         with pytest.raises(ValueError, match=rf"^{name} must be an integer in .*, got (-1|4294967296)$"):
             noise.normal_many(*arguments)
+
+    def test_coordinates_of_a_plan_out_of_range(self):
+        for like, seed, message in (({0: torch.empty(2)}, -1, "seed"), ({2**32: torch.empty(2)}, 0, "index")):
+            with pytest.raises(ValueError, match=f"^{message} must be an integer in"):
+                noise.Draws(like, seed)
+        with pytest.raises(ValueError, match=r"^sample must be an integer in .*, got -1$"):
+            noise.Draws({0: torch.empty(2)}, 0).draw([torch.empty(2)], -1)
 
     @pytest.mark.parametrize("index", [-1, 2**32])
     def test_an_index_of_several_tensors_or_runs_out_of_range(self, index):

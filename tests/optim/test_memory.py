@@ -284,6 +284,8 @@ def test_noise_is_not_written_beyond_a_tensor():
     freed.untyped_storage().resize_(0)
     with pytest.raises(ValueError, match="out must be in memory"):
         noise.fill_many({0: freed}, 0, 0, 0)
+    with pytest.raises(RuntimeError, match="must be in memory with shape"):
+        noise.Draws({0: freed}, 0).draw([freed], 0)
     assert arena.is_intact()
 
 

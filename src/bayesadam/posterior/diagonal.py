@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bayesadam import noise
 from bayesadam.checks import require
 from bayesadam.functional import gaussian
-from bayesadam.posterior.around import Around, has_right_kernel
+from bayesadam.posterior import around
 from bayesadam.posterior.buffers import buffers_of
 from bayesadam.posterior.gaussian import GaussianPosterior, mean_rule
 from bayesadam.posterior.wrappers import innermost
@@ -108,7 +108,7 @@ class DiagonalGaussian(GaussianPosterior):
         if means:
             device = next(iter(means.values())).device
             draws = noise.Draws(means, seed, stream=noise.POSTERIOR)
-            by_kernel = Around(means, spreads, seed) if has_right_kernel(device) else None
+            by_kernel = around.Around(means, spreads, seed) if around.has_right_kernel(device) else None
 
         @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:

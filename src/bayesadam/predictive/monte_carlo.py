@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -48,7 +48,10 @@ def outputs_at_samples(
     batches, single = as_batches(inputs)
     device = next(model.parameters(), torch.empty(0)).device
     samples = [None] if repeats is None else repeats
-    passes = len(set(samples))
+    bar: AbstractContextManager[Any] = nullcontext()
+    if how.progress or not single:
+        total = operator.length_hint(batches) * len(set(samples)) or None
+        bar = progress_bar("predicting", total, how.progress)
 
     def run(rows: Rows) -> tuple[Tensor, ...]:
         output = call(model, rows.batch, how.output)
@@ -57,11 +60,7 @@ def outputs_at_samples(
 
     forward = Chunked(run, how.batch_size)
     parts = []
-    with draws_in_eval_mode(model, posterior, how.seed) as put, ExitStack() as stack:
-        advance = None
-        if how.progress or not single:
-            total = operator.length_hint(batches) * passes or None
-            advance = stack.enter_context(progress_bar("predicting", total, how.progress))
+    with draws_in_eval_mode(model, posterior, how.seed) as put, bar as advance:
         for group in groups(batches, device, single, GROUP_BYTES):
             outputs = torch.empty(0)
             for row, number in enumerate(samples):
