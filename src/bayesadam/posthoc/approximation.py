@@ -167,7 +167,7 @@ class LaplaceApproximation:
                     self.curvature = total.result()
             finally:
                 total.close()
-        self._buffers = buffers_of(network.model)
+            self._buffers = buffers_of(inner)
         self.random = tuple(total.names) if isinstance(total, LastLayer) else tuple(self.mean)
         self.num_data = count if num_data is None else num_data
         values = _tensors(self.curvature)
