@@ -284,15 +284,12 @@ class Posterior(NetworkDistribution):
                 write = apart._writing_fixed(write, padding)
             if not set(map(type, tensors.values())) <= PLAIN:
                 write = writing_parts(write, tensors)
-            before = []
-            for tensor in tensors.values():
-                before.append((tensor, tensor.detach().clone()))
+            before = list(map(Tensor.clone, map(Tensor.detach, tensors.values())))
             try:
                 yield partial(write, tensors)
             finally:
-                with torch.no_grad():
-                    for tensor, value in before:
-                        tensor.copy_(value)
+                with torch.no_grad():  # one call, which no signal interrupts
+                    torch._foreach_copy_(list(tensors.values()), before)
                 torch.clear_autocast_cache()
 
     def _writing_fixed(self, write: Write, padding: Mapping[str, int]) -> Write:
