@@ -284,12 +284,15 @@ class Posterior(NetworkDistribution):
                 write = apart._writing_fixed(write, padding)
             if not set(map(type, tensors.values())) <= PLAIN:
                 write = writing_parts(write, tensors)
-            before = list(map(Tensor.clone, map(Tensor.detach, tensors.values())))
+            before = []
+            for tensor in tensors.values():
+                before.append((tensor, tensor.detach().clone()))
             try:
                 yield partial(write, tensors)
             finally:
-                with torch.no_grad():  # one call, which no signal interrupts
-                    torch._foreach_copy_(list(tensors.values()), before)
+                with torch.no_grad():
+                    for tensor, value in before:
+                        tensor.copy_(value)
                 torch.clear_autocast_cache()
 
     def _writing_fixed(self, write: Write, padding: Mapping[str, int]) -> Write:
