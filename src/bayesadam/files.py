@@ -223,12 +223,11 @@ def read_tensors(path: str | os.PathLike[str], what: str) -> Stored:
         DamagedFile: The file is truncated, damaged, of another format, or written by another version of the library.
     """
     with reading(f"{what} must be what this version of bayesadam wrote", path), _opened(path) as file:
-        start = file.read(8)
-        length = int.from_bytes(start, "little")
+        content = file.read()
+        length = int.from_bytes(content[:8], "little")
         if length > MOST_HEADER:
             raise ValueError(f"its header must have at most {MOST_HEADER:,} bytes, got {length:,}")
-        text = file.read(length)
-        header = json.loads(text)
+        header = json.loads(content[8 : 8 + length])
         written = header.pop("__metadata__", {})
         if "bayesadam" not in written:
             raise ValueError("another program wrote it")
@@ -240,7 +239,7 @@ def read_tensors(path: str | os.PathLike[str], what: str) -> Stored:
             raise ValueError(f"it must have at most {MOST_TENSORS:,} tensors, got {len(header):,}")
         if sorted(fields["tensors"]) != sorted(header):
             raise ValueError("its list of tensors is not that of its header")
-        stored = safetensors.torch.load(start + text + file.read())  # compares the header with the size
+        stored = safetensors.torch.load(content)  # compares the header with the size
         tensors = {name: stored[name] for name in fields["tensors"]}
         if _digest(fields, tensors) != digest:
             raise ValueError("its digest does not match: the file is damaged, or was edited")

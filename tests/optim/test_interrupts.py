@@ -163,6 +163,25 @@ def test_a_first_sample_that_was_interrupted_is_taken_back_by_the_next_call(key,
         assert torch.equal(weights(net), mean), f"bytecode {at} of {codes.count}"
 
 
+def test_an_end_that_was_interrupted_leaves_the_weights_in_charge(monkeypatch):
+    """Between the entry that says that they hold the mean and the rest of ``eval()``."""
+    net, opt = made(Method("vadam"))
+    train(net, opt, 1, mode="train")
+
+    def interrupted():
+        raise Interrupted
+
+    monkeypatch.setattr(torch, "clear_autocast_cache", interrupted)
+    with pytest.raises(Interrupted):
+        opt.eval()
+    opt._engine.weights.flats, opt._engine.weights.writing = opt._engine.layout.built, "next"  # as a bytecode earlier
+    monkeypatch.undo()
+    opt.zero_grad()
+    with torch.no_grad():
+        net[0].weight.add_(1.0)
+    assert torch.equal(opt.posterior().mean["0.weight"], net[0].weight)
+
+
 def test_a_step_with_a_full_covariance_that_was_interrupted_runs_again():
     def act(net, opt):
         opt.step(lambda: loss_of(net))

@@ -46,8 +46,7 @@ class Launch:
         entries: Further entries of the pass, by name.
 
     Attributes:
-        work: The pass.
-        draws: Names of its noise.
+        draws: Names of the noise of the pass.
         kernel: Its kernel; ``None`` if PyTorch's operations run it.
         program: Its recording.
         columns: Names of the tensors whose addresses are in the table, after the ``FIXED`` columns.
@@ -57,7 +56,7 @@ class Launch:
 
     def __init__(self, layout: Layout, flat: Flat, kind: str, compiles: bool, entries: Mapping[str, Any]) -> None:
         of = flat.kind
-        self.work = Pass(
+        work = Pass(
             layout.rule,
             kind,
             of.statics,
@@ -67,10 +66,10 @@ class Launch:
             guarded=flat.on_device and kind == "update",
             **entries,
         )
-        self.draws, self.kernel = self.work.draws, None
+        self.draws, self.kernel = work.draws, None
         if compiles and of.is_run:
-            self.kernel = kernel_of(self.work, of.weights, of.dtype, of.device)
-        self.program = program_of(self.work, of.weights, of.dtype)
+            self.kernel = kernel_of(work, of.weights, of.dtype, of.device)
+        self.program = program_of(work, of.weights, of.dtype)
         self.columns = columns(self.program, self.draws)
         if self.kernel is not None:
             addresses = np.zeros((len(flat.members), len(self.columns)), dtype=np.int64)

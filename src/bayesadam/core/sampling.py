@@ -62,7 +62,6 @@ class Weights:
 
     def resume(self) -> None:
         """Find out which parameters hold a sample, in a copy or after loading."""
-        self.flats = []
         if self.held != MEAN:
             self.flats = self.perturbed()
             self.settle(draw_of(self.layout.first))
@@ -80,6 +79,7 @@ class Weights:
             for flat in self.flats:
                 for value, sample, mean in zip(flat.weights.tensors, self._sample_of(flat), flat.means, strict=True):
                     value.copy_(torch.where(value == sample, mean.to(value.dtype), value))
+        if self.writing == "first" or self.held == MEAN:
             self._end()
         elif self.held == TRAIN:
             for flat in self.flats:
