@@ -20,7 +20,7 @@ import pytest
 import torch
 from matplotlib import image
 
-from bayesadam.cli.app import app
+from bayesadam.tables.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -211,10 +211,10 @@ def public():
 
 def test_the_public_modules_are_all_there_are():
     """Those that are left out are the inside of a sub-package, or the command line and what is behind it."""
-    inside = {"bayesadam.cli", "bayesadam.demo", "bayesadam.progress", "bayesadam.report"}
+    inside = {"bayesadam.tables.cli", "bayesadam.tables.demo", "bayesadam.progress", "bayesadam.tables.report"}
     inside |= {"bayesadam.files", "bayesadam.functional", "bayesadam.dropout"}
     inside |= {"bayesadam.swag", "bayesadam.scaling", "bayesadam.checks", "bayesadam.core"}
-    inside |= {"bayesadam.sharding", "bayesadam.anchored", "bayesadam.ensembles"}
+    inside |= {"bayesadam.modules.sharding", "bayesadam.anchored", "bayesadam.ensembles"}
     inside |= {
         f"bayesadam.functional.{name}"
         for name in ("autocast", "calls", "generators", "initial_priors", "recomputation")

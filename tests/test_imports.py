@@ -35,14 +35,27 @@ def imports(path, *, typing=False):
         if id(node) in typing_only:
             continue
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("bayesadam"):
-            yield from ([f"bayesadam.{n.name}" for n in node.names] if node.module == "bayesadam" else [node.module])
+            rooms = node.module in ("bayesadam", "bayesadam.tables")
+            yield from ([f"{node.module}.{n.name}" for n in node.names] if rooms else [node.module])
         elif isinstance(node, ast.Import):
             yield from (n.name for n in node.names if n.name.startswith("bayesadam"))
 
 
-def test_the_table_of_layers_has_all_modules():
-    modules = {path.stem for path in PACKAGE.glob("[a-z]*") if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert set(LAYERS) == modules
+def layer_of(name):
+    """The layer of a module, by its name with slashes: ``tables/cli`` of ``tables/cli/app``."""
+    (layer,) = {layer for layer in LAYERS if f"{name}/".startswith(f"{layer}/")}
+    return layer
+
+
+def test_every_module_has_one_layer():
+    layers = {layer_of(path.relative_to(PACKAGE).with_suffix("").as_posix()) for path in PACKAGE.rglob("[a-z]*.py")}
+    assert layers == set(LAYERS)
+
+
+def test_nothing_but_its_public_names_imports_the_application():
+    for path in PACKAGE.rglob("[a-z]*.py"):
+        name = path.relative_to(PACKAGE).with_suffix("").as_posix()
+        assert name == "sklearn" or name.startswith("tables/") or not any(".tables" in m for m in imports(path)), path
 
 
 @pytest.mark.parametrize(("package", "text"), SECTIONS)
@@ -58,7 +71,7 @@ def test_layers_import_downwards_only(layer):
     root, found = PACKAGE / layer, set()
     for path in root.rglob("*.py") if root.is_dir() else [root.with_suffix(".py")]:
         for module in imports(path):
-            imported = module.split(".")[1]
+            imported = layer_of(module.removeprefix("bayesadam.").replace(".", "/"))
             assert LAYERS.index(imported) <= LAYERS.index(layer), f"{path.relative_to(PACKAGE)} imports {module}"
             found.add(imported)
     found = [name for name in LAYERS if name in found - {layer, "checks"}]
@@ -82,7 +95,7 @@ def test_no_cycles_inside_a_package(package):
 
 def test_only_the_command_line_speaks_of_options():
     """The library names parameters; see ``cli/options.py``."""
-    command_line = {*(PACKAGE / "cli").glob("*.py"), *(PACKAGE / "integrations").glob("*.py")}
+    command_line = {*(PACKAGE / "tables" / "cli").glob("*.py"), *(PACKAGE / "integrations").glob("*.py")}
     for path in sorted({*PACKAGE.rglob("*.py")} - command_line):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -55,7 +55,7 @@ def test_the_wheel_has_all_of_the_package_and_nothing_else(wheel):
     }
     assert packed == expected
     assert any(name.endswith(".cpp") for name in packed)
-    assert "bayesadam = bayesadam.cli:main" in entry_points
+    assert "bayesadam = bayesadam.tables.cli:main" in entry_points
 
 
 def needed(requirements):
@@ -109,9 +109,9 @@ def test_the_wheel_works_in_a_clean_environment(wheel, tmp_path):
 
 def test_the_page_about_versions_has_the_formats_and_the_least_versions():
     from bayesadam import files
-    from bayesadam.report import write as reports
     from bayesadam.sklearn import storage as estimators
-    from bayesadam.sklearn.runs import settings
+    from bayesadam.tables.report import write as reports
+    from bayesadam.tables.runs import settings
 
     page = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
     written = {

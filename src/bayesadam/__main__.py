@@ -1,5 +1,5 @@
 """``python -m bayesadam``."""
 
-from bayesadam.cli import main
+from bayesadam.tables.cli import main
 
 main()

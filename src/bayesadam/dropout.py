@@ -14,12 +14,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bayesadam import noise
 from bayesadam.checks import check, check_model
-from bayesadam.functional.calls import computes_as
 from bayesadam.functional.curvature import wide
 from bayesadam.functional.generators import seeded
-from bayesadam.functional.recomputation import recomputed_by
+from bayesadam.modules.calls import computes_as
+from bayesadam.modules.exclusive import exclusively
+from bayesadam.modules.recomputation import recomputed_by
 from bayesadam.posterior import NetworkDistribution
-from bayesadam.posterior.exclusive import exclusively
 
 Dropout: TypeAlias = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
 

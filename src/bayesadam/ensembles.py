@@ -13,10 +13,10 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from bayesadam.checks import check_count, check_new, check_pair, check_positive, made_by
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.likelihoods import Likelihood, check_likelihood
+from bayesadam.modules.buffers import statistics_are_fixed
 from bayesadam.optim import OPTIMIZERS, VOGN, BayesAdam, PerturbedOptimizer
 from bayesadam.population import METHODS, order
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, KroneckerGaussian, Mixture, PartialGaussian
-from bayesadam.posterior.buffers import statistics_are_fixed
 from bayesadam.predictive import with_batch_norm
 from bayesadam.progress import Advance, progress_bar
 

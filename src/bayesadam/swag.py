@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from bayesadam.checks import check, check_positive, is_whole, truths
 from bayesadam.functional.curvature import wide
+from bayesadam.modules.buffers import buffers_of, of_training
+from bayesadam.modules.wrappers import innermost
 from bayesadam.posterior import LowRankGaussian
-from bayesadam.posterior.buffers import buffers_of, of_training
-from bayesadam.posterior.wrappers import innermost
 
 
 class SWAG:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv
 
-from bayesadam.cli.app import app
+from bayesadam.tables.cli.app import app
 
 FAST = ("--members", 2, "--epochs", 3, "--hidden", 8)
 
@@ -43,9 +43,9 @@ def labels_table(rows=120, seed=0, labels=("no", "yes", "maybe")):
 def short_fits(monkeypatch):
     """Pages and other models take a second: those of the runs in ``made`` are real, and have tests of their own."""
     monkeypatch.setattr(
-        "bayesadam.sklearn.runs.fit_table.write_report", lambda path, data: path.write_text(json.dumps(data))
+        "bayesadam.tables.runs.fit_table.write_report", lambda path, data: path.write_text(json.dumps(data))
     )
-    monkeypatch.setattr("bayesadam.sklearn.runs.fit_table.baselines", lambda *data, **options: {})
+    monkeypatch.setattr("bayesadam.tables.runs.fit_table.baselines", lambda *data, **options: {})
 
 
 @pytest.fixture

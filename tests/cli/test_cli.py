@@ -18,10 +18,10 @@ from scipy import stats
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import bayesadam as ba
-from bayesadam import cli, demo
-from bayesadam.cli import demo_command
-from bayesadam.cli.demo_command import TITLES, _scores
-from bayesadam.cli.screen import score_table
+from bayesadam.tables import cli, demo
+from bayesadam.tables.cli import demo_command
+from bayesadam.tables.cli.demo_command import TITLES, _scores
+from bayesadam.tables.cli.screen import score_table
 
 WITHOUT = """
 import importlib.util, sys
@@ -29,7 +29,7 @@ found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "{0}" else found(name, *rest)
 sys.modules["{0}"] = None
 sys.argv = ["bayesadam", "demo"]
-from bayesadam.cli import main
+from bayesadam.tables.cli import main
 main()
 """
 
@@ -100,7 +100,7 @@ class TestHelp:
             assert word in text
 
     def test_does_not_wait_for_pytorch(self, tmp_path):
-        code = "import sys; sys.argv[1:] = ['fit', '--help']; from bayesadam.cli import main\n"
+        code = "import sys; sys.argv[1:] = ['fit', '--help']; from bayesadam.tables.cli import main\n"
         code += "try: main()\nexcept SystemExit: assert not {'torch', 'sklearn', 'pandas'} & set(sys.modules)"
         assert process("-c", code, folder=tmp_path).returncode == 0
 

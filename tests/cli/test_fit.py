@@ -13,14 +13,14 @@ import pytest
 from pyarrow import csv, parquet
 
 import bayesadam as ba
-from bayesadam.cli import fit_command
-from bayesadam.report import write_report
-from bayesadam.report.headline import headline
-from bayesadam.report.predicted import predicted
 from bayesadam.sklearn import Settings, TableError, fit_table, load_estimator
-from bayesadam.sklearn.runs.prepare import prepare
-from bayesadam.sklearn.runs.run_folder import FILES
-from bayesadam.sklearn.tables.read_table import read_table
+from bayesadam.tables.cli import fit_command
+from bayesadam.tables.encoder.read_table import read_table
+from bayesadam.tables.report import write_report
+from bayesadam.tables.report.headline import headline
+from bayesadam.tables.report.predicted import predicted
+from bayesadam.tables.runs.prepare import prepare
+from bayesadam.tables.runs.run_folder import FILES
 from cli.conftest import FAST, labels_table, numbers_table, write
 
 
@@ -230,7 +230,7 @@ class TestRunFolder:
         def fails(*arguments, **options):
             raise RuntimeError("too difficult")
 
-        monkeypatch.setattr("bayesadam.sklearn.runs.report_data.effects", fails)
+        monkeypatch.setattr("bayesadam.tables.runs.report_data.effects", fails)
         fitted("fit", labels, "--target", "answer", "--out", tmp_path / "run", *FAST)
         report = read(tmp_path / "run", "report")
         assert "the report does not describe the inputs: RuntimeError: too difficult" in report["data"]["notes"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_linnerud, load_wine
 
-from bayesadam.sklearn.tables.read_table import read_table
+from bayesadam.tables.encoder.read_table import read_table
 from cli.conftest import FAST
 
 

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from bayesadam.cli import main
-from bayesadam.cli.app import app
 from bayesadam.files import write_json
 from bayesadam.sklearn import BayesianMLPRegressor
-from bayesadam.sklearn.tables import memory
+from bayesadam.tables.cli import main
+from bayesadam.tables.cli.app import app
+from bayesadam.tables.encoder import memory
 from cli.conftest import FAST, labels_table, numbers_table, write
 
 
@@ -282,7 +282,7 @@ class TestPredict:
 
     def test_predictions_that_are_no_numbers(self, predict, numbers, monkeypatch):
         found = {"mean": np.array([1.0, 2.0, np.nan])}
-        monkeypatch.setattr("bayesadam.sklearn.runs.predict_table._regression", lambda *arguments: found)
+        monkeypatch.setattr("bayesadam.tables.runs.predict_table._regression", lambda *arguments: found)
         assert predict(numbers).startswith("the prediction must be finite in every row, got mean nan in line 4: ")
 
     def test_no_run(self, refused, numbers, tmp_path):
@@ -297,7 +297,7 @@ class TestPredict:
         def refuse(path, **options):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-        monkeypatch.setattr("bayesadam.sklearn.runs.run_folder.load_estimator", refuse)
+        monkeypatch.setattr("bayesadam.tables.runs.run_folder.load_estimator", refuse)
         assert predict(numbers).startswith(f"the run {str(run)!r} must be readable, got Permission denied for ")
 
     @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ class TestResources:
         def full(*arguments, **options):
             raise error
 
-        monkeypatch.setattr(f"bayesadam.sklearn.runs.fit_table.{what}", full)
+        monkeypatch.setattr(f"bayesadam.tables.runs.fit_table.{what}", full)
         code, _, err = command(*self.fit(numbers, tmp_path / "run"))
         assert code == 2
         assert err.splitlines()[-1].startswith(f"bayesadam: {message}")
@@ -398,13 +398,13 @@ class TestResources:
         assert message.startswith(f"reading {numbers.name} would take 0.0 GiB of memory, 0.0 GiB are available")
 
     def test_a_missing_package(self, refused, numbers, tmp_path, monkeypatch):
-        for module in [name for name in sys.modules if name.startswith(("matplotlib", "bayesadam.report"))]:
+        for module in [name for name in sys.modules if name.startswith(("matplotlib", "bayesadam.tables.report"))]:
             monkeypatch.delitem(sys.modules, module)
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         message = refused(*self.fit(numbers, tmp_path / "run"))
         assert message == 'this command needs matplotlib: pip install "bayesadam[all]"'
 
-    @pytest.mark.parametrize("module", ["bayesadam.sklearn", "bayesadam.cli.screen"])
+    @pytest.mark.parametrize("module", ["bayesadam.sklearn", "bayesadam.tables.cli.screen"])
     def test_a_package_that_is_too_old(self, refused, numbers, tmp_path, monkeypatch, module):
         """While the library is imported, and after it."""
         monkeypatch.setitem(sys.modules, module, ModuleType(module))
@@ -418,7 +418,7 @@ class TestResources:
         def broken(*arguments):
             raise ZeroDivisionError("ours")
 
-        monkeypatch.setattr("bayesadam.sklearn.runs.fit_table.predict_held_out", broken)
+        monkeypatch.setattr("bayesadam.tables.runs.fit_table.predict_held_out", broken)
         with pytest.raises(ZeroDivisionError, match="ours"):
             app([str(argument) for argument in self.fit(numbers, tmp_path / "run")])
         assert list(tmp_path.iterdir()) == [numbers]

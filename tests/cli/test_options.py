@@ -5,9 +5,9 @@ from typing import get_args
 
 import pytest
 
-from bayesadam.cli import options
 from bayesadam.sklearn import METHODS, RunError, Settings, likelihoods, target_transform
-from bayesadam.sklearn.tables.table_target import TASKS
+from bayesadam.tables.cli import options
+from bayesadam.tables.encoder.table_target import TASKS
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import pytest
 import torch
 from pyarrow import csv, parquet
 
-from bayesadam import cli
 from bayesadam.likelihoods import StudentT
 from bayesadam.predictive import GaussianPredictive, MixturePredictive
 from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
-from bayesadam.sklearn.runs import predict_table as module
-from bayesadam.sklearn.runs.predict_table import predict_table
-from bayesadam.sklearn.tables.read_table import read_table
+from bayesadam.tables import cli
+from bayesadam.tables.encoder.read_table import read_table
+from bayesadam.tables.runs import predict_table as module
+from bayesadam.tables.runs.predict_table import predict_table
 from cli.conftest import FAST, labels_table, numbers_table, write
 
 

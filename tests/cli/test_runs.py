@@ -10,11 +10,11 @@ import pytest
 from scipy import stats
 
 from bayesadam.sklearn import RunError, Settings
-from bayesadam.sklearn.clock import Clock
-from bayesadam.sklearn.runs import evaluation
-from bayesadam.sklearn.runs.prepare import prepare
-from bayesadam.sklearn.runs.run_folder import FILES, check_place, new_run, reserve
-from bayesadam.sklearn.tables.splits import Split
+from bayesadam.tables.encoder.splits import Split
+from bayesadam.tables.estimators.clock import Clock
+from bayesadam.tables.runs import evaluation
+from bayesadam.tables.runs.prepare import prepare
+from bayesadam.tables.runs.run_folder import FILES, check_place, new_run, reserve
 
 
 class TestFolder:

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from bayesadam.cli import screen
-from bayesadam.sklearn.tables.read_table import read_table
+from bayesadam.tables.cli import screen
+from bayesadam.tables.encoder.read_table import read_table
 from cli.conftest import FAST
 
 
@@ -39,7 +39,7 @@ def test_in_training_keeps_a_whole_run(fit, fitted, numbers, tmp_path, monkeypat
 
 
 def test_after_training_leaves_out_the_other_models(fit, tmp_path, monkeypatch):
-    monkeypatch.setattr("bayesadam.sklearn.runs.fit_table.baselines", interrupt)
+    monkeypatch.setattr("bayesadam.tables.runs.fit_table.baselines", interrupt)
     code, out, err = fit(*FAST)
     assert code == 0, err
     assert "linear model and gradient boosting were not trained, because of Ctrl-C" in out
@@ -48,14 +48,14 @@ def test_after_training_leaves_out_the_other_models(fit, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("where", ["prepare", "write_report"])
 def test_elsewhere_leaves_nothing(fit, numbers, tmp_path, monkeypatch, where):
-    monkeypatch.setattr(f"bayesadam.sklearn.runs.fit_table.{where}", interrupt)
+    monkeypatch.setattr(f"bayesadam.tables.runs.fit_table.{where}", interrupt)
     code, _, err = fit(*FAST)
     assert (code, err.splitlines()[-1]) == (130, "bayesadam: stopped; nothing was written")
     assert list(tmp_path.iterdir()) == [numbers]
 
 
 def test_while_predicting(command, made, tmp_path, monkeypatch):
-    monkeypatch.setattr("bayesadam.sklearn.runs.predict_table._regression", interrupt)
+    monkeypatch.setattr("bayesadam.tables.runs.predict_table._regression", interrupt)
     result = command("predict", made / "price", made / "numbers.csv", "-o", tmp_path / "o.csv")
     assert result == (130, "", "bayesadam: stopped; nothing was written\n")
     assert list(tmp_path.iterdir()) == []

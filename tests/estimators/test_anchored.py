@@ -6,7 +6,7 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
-from bayesadam.sklearn.members import randomized
+from bayesadam.tables.estimators.members import randomized
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((40, 3))

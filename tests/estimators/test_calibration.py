@@ -6,7 +6,7 @@ import torch
 from scipy.optimize import minimize
 
 import bayesadam as ba
-from bayesadam.sklearn.calibration import (
+from bayesadam.tables.estimators.calibration import (
     KNOWN,
     PRIOR,
     average_with_earlier_,

@@ -8,7 +8,7 @@ import torch
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
-from bayesadam.sklearn.methods import METHODS
+from bayesadam.tables.estimators.methods import METHODS
 
 SMALL = {"members": 2, "hidden": (10,), "lr": 0.1}
 LEFT_OUT = {

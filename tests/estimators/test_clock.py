@@ -11,9 +11,9 @@ import pytest
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, clock
-from bayesadam.sklearn.clock import Clock, OutOfTimeError
-from bayesadam.sklearn.plan import plan
-from bayesadam.sklearn.trees import fit_within
+from bayesadam.tables.estimators.clock import Clock, OutOfTimeError
+from bayesadam.tables.estimators.plan import plan
+from bayesadam.tables.estimators.trees import fit_within
 
 
 @pytest.fixture

@@ -11,15 +11,15 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
 
 from bayesadam.sklearn import BayesianMLPRegressor
-from bayesadam.sklearn.calibration import PRIOR, mean_weights
-from bayesadam.sklearn.clock import Clock
-from bayesadam.sklearn.companions import classifiers, regressors
-from bayesadam.sklearn.ensemble import _member_moments
-from bayesadam.sklearn.linear import ridge_parts
-from bayesadam.sklearn.plan import plan
-from bayesadam.sklearn.process import _kernel, process_parts
-from bayesadam.sklearn.storage import part_of, record
-from bayesadam.sklearn.trees import BOOSTING, LEAVES, TreesPart, classification_trees, regression_trees
+from bayesadam.tables.estimators.calibration import PRIOR, mean_weights
+from bayesadam.tables.estimators.clock import Clock
+from bayesadam.tables.estimators.companions import classifiers, regressors
+from bayesadam.tables.estimators.ensemble import _member_moments
+from bayesadam.tables.estimators.linear import ridge_parts
+from bayesadam.tables.estimators.plan import plan
+from bayesadam.tables.estimators.process import _kernel, process_parts
+from bayesadam.tables.estimators.storage import part_of, record
+from bayesadam.tables.estimators.trees import BOOSTING, LEAVES, TreesPart, classification_trees, regression_trees
 
 TINY = {"members": 4, "hidden": (6,), "epochs": 60, "random_state": 0}
 

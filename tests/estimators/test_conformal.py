@@ -8,11 +8,11 @@ import torch
 from sklearn.utils import check_random_state
 
 from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
-from bayesadam.sklearn.clock import Clock
-from bayesadam.sklearn.companions import regressors
-from bayesadam.sklearn.conformal import LeftOutScores, cross_intervals
-from bayesadam.sklearn.ensemble import _member_moments, as_array
-from bayesadam.sklearn.plan import plan
+from bayesadam.tables.estimators.clock import Clock
+from bayesadam.tables.estimators.companions import regressors
+from bayesadam.tables.estimators.conformal import LeftOutScores, cross_intervals
+from bayesadam.tables.estimators.ensemble import _member_moments, as_array
+from bayesadam.tables.estimators.plan import plan
 
 TINY = {"members": 4, "hidden": (8,), "epochs": 60, "mc_samples": 4, "random_state": 0}
 

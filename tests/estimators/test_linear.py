@@ -4,9 +4,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
 
-from bayesadam.sklearn.clock import Clock
-from bayesadam.sklearn.linear import FEWEST, FOLDS, PIECES, STRENGTHS, logistic_parts
-from bayesadam.sklearn.plan import plan
+from bayesadam.tables.estimators.clock import Clock
+from bayesadam.tables.estimators.linear import FEWEST, FOLDS, PIECES, STRENGTHS, logistic_parts
+from bayesadam.tables.estimators.plan import plan
 
 
 @pytest.fixture(scope="module")

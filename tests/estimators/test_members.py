@@ -10,9 +10,9 @@ from torch import nn
 import bayesadam as ba
 from bayesadam import population
 from bayesadam.sklearn import BayesianMLPRegressor
-from bayesadam.sklearn.clock import Clock
-from bayesadam.sklearn.members import posteriors
-from bayesadam.sklearn.methods import method_named
+from bayesadam.tables.estimators.clock import Clock
+from bayesadam.tables.estimators.members import posteriors
+from bayesadam.tables.estimators.methods import method_named
 
 
 def test_badam_of_members_is_that_of_the_optimiser_they_are_trained_by():

@@ -3,8 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bayesadam.sklearn.clock import Clock
-from bayesadam.sklearn.noise import LeftOut, calibrated
+from bayesadam.tables.estimators.clock import Clock
+from bayesadam.tables.estimators.noise import LeftOut, calibrated
 
 
 def rows(count, deviation, seed=0, columns=3, weight=None, fold=None):

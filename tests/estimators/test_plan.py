@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from bayesadam.sklearn.plan import LARGE, default_steps, plan
+from bayesadam.tables.estimators.plan import LARGE, default_steps, plan
 
 
 @pytest.mark.parametrize(("rows", "members"), [(100, 20), (101, 7), (37, 4), (50, 5)])

@@ -6,7 +6,7 @@ import pytest
 from sklearn.linear_model import LinearRegression
 
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, interval_score, neg_crps, neg_nll
-from bayesadam.sklearn.tables.frames import as_table
+from bayesadam.tables.encoder.frames import as_table
 
 TINY = {"members": 2, "hidden": (4,), "epochs": 2, "random_state": 0}
 X = np.random.default_rng(0).uniform(-3.0, 3.0, (60, 2))

@@ -9,7 +9,7 @@ from sklearn.base import clone
 import bayesadam as ba
 from bayesadam.scaling import column_scales
 from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor, load_estimator
-from bayesadam.sklearn.ensemble import _moments
+from bayesadam.tables.estimators.ensemble import _moments
 
 QUICK = {"members": 4, "hidden": (20,), "epochs": 200, "lr": 0.03, "random_state": 0}
 
@@ -361,7 +361,7 @@ def test_only_the_ratios_of_weights_matter_and_left_out_rows_are_those_given(cur
 
 
 def test_networks_that_do_not_fit_into_the_memory(curve, monkeypatch):
-    monkeypatch.setattr("bayesadam.sklearn.tables.memory.available_memory", lambda: 9_000)
+    monkeypatch.setattr("bayesadam.tables.encoder.memory.available_memory", lambda: 9_000)
     with pytest.raises(MemoryError, match=r"^training 2 networks of 401 weights would take .*: use fewer members"):
         BayesianMLPRegressor(hidden=(100,), members=2, epochs=1).fit(*curve)
     BayesianMLPRegressor(hidden=(50,), members=2, epochs=1).fit(*curve)

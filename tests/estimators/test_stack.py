@@ -12,7 +12,7 @@ from bayesadam.posterior.kronecker import KroneckerGaussian
 from bayesadam.posterior.low_rank import LowRankGaussian
 from bayesadam.posterior.partial import PartialGaussian
 from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor, stack
-from bayesadam.sklearn.stack import stacked_predictions
+from bayesadam.tables.estimators.stack import stacked_predictions
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import pytest
 
 from bayesadam.files import DamagedFile, write_json
 from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor, load_estimator, storage
-from bayesadam.sklearn.network import perceptron
-from bayesadam.sklearn.runs.run_folder import load_run
+from bayesadam.tables.estimators.network import perceptron
+from bayesadam.tables.runs.run_folder import load_run
 
 TINY = {"members": 3, "hidden": (6, 4), "epochs": 5, "mc_samples": 4, "random_state": 0}
 
@@ -157,7 +157,7 @@ def test_values_that_make_no_estimator(name, change, folder, monkeypatch):
             pytest.fail("there was memory for a network of another size than the posterior's")
         return perceptron(inputs, hidden, *others)
 
-    monkeypatch.setattr("bayesadam.sklearn.base.perceptron", made)
+    monkeypatch.setattr("bayesadam.tables.estimators.base.perceptron", made)
     path = folder / name / "model.json"
     told = json.loads(path.read_text())
     change(told)

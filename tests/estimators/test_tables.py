@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, TableEncoder, TableError, load_estimator
-from bayesadam.sklearn.tables.frames import as_table, is_table
+from bayesadam.tables.encoder.frames import as_table, is_table
 
 TINY = {"members": 2, "hidden": (5,), "epochs": 5, "random_state": 0}
 ROWS = 90

@@ -10,9 +10,9 @@ from sklearn.preprocessing import PowerTransformer
 from bayesadam.functional.monotone import Identity
 from bayesadam.predictive import GaussianPredictive, MixturePredictive, TransformedPredictive
 from bayesadam.sklearn import BayesianMLPRegressor, interval_score, load_estimator, neg_nll
-from bayesadam.sklearn.choice import choose, described
-from bayesadam.sklearn.clock import Clock
-from bayesadam.sklearn.target_transform import NAMES, fitted
+from bayesadam.tables.estimators.choice import choose, described
+from bayesadam.tables.estimators.clock import Clock
+from bayesadam.tables.estimators.target_transform import NAMES, fitted
 
 QUICK = {"members": 4, "hidden": (10,), "epochs": 150, "lr": 0.03, "random_state": 0}
 TINY = {"members": 2, "hidden": (4,), "epochs": 5, "random_state": 0}

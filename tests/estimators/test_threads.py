@@ -10,7 +10,7 @@ import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, neg_crps, neg_nll
-from bayesadam.sklearn.threads import MANY, threads_for
+from bayesadam.tables.estimators.threads import MANY, threads_for
 from processes import PROCESSES
 
 

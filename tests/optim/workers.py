@@ -15,7 +15,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import bayesadam as ba
-from bayesadam.sharding import full
+from bayesadam.modules.sharding import full
 from modules import module_of
 from optim.methods import SHARDED, Method, batch, make_step, weights
 

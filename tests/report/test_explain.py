@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from bayesadam.predictive import ClassificationPredictive, GaussianPredictive
-from bayesadam.sklearn.clock import Clock
-from bayesadam.sklearn.runs import explain
+from bayesadam.tables.estimators.clock import Clock
+from bayesadam.tables.runs import explain
 
 ROWS = 240
 

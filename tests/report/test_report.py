@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bayesadam.report import charts, headline, numbers, verdict, write_report
-from bayesadam.report.palette import PALETTE
-from bayesadam.report.predicted import predicted
-from bayesadam.report.scores import confusion, scores
-from bayesadam.report.write import VERSION
+from bayesadam.tables.report import charts, headline, numbers, verdict, write_report
+from bayesadam.tables.report.palette import PALETTE
+from bayesadam.tables.report.predicted import predicted
+from bayesadam.tables.report.scores import confusion, scores
+from bayesadam.tables.report.write import VERSION
 from chromium import contrast, load, screen, start, theme, until
 
 NASTY = "<script>alert(1)</script>"

@@ -11,16 +11,16 @@ from scipy import stats
 
 from bayesadam.likelihoods import StudentT
 from bayesadam.predictive import ClassificationPredictive, GaussianPredictive, MixturePredictive
-from bayesadam.report import write_report
 from bayesadam.sklearn import Settings, TableEncoder
-from bayesadam.sklearn.clock import Clock
-from bayesadam.sklearn.runs import report_data as module
-from bayesadam.sklearn.runs.evaluation import predict_held_out
-from bayesadam.sklearn.runs.explain import effects
-from bayesadam.sklearn.runs.report_data import report_data
-from bayesadam.sklearn.tables.read_table import TableFile
-from bayesadam.sklearn.tables.splits import Split
-from bayesadam.sklearn.tables.table_target import Target
+from bayesadam.tables.encoder.read_table import TableFile
+from bayesadam.tables.encoder.splits import Split
+from bayesadam.tables.encoder.table_target import Target
+from bayesadam.tables.estimators.clock import Clock
+from bayesadam.tables.report import write_report
+from bayesadam.tables.runs import report_data as module
+from bayesadam.tables.runs.evaluation import predict_held_out
+from bayesadam.tables.runs.explain import effects
+from bayesadam.tables.runs.report_data import report_data
 
 ROWS = 300
 

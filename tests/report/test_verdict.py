@@ -9,10 +9,10 @@ from scipy import stats
 
 from bayesadam.likelihoods import Poisson
 from bayesadam.predictive import GaussianPredictive, MixturePredictive
-from bayesadam.report.predicted import PredictedClasses, PredictedNumbers, predicted
-from bayesadam.report.verdict import failures, verdict
-from bayesadam.sklearn.runs.evaluation import predict_held_out
-from bayesadam.sklearn.target_transform import LimitedGaussian
+from bayesadam.tables.estimators.target_transform import LimitedGaussian
+from bayesadam.tables.report.predicted import PredictedClasses, PredictedNumbers, predicted
+from bayesadam.tables.report.verdict import failures, verdict
+from bayesadam.tables.runs.evaluation import predict_held_out
 
 
 def numbers(error, scale):

@@ -14,9 +14,9 @@ import bayesadam as ba
 from bayesadam import files
 from bayesadam.files import DamagedFile
 from bayesadam.sklearn import RunError, Settings, fit_table
-from bayesadam.sklearn.runs.predict_table import predict_table
-from bayesadam.sklearn.runs.run_folder import load_run, rewrite_report
-from bayesadam.sklearn.tables.read_table import read_table
+from bayesadam.tables.encoder.read_table import read_table
+from bayesadam.tables.runs.predict_table import predict_table
+from bayesadam.tables.runs.run_folder import load_run, rewrite_report
 from posterior.kinds import KINDS, means
 
 VALUES = (None, True, -1, 0, 5, 2**70, 1e308, float("nan"), "", "x", [], [0], {}, {"a": 1}, ["mean/w"], "Mixture")
@@ -117,7 +117,7 @@ def made(tmp_path_factory):
     generator = np.random.default_rng(0)
     size, city = generator.normal(50, 20, 80), generator.choice(["Rome", "Oslo", "Köln"], 80)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bayesadam.sklearn.runs.fit_table.write_report", lambda path, data: path.write_text("page"))
+        patch.setattr("bayesadam.tables.runs.fit_table.write_report", lambda path, data: path.write_text("page"))
         for name, target in (("numbers", size + generator.normal(size=80)), ("labels", np.where(size > 50, "a", "b"))):
             csv.write_csv(pa.table({"size": size, "city": city, "y": target}), folder / f"{name}.csv")
             settings = Settings(str(folder / f"{name}.csv"), "y", members=2, epochs=3, hidden=(4,))
@@ -129,7 +129,7 @@ def made(tmp_path_factory):
 def test_runs(made, tmp_path, monkeypatch, name):
     """Damaged bytes, another value without its digest or with it, the file of another run, or no file."""
     monkeypatch.setattr(
-        "bayesadam.sklearn.runs.run_folder.write_report", lambda path, data: path.write_text(json.dumps(data))
+        "bayesadam.tables.runs.run_folder.write_report", lambda path, data: path.write_text(json.dumps(data))
     )
 
     def use(path):

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import bayesadam as ba
-from bayesadam.report import write_report
-from bayesadam.report.write import VERSION
 from bayesadam.sklearn import BayesianMLPRegressor, RunError, load_estimator
-from bayesadam.sklearn.runs.run_folder import load_run, new_run, reserve, rewrite_report
+from bayesadam.tables.report import write_report
+from bayesadam.tables.report.write import VERSION
+from bayesadam.tables.runs.run_folder import load_run, new_run, reserve, rewrite_report
 
 EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.chmod", "os.truncate", "shutil.rmtree"}
 
@@ -90,7 +90,7 @@ def test_saving_a_posterior_and_a_page_over_others(tmp_path, monkeypatch):
     path, page = folder / "q.safetensors", folder / "report.html"
     for _ in every_kill(folder, lambda: old.save(path), lambda: new.save(path)):
         assert ba.load_posterior(path).mean["w"][0] in (1.0, 2.0)
-    monkeypatch.setattr("bayesadam.report.page.render", lambda data: "<html>new</html>")
+    monkeypatch.setattr("bayesadam.tables.report.page.render", lambda data: "<html>new</html>")
     data = {"version": VERSION}
     for _ in every_kill(folder, lambda: page.write_text("old"), lambda: write_report(page, data)):
         assert page.read_text() == "old" or page.read_text().rstrip().endswith("</html>")

@@ -11,7 +11,7 @@ from pyarrow import csv
 
 from bayesadam import files
 from bayesadam.sklearn import BayesianMLPRegressor, Settings, fit_table, load_estimator
-from bayesadam.sklearn.runs.run_folder import load_run, new_run, rewrite_report
+from bayesadam.tables.runs.run_folder import load_run, new_run, rewrite_report
 
 pytestmark = [
     pytest.mark.usefixtures("frequent_switches"),
@@ -60,8 +60,8 @@ def test_estimators(tmp_path):
 
 
 def test_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr("bayesadam.sklearn.runs.fit_table.write_report", lambda path, data: path.write_text("page"))
-    monkeypatch.setattr("bayesadam.sklearn.runs.run_folder.write_report", lambda path, data: None)
+    monkeypatch.setattr("bayesadam.tables.runs.fit_table.write_report", lambda path, data: path.write_text("page"))
+    monkeypatch.setattr("bayesadam.tables.runs.run_folder.write_report", lambda path, data: None)
     size = np.random.default_rng(0).normal(50, 20, 80)
     csv.write_csv(pa.table({"size": size, "y": 2 * size}), tmp_path / "table.csv")
     for seed in range(2):

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv
 
-from bayesadam.sklearn.tables.csv_numbers import MISSING, are_codes, are_plain, decimal_of, numbers_in, read_numbers
+from bayesadam.tables.encoder.csv_numbers import MISSING, are_codes, are_plain, decimal_of, numbers_in, read_numbers
 
 ODD, MARK = "odd", "mark"
 TEXTS = [

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from bayesadam.sklearn import TableEncoder
-from bayesadam.sklearn.tables.dates import Date, as_times, order_of
-from bayesadam.sklearn.tables.findings import Findings
+from bayesadam.tables.encoder.dates import Date, as_times, order_of
+from bayesadam.tables.encoder.findings import Findings
 
 AMERICAN, EUROPEAN = "month, day, year", "day, month, year"
 

@@ -11,9 +11,9 @@ import pytest
 from sklearn.base import clone
 
 from bayesadam.sklearn import TableEncoder, TableError
-from bayesadam.sklearn.tables.column_types import Category, Number, Text, Truth
-from bayesadam.sklearn.tables.dates import Date
-from bayesadam.sklearn.tables.findings import Findings
+from bayesadam.tables.encoder.column_types import Category, Number, Text, Truth
+from bayesadam.tables.encoder.dates import Date
+from bayesadam.tables.encoder.findings import Findings
 
 
 def learn(columns, **options):

@@ -11,8 +11,8 @@ import pytest
 from pyarrow import parquet
 
 from bayesadam.sklearn import TableError
-from bayesadam.sklearn.tables import memory
-from bayesadam.sklearn.tables.read_table import read_table
+from bayesadam.tables.encoder import memory
+from bayesadam.tables.encoder.read_table import read_table
 
 TABLE = {"a": [1, 2, 3], "b": [0.5, None, -1e-3], "c": ["x", "y, z", "ä"], "d": [True, False, None]}
 TEXT = 'a,b,c,d\n1,0.5,x,true\n2,,"y, z",false\n3,-1e-3,ä,\n'
@@ -141,7 +141,7 @@ def test_other_encodings(write, encoding):
 
 
 def test_nan_in_parquet_is_a_missing_value(tmp_path):
-    from bayesadam.sklearn.tables.frames import as_table
+    from bayesadam.tables.encoder.frames import as_table
 
     values = pa.array([1.5, np.nan, 2.5], pa.float64())
     columns = {"a": values.cast(pa.float16()), "b": values, "c": values.cast(pa.float32())}

@@ -9,12 +9,12 @@ import pytest
 from pyarrow import csv
 
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, Settings, TableEncoder
-from bayesadam.sklearn.rows import weighed
-from bayesadam.sklearn.runs.predict_table import predict_table
-from bayesadam.sklearn.runs.prepare import prepare
-from bayesadam.sklearn.tables.findings import Findings
-from bayesadam.sklearn.tables.frames import is_table
-from bayesadam.sklearn.tables.read_table import read_table
+from bayesadam.tables.encoder.findings import Findings
+from bayesadam.tables.encoder.frames import is_table
+from bayesadam.tables.encoder.read_table import read_table
+from bayesadam.tables.estimators.rows import weighed
+from bayesadam.tables.runs.predict_table import predict_table
+from bayesadam.tables.runs.prepare import prepare
 
 SHORT = {"members": 2, "hidden": (4,), "epochs": 2, "random_state": 0}
 CITIES = np.array(["Zürich", "Genève", "Bern"])

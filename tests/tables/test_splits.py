@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bayesadam.sklearn import TableError
-from bayesadam.sklearn.tables.frames import as_table
-from bayesadam.sklearn.tables.splits import group_split, random_split, ranks, require_all_classes, time_split
+from bayesadam.tables.encoder.frames import as_table
+from bayesadam.tables.encoder.splits import group_split, random_split, ranks, require_all_classes, time_split
 
 
 def column(values):

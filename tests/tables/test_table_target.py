@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from bayesadam.sklearn import TableError
-from bayesadam.sklearn.tables.table_target import numbers_of_text, read_target
+from bayesadam.tables.encoder.table_target import numbers_of_text, read_target
 
 
 def find(values, task=None):

@@ -31,12 +31,12 @@ from bayesadam.bayes_by_backprop.parameters import (
 )
 from bayesadam.checks import check_count
 from bayesadam.functional import kl as divergences
-from bayesadam.functional.recomputation import in_backward, recomputed_by
 from bayesadam.functional.reparameterized import inverse_softplus, softplus
 from bayesadam.likelihoods import Likelihood
+from bayesadam.modules.buffers import of_training
+from bayesadam.modules.calls import Inputs, call
+from bayesadam.modules.recomputation import in_backward, recomputed_by
 from bayesadam.posterior import DiagonalGaussian
-from bayesadam.posterior.buffers import of_training
-from bayesadam.posterior.calls import Inputs, call
 from bayesadam.priors import GaussianPrior, Prior, as_prior
 
 _MASK = 2**32 - 1

@@ -14,8 +14,8 @@ from bayesadam.bayes_by_backprop.draws import recording
 from bayesadam.bayes_by_backprop.fused import dense
 from bayesadam.checks import check_model
 from bayesadam.functional.curvature import wide
+from bayesadam.modules.buffers import buffers_of
 from bayesadam.posterior import DiagonalGaussian
-from bayesadam.posterior.buffers import buffers_of
 
 Net = TypeVar("Net", bound=nn.Module)
 InitialStd = float | Mapping[str, float | Tensor] | Callable[[str, nn.Parameter], float | Tensor]

@@ -16,8 +16,8 @@ from bayesadam.core.launch import run
 from bayesadam.core.sampling import Weights
 from bayesadam.core.sources import Source
 from bayesadam.curvature import PerExampleSquares
+from bayesadam.modules.sharding import average, like, local, rank_and_size
 from bayesadam.native.memory import Placed, placed
-from bayesadam.sharding import average, like, local, rank_and_size
 
 _GRAD = attrgetter("grad")
 Hidden: TypeAlias = list[tuple[Tensor, Tensor | None]]

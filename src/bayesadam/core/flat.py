@@ -23,9 +23,9 @@ from bayesadam import noise
 from bayesadam.core.passes import PER_WEIGHT
 from bayesadam.core.printing import FIXED
 from bayesadam.core.rule import COUNTERS, INITIAL_COUNTERS, Hyper, Rule, advanced, static_options
+from bayesadam.modules.sharding import is_sharded, local, place, rank_and_size
 from bayesadam.native.device import is_available
 from bayesadam.native.memory import Placed
-from bayesadam.sharding import is_sharded, local, place, rank_and_size
 
 BLOCK = 16 * noise.TILE
 """Number of elements that PyTorch's operations work on at a time on a CPU, so that they stay in the cache."""

@@ -18,8 +18,8 @@ from bayesadam.core.flat import Flat, Kind, Member, kind_of
 from bayesadam.core.passes import PER_WEIGHT
 from bayesadam.core.rule import COUNTERS, Hyper, Rule
 from bayesadam.functional.initial_priors import initial_priors
+from bayesadam.modules.sharding import like, local
 from bayesadam.native.memory import Misplaced, Placed, are_backed, placed
-from bayesadam.sharding import like, local
 
 WIDTHS = ("num_data", "temperature", "prior_precision", "initial_precision", "perturb")
 """Entries of every group that decide the width of a sample, in addition to some options of the rule."""

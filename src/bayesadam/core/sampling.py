@@ -14,8 +14,8 @@ from bayesadam.core import launch
 from bayesadam.core.eager import Lists
 from bayesadam.core.flat import Draw, Flat, draw_of, numbers_of
 from bayesadam.core.layout import Layout
+from bayesadam.modules.sharding import local
 from bayesadam.native.memory import placed
-from bayesadam.sharding import local
 
 MEAN, BLOCK, TRAIN = "mean", "block", "train"
 """Values of the entry ``"weights"`` of the groups, which says what the weights hold. If it is the mean, the weights are

@@ -11,7 +11,7 @@ from bayesadam import noise
 from bayesadam.core.sampling import Weights
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.functional import hessian
-from bayesadam.sharding import rank_and_size
+from bayesadam.modules.sharding import rank_and_size
 
 
 class HessianSource:

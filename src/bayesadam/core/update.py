@@ -19,8 +19,8 @@ from bayesadam.core.finite import DeviceCheck
 from bayesadam.core.flat import Draw, Flat, draw_of, numbers_of
 from bayesadam.core.launch import run
 from bayesadam.core.sources import HessianSource
+from bayesadam.modules.sharding import full
 from bayesadam.native import device as devices
-from bayesadam.sharding import full
 
 BACKTRACK = 0.5
 """Fraction of the largest admissible rate that back-tracking uses, so that no precision more than halves."""

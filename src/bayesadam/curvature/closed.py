@@ -13,9 +13,9 @@ from bayesadam.curvature.layers import ConvForm, EmbeddingForm, Form, LinearForm
 from bayesadam.curvature.observe import observed, taken_over
 from bayesadam.curvature.passes import Call, no_batch
 from bayesadam.curvature.totals import Scratch
-from bayesadam.functional.calls import first_argument
 from bayesadam.functional.curvature import wide
-from bayesadam.sharding import is_sharded
+from bayesadam.modules.calls import first_argument
+from bayesadam.modules.sharding import is_sharded
 
 
 class ClosedForm:

@@ -27,12 +27,12 @@ from bayesadam.curvature.passes import (
     computes_gradients,
     in_functorch,
     nodes_of,
-    tensors_in,
 )
 from bayesadam.curvature.totals import CHUNK, Scratch, Total, chunks
 from bayesadam.curvature.units import units_of
 from bayesadam.functional.curvature import wide
-from bayesadam.functional.recomputation import in_backward
+from bayesadam.modules.calls import tensors_in
+from bayesadam.modules.recomputation import in_backward
 from bayesadam.native.device import working_set
 
 

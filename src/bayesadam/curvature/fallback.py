@@ -21,10 +21,10 @@ from bayesadam.curvature.layers import Sink
 from bayesadam.curvature.observe import observed
 from bayesadam.curvature.passes import Call, Unit, no_batch
 from bayesadam.curvature.totals import Scratch, chunks
-from bayesadam.functional.calls import call_with
 from bayesadam.functional.curvature import precision, wide, widened
+from bayesadam.modules.calls import call_with
+from bayesadam.modules.sharding import gathers_weights, is_sharded
 from bayesadam.native.device import working_set
-from bayesadam.sharding import gathers_weights, is_sharded
 
 LIMIT = 32 * 2**20
 """Memory in bytes for per-example gradients, inputs and outputs that are computed at once on a CPU."""

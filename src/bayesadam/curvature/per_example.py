@@ -16,7 +16,7 @@ from bayesadam.curvature.collector import Collector
 from bayesadam.curvature.layers import Form
 from bayesadam.curvature.passes import Method, Slot
 from bayesadam.curvature.reduction import ignored_labels, reduction_of
-from bayesadam.sharding import is_sharded
+from bayesadam.modules.sharding import is_sharded
 
 
 class PerExampleSquares:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bayesadam.checks import check_model
 from bayesadam.functional.curvature import wide
-from bayesadam.sharding import is_sharded
+from bayesadam.modules.sharding import is_sharded
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from bayesadam.curvature.layers import ConvForm, EmbeddingForm, Form, LinearForm
 from bayesadam.curvature.norms import NormForm, by_instance, by_running_statistics
-from bayesadam.functional.calls import computes_as
+from bayesadam.modules.calls import computes_as
 
 _LINEAR, _CONV, _EMBEDDING = LinearForm(), ConvForm(), EmbeddingForm()
 _BATCH = NormForm(by_running_statistics, channels=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bayesadam.sharding import full
+from bayesadam.modules.sharding import full
 
 _WIDER = 10.0
 """Factor of the variance of a prior in that of the initial values."""

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from bayesadam.functional import moments as maps
+from bayesadam.modules.fsdp import kind_of
 from bayesadam.moments.rules import MODULES
 from bayesadam.moments.trace import Step, Units, Value, steps_of
 from bayesadam.moments.values import Moments
-from bayesadam.posterior.sharded import kind_of
 
 
 class Graph:

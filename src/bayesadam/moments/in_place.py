@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import fx, nn
 
+from bayesadam.modules.fsdp import kind_of
 from bayesadam.moments.replacements import unsupported
 from bayesadam.moments.rules import FUNCTIONS, METHODS, VIEWING, VIEWS
-from bayesadam.posterior.sharded import kind_of
 
 OPERATORS = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 

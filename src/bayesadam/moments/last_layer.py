@@ -17,15 +17,14 @@ from bayesadam.bayes_by_backprop.loss import kl_scale
 from bayesadam.bayes_by_backprop.parameters import InitialStd, around, escaped, initial
 from bayesadam.checks import check_model
 from bayesadam.functional.autocast import without_autocast
-from bayesadam.functional.calls import computes_as, version_of
 from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood
+from bayesadam.modules.buffers import buffers_of
+from bayesadam.modules.calls import Inputs, arguments, computes_as, version_of
 from bayesadam.moments.objectives import expected_log_likelihood
 from bayesadam.moments.observer import Observer
 from bayesadam.moments.values import Moments
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, PartialGaussian
-from bayesadam.posterior.buffers import buffers_of
-from bayesadam.posterior.calls import Inputs, arguments
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.priors import Prior, as_prior
 

@@ -12,12 +12,12 @@ from bayesadam.bayes_by_backprop.parameters import InitialStd, around
 from bayesadam.checks import check_model
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.likelihoods import Likelihood
+from bayesadam.modules.calls import Inputs, arguments
 from bayesadam.moments.graph import Graph
 from bayesadam.moments.objectives import OBJECTIVES
 from bayesadam.moments.values import Moments
 from bayesadam.moments.weights import BernoulliWeights, GaussianWeights
 from bayesadam.posterior import BernoulliPosterior, DiagonalGaussian
-from bayesadam.posterior.calls import Inputs, arguments
 from bayesadam.priors import Prior
 
 WEIGHTS = ("gaussian", "bernoulli")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.functional.calls import first_argument, version_of
+from bayesadam.modules.calls import first_argument, version_of
 
 
 class Observer:

@@ -11,12 +11,12 @@ from typing import Any, cast
 
 from torch import fx, nn
 
-from bayesadam.functional.calls import has_own_forward
+from bayesadam.modules.calls import has_own_forward
+from bayesadam.modules.fsdp import has_hooks, kind_of
 from bayesadam.moments.in_place import InPlaceProxy, redirect, rule_of
 from bayesadam.moments.observer import Observer
 from bayesadam.moments.replacements import replacement, unsupported
 from bayesadam.moments.rules import COMBINING, ELEMENTWISE, MIXING, MODULES, SHAPES
-from bayesadam.posterior.sharded import has_hooks, kind_of
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from bayesadam.core.layout import Layout
-from bayesadam.posterior.sharded import spread
-from bayesadam.posterior.wrappers import innermost
-
-
-def names_in(model: nn.Module) -> dict[Tensor, str]:
-    """The names of a model's parameters, without prefixes of DDP or torch.compile."""
-    inner = innermost(model)
-    return {parameter: name for name, parameter in inner.named_parameters()}
+from bayesadam.modules.fsdp import spread
+from bayesadam.modules.wrappers import innermost, names_in
 
 
 def names_of(layout: Layout, model: nn.Module) -> dict[Tensor, str]:

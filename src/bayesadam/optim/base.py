@@ -19,12 +19,12 @@ from bayesadam.core.flat import Flat
 from bayesadam.core.passes import followed
 from bayesadam.core.rule import Hyper
 from bayesadam.core.sampling import MEAN
+from bayesadam.modules.buffers import buffers_of
+from bayesadam.modules.sharding import full, local
 from bayesadam.optim import attach, groups, priors
 from bayesadam.optim.checkpoint import Checkpointed
 from bayesadam.posterior import DiagonalGaussian
-from bayesadam.posterior.buffers import buffers_of
 from bayesadam.posterior.report import PER_TENSOR, PosteriorReport
-from bayesadam.sharding import full, local
 
 Prior: TypeAlias = DiagonalGaussian
 """The kind of posterior that an optimiser can continue from."""

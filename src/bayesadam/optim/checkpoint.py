@@ -16,12 +16,12 @@ from bayesadam.core.rule import COUNTERS, Rule
 from bayesadam.core.sampling import BLOCK, MEAN, TRAIN, Weights
 from bayesadam.core.sources import HessianSource, Source
 from bayesadam.curvature import PerExampleSquares
+from bayesadam.modules import train_mode
+from bayesadam.modules.sharding import local
+from bayesadam.modules.wrappers import innermost, names_in
 from bayesadam.optim import attach
 from bayesadam.optim.groups import SHARED
 from bayesadam.optim.priors import Gaussians
-from bayesadam.posterior import modes
-from bayesadam.posterior.wrappers import innermost
-from bayesadam.sharding import local
 
 
 class Checkpointed(Optimizer):
@@ -63,7 +63,7 @@ class Checkpointed(Optimizer):
         """Use the parameter names of the attached model; return this model."""
         model = None if self._model is None else self._model()
         if model is not None:
-            self._engine.layout.attached_names = attach.names_in(model)
+            self._engine.layout.attached_names = names_in(model)
         return model
 
     def attach(self, model: nn.Module) -> None:
@@ -92,7 +92,7 @@ class Checkpointed(Optimizer):
         if model is None:
             super().add_param_group(param_group)
             return
-        super().add_param_group(attach.named_alike(param_group, self.param_groups, attach.names_in(model)))
+        super().add_param_group(attach.named_alike(param_group, self.param_groups, names_in(model)))
         attach.add_hooks(self, model)
 
     def follow(self, model: nn.Module) -> None:
@@ -119,12 +119,12 @@ class Checkpointed(Optimizer):
         for other in attach.attached(innermost(model)):
             if other is not self and not attach.parameters_of(self).isdisjoint(attach.parameters_of(other)):
                 other.unfollow(model)
-        modes.follow(self, model)
+        train_mode.follow(self, model)
 
     def unfollow(self, model: nn.Module) -> None:
         """Put the mean into the weights, and end what :meth:`follow` began; state dicts hold the mean as before."""
         self.eval()  # type: ignore[attr-defined]
-        modes.unfollow(self, model)
+        train_mode.unfollow(self, model)
 
     def follow_mode(self, training: bool) -> None:
         """Train or evaluate as a followed model does; inside a sampling block nothing is changed."""

@@ -16,13 +16,13 @@ from bayesadam.checks import check
 from bayesadam.core.flat import draw_of
 from bayesadam.core.update import NotPositive
 from bayesadam.functional import hessian as derivatives
+from bayesadam.modules.buffers import buffers_of, of_training
+from bayesadam.modules.sharding import rank_and_size
+from bayesadam.modules.wrappers import names_in
 from bayesadam.optim import groups
-from bayesadam.optim.attach import names_in
 from bayesadam.optim.newton import CLIP_RADIUS
 from bayesadam.posterior import DenseGaussian
-from bayesadam.posterior.buffers import buffers_of, of_training
 from bayesadam.posterior.dense import MAX_WEIGHTS
-from bayesadam.sharding import rank_and_size
 
 _FIXED = {"perturb": True, "rank_samples": False, "compile": True, "nonfinite": "raise"}
 """Hyper-parameters of the other optimisers that cannot be chosen."""

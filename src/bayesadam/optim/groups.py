@@ -11,7 +11,7 @@ from torch import Tensor
 from bayesadam.checks import check, check_count, check_nonfinite, check_positive, check_temperature, plain
 from bayesadam.core.sampling import MEAN
 from bayesadam.curvature import PerExampleSquares
-from bayesadam.sharding import is_sharded
+from bayesadam.modules.sharding import is_sharded
 
 BOOKKEEPING = {"perturb": True, "noise_step": 0, "skipped_steps": 0, "weights": MEAN}
 """Entries of parameter groups that are not arguments of the constructor."""

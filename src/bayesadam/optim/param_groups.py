@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from bayesadam.checks import check, check_temperature, is_positive
-from bayesadam.posterior.wrappers import innermost
+from bayesadam.modules.wrappers import innermost
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 """PyTorch's norm layers; batch and instance norm of any number of dimensions share a base class."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bayesadam.checks import check
+from bayesadam.modules.sharding import like
 from bayesadam.posterior import DiagonalGaussian
-from bayesadam.sharding import like
 
 Gaussians: TypeAlias = Mapping[str, tuple[Tensor, Tensor]]
 """Mean and variance by parameter name, which become the prior of these parameters. Parameters without noise

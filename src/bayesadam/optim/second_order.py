@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from bayesadam.checks import check
+from bayesadam.modules.sharding import is_sharded
 from bayesadam.optim import groups
 from bayesadam.optim.base import PerturbedOptimizer
-from bayesadam.sharding import is_sharded
 
 
 class SecondOrderOptimizer(PerturbedOptimizer):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.curvature.totals import Scratch
-from bayesadam.functional.calls import call_with
 from bayesadam.likelihoods import Likelihood
+from bayesadam.modules.calls import call_with
 from bayesadam.population.batches import Batch
 from bayesadam.population.curvature import Gradients, diagonal
 from bayesadam.population.layout import Layout

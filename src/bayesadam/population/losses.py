@@ -12,8 +12,8 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from bayesadam.checks import check_model
-from bayesadam.functional.calls import has_own_forward, places
 from bayesadam.likelihoods import Likelihood
+from bayesadam.modules.calls import has_own_forward, places
 from bayesadam.native.device import working_set
 from bayesadam.population.batches import Batch, Pair, data_owners
 from bayesadam.population.closed import ClosedForm, Tensors

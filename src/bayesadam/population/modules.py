@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.checks import made_by
-from bayesadam.functional.calls import tensors
 from bayesadam.functional.generators import GENERATORS
+from bayesadam.modules.calls import tensors
 
 
 def initialize(make_model: Callable[[], nn.Module], *, seeds: Iterable[int]) -> list[nn.Module]:

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from bayesadam import noise
 from bayesadam.likelihoods import Likelihood
+from bayesadam.modules.buffers import buffers_of
+from bayesadam.modules.exclusive import Parts
+from bayesadam.modules.padding import padding_rows
 from bayesadam.population.losses import Losses
 from bayesadam.population.objective import Objective
 from bayesadam.posterior import DiagonalGaussian
-from bayesadam.posterior.buffers import buffers_of
-from bayesadam.posterior.exclusive import Parts
-from bayesadam.posterior.padding import padding_rows
 from bayesadam.predictive.result import Predictive, from_outputs
 
 

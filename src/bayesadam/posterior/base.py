@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from bayesadam import files
 from bayesadam.checks import check, check_model, truths
+from bayesadam.modules.exclusive import exclusively
+from bayesadam.modules.fsdp import Write, unsharded, writing_parts
+from bayesadam.modules.padding import padding_rows
+from bayesadam.modules.sharding import local
+from bayesadam.modules.train_mode import quietly
+from bayesadam.modules.wrappers import innermost, unwrapping
 from bayesadam.native.memory import PLAIN
-from bayesadam.posterior.exclusive import exclusively
-from bayesadam.posterior.modes import quietly
 from bayesadam.posterior.network import NetworkDistribution
-from bayesadam.posterior.padding import padding_rows
-from bayesadam.posterior.sharded import Write, unsharded, writing_parts
-from bayesadam.posterior.wrappers import innermost, unwrapping
-from bayesadam.sharding import local
 
 Self = TypeVar("Self", bound="Posterior")
 _VERSION = attrgetter("_version")

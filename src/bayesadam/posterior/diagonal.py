@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from bayesadam import noise
 from bayesadam.checks import require
 from bayesadam.functional import gaussian
+from bayesadam.modules.buffers import buffers_of
+from bayesadam.modules.wrappers import innermost
 from bayesadam.posterior import around
-from bayesadam.posterior.buffers import buffers_of
 from bayesadam.posterior.gaussian import GaussianPosterior, mean_rule
-from bayesadam.posterior.wrappers import innermost
 
 Self = TypeVar("Self", bound="DiagonalGaussian")
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam import noise
+from bayesadam.modules.buffers import buffers_of
+from bayesadam.modules.wrappers import innermost
 from bayesadam.posterior.base import Posterior, posterior_kinds
-from bayesadam.posterior.buffers import buffers_of
 from bayesadam.posterior.diagonal import DiagonalGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior
-from bayesadam.posterior.wrappers import innermost
 
 _WORD = 2**64 - 1
 

@@ -14,10 +14,10 @@ from bayesadam.calibration.safe import SAFE, Watched
 from bayesadam.checks import check, check_count, check_positive, check_temperature, is_positive, truths
 from bayesadam.curvature.ranks import unwrapped
 from bayesadam.likelihoods import Likelihood
-from bayesadam.posterior.buffers import buffers_of
+from bayesadam.modules.buffers import buffers_of
+from bayesadam.modules.exclusive import exclusively
 from bayesadam.posterior.dense import DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
-from bayesadam.posterior.exclusive import exclusively
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.posterior.kronecker import KroneckerGaussian
 from bayesadam.posterior.low_rank import LowRankGaussian

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.curvature import PerExampleSquares
-from bayesadam.curvature.reentrant import RefusingReentrant
+from bayesadam.modules.reentrant import RefusingReentrant
 from bayesadam.posthoc.network import Hessians, Network
 from bayesadam.predictive.batches import Rows
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bayesadam.modules.mean_network import MeanNetwork
 from bayesadam.posthoc.network import Hessians, Network, check_size
 from bayesadam.predictive.batches import Rows
 from bayesadam.predictive.jacobian import Pulled
-from bayesadam.predictive.network import MeanNetwork
 
 CHUNK = 2**22
 """Approximate number of values in one batch of Jacobians."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from bayesadam.functional.calls import first_argument
+from bayesadam.modules.calls import first_argument
 from bayesadam.moments.last_layer import is_plain_linear, own_parameters
 from bayesadam.posthoc.network import Hessians, Network, check_size
 from bayesadam.predictive.batches import Rows

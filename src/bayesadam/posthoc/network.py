@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.likelihoods.parameters import check_densities
-from bayesadam.posterior.calls import call
+from bayesadam.modules.calls import call
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.predictive.batches import Rows, in_eval_mode
 

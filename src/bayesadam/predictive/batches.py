@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
+from bayesadam.modules.exclusive import Parts, exclusively
+from bayesadam.modules.train_mode import quietly
 from bayesadam.posterior import NetworkDistribution
-from bayesadam.posterior.exclusive import Parts, exclusively
-from bayesadam.posterior.modes import quietly
 from bayesadam.progress import progress_bar
 
 PASS_ROWS, PASS_BYTES = 250, 2**18

@@ -12,9 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from bayesadam.functional.autocast import without_autocast
+from bayesadam.modules.mean_network import MeanNetwork
 from bayesadam.predictive.batches import Rows, is_out_of_memory
 from bayesadam.predictive.covariance import OutputCovariance
-from bayesadam.predictive.network import MeanNetwork
 
 
 class Jacobians:

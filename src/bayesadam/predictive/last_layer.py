@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bayesadam.functional.calls import first_argument, version_of
 from bayesadam.functional.curvature import precision
+from bayesadam.modules.calls import Output, call, first_argument, version_of
 from bayesadam.posterior import NetworkDistribution, PartialGaussian
-from bayesadam.posterior.calls import Output, call
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.predictive.batches import Chunked, Rows, as_batches, draws_in_eval_mode, groups, joined
 from bayesadam.predictive.plan import How

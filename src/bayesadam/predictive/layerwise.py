@@ -28,11 +28,11 @@ from bayesadam.curvature.layers import Form
 from bayesadam.curvature.registry import form_of
 from bayesadam.curvature.totals import Scratch, chunks
 from bayesadam.functional.autocast import without_autocast
-from bayesadam.functional.calls import first_argument
 from bayesadam.functional.curvature import precision, wide, widened
+from bayesadam.modules.calls import first_argument
+from bayesadam.modules.mean_network import MeanNetwork
 from bayesadam.predictive.batches import Rows
 from bayesadam.predictive.covariance import OutputCovariance
-from bayesadam.predictive.network import MeanNetwork
 
 
 class NotLayerwiseError(Exception):

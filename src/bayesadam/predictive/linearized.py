@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bayesadam.curvature.ranks import unwrapped
 from bayesadam.functional.curvature import wide
+from bayesadam.modules.mean_network import MeanNetwork, own_names
 from bayesadam.native.device import working_set
 from bayesadam.posterior import NetworkDistribution, Posterior
 from bayesadam.predictive.batches import Rows, check_weights_are_used, draws_in_eval_mode, over_batches
@@ -22,7 +23,6 @@ from bayesadam.predictive.covariance import OutputCovariance, WeightCovariance, 
 from bayesadam.predictive.gaussian import uncertain_part
 from bayesadam.predictive.jacobian import Jacobians
 from bayesadam.predictive.layerwise import Layerwise, NotLayerwiseError
-from bayesadam.predictive.network import MeanNetwork, own_names
 from bayesadam.predictive.plan import How
 
 CHUNK_BYTES = 2**26

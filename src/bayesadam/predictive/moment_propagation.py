@@ -13,9 +13,10 @@ from bayesadam.curvature.ranks import unwrapped
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.functional.curvature import wide, widened
 from bayesadam.likelihoods import Likelihood
+from bayesadam.modules.calls import arguments
+from bayesadam.modules.mean_network import own_names
 from bayesadam.moments import Graph, Moments
 from bayesadam.posterior import BernoulliPosterior, DiagonalGaussian, NetworkDistribution, PartialGaussian, Posterior
-from bayesadam.posterior.calls import arguments
 from bayesadam.predictive.batches import (
     Rows,
     check_weights_are_used,
@@ -24,7 +25,6 @@ from bayesadam.predictive.batches import (
     over_batches,
 )
 from bayesadam.predictive.gaussian import GaussianPredictive, from_gaussian
-from bayesadam.predictive.network import own_names
 from bayesadam.predictive.plan import How
 from bayesadam.predictive.result import Predictive
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesadam.modules.calls import call
 from bayesadam.posterior import NetworkDistribution
-from bayesadam.posterior.calls import call
 from bayesadam.predictive.batches import (
     Chunked,
     Rows,

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from bayesadam.checks import check_model
 from bayesadam.likelihoods import Likelihood
+from bayesadam.modules.exclusive import Parts, exclusively
+from bayesadam.modules.fsdp import unsharded
 from bayesadam.posterior import Mixture, NetworkDistribution
-from bayesadam.posterior.exclusive import Parts, exclusively
 from bayesadam.posterior.mixture import component_seed
-from bayesadam.posterior.sharded import unsharded
 from bayesadam.predictive.batch_norm import WithOwnStatistics, warn_of_statistics, with_batch_norm
 from bayesadam.predictive.batches import repeatable
 from bayesadam.predictive.gaussian import from_gaussian

@@ -1,0 +1,1 @@
+"""What the library knows about torch modules: names, wrappers, modes, buffers, padding, shards and exclusive use."""

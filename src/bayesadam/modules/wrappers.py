@@ -1,0 +1,40 @@
+"""Networks inside wrappers; the names of weights are those of the innermost network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from bayesadam.checks import check_model
+
+
+def unwrapping(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield a model and the modules that it wraps, from the outside in; all have the same parameters by other names.
+
+    Wrappers are ``torch.compile``'s, ``DistributedDataParallel``, and any other whose inner network is its ``module``.
+    The forward method of a wrapper may compute another function than the network inside.
+
+    Raises:
+        ValueError: The model is not a network.
+    """
+    check_model(model)
+    while True:
+        yield model
+        inner = getattr(model, "_orig_mod", None)
+        inner = getattr(model, "module", None) if inner is None else inner
+        if not isinstance(inner, nn.Module) or set(map(id, inner.parameters())) != set(map(id, model.parameters())):
+            return
+        model = inner
+
+
+def innermost(model: nn.Module) -> nn.Module:
+    """The last of the modules of :func:`unwrapping`, by whose names weights are known."""
+    *_, inner = unwrapping(model)
+    return inner
+
+
+def names_in(model: nn.Module) -> dict[Tensor, str]:
+    """The names of a model's parameters, without prefixes of DDP or torch.compile."""
+    inner = innermost(model)
+    return {parameter: name for name, parameter in inner.named_parameters()}

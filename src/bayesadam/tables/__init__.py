@@ -1,0 +1,1 @@
+"""The application: estimators, files of tables, runs, the report and the command line."""

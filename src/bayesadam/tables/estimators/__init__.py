@@ -1,0 +1,1 @@
+"""scikit-learn estimators of tables, which :mod:`bayesadam.sklearn` exports."""

@@ -1,0 +1,494 @@
+"""The base class of the estimators: checks of parameters and data, and the training of the members."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, clone
+from sklearn.utils import check_random_state, check_X_y
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from bayesadam import population
+from bayesadam.checks import check, check_count, check_positive, is_whole
+from bayesadam.functional.generators import GENERATORS
+from bayesadam.likelihoods import Likelihood
+from bayesadam.posterior import Mixture
+from bayesadam.predictive.result import Predictive
+from bayesadam.scaling import input_scales, standardized
+from bayesadam.tables.encoder.encoder import Encoded, TableEncoder
+from bayesadam.tables.encoder.findings import Findings, TableError
+from bayesadam.tables.encoder.frames import as_table, is_table, with_spelled_names
+from bayesadam.tables.encoder.memory import require_memory
+from bayesadam.tables.estimators.calibration import average_with_earlier_, effective_rows
+from bayesadam.tables.estimators.clock import Clock
+from bayesadam.tables.estimators.failures import all_or_nothing
+from bayesadam.tables.estimators.member_training import Training, TrainingStatus
+from bayesadam.tables.estimators.members import ROWS, posteriors, predictions, randomized
+from bayesadam.tables.estimators.methods import method_named
+from bayesadam.tables.estimators.network import ACTIVATIONS, perceptron
+from bayesadam.tables.estimators.plan import FULL_BATCH, Plan, default_steps, plan
+from bayesadam.tables.estimators.rows import member_parts, numbered, require_single, warn_of_copies, weighed
+from bayesadam.tables.estimators.stack import stacked_predictions
+
+Array = NDArray[Any]
+
+COMPANIONS, TRAINING, POSTERIORS = 0.4, 0.75, 0.5
+"""Shares of the remaining time budget that the companions, the training and the posteriors may take."""
+
+FIRST_ROWS, FIRST_NUMBERS, MORE_ROWS = 1_024, 2**20, 8
+"""With a time budget, maximum number of rows for a first calibration, and of their predictions' numbers; and the factor
+between its rows and those of the next one.
+"""
+
+FARTHEST = 1e15
+"""Largest standardised input. The variance of an output grows with its square, which has to be finite in single
+precision.
+"""
+
+MOST_SAMPLES = 10_000
+"""Largest number of posterior samples per member, each of which is a forward pass."""
+
+
+@dataclass(eq=False, repr=False)
+class BayesianMLP(BaseEstimator):  # type: ignore[misc]
+    """The base class of both estimators, which document the parameters."""
+
+    default_steps = 2_000
+
+    method: str = "auto"
+    _: KW_ONLY
+    hidden: Any = (50,)
+    activation: str = "tanh"
+    members: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    lr: float = 0.01
+    prior_precision: float = 0.1
+    mc_samples: int = 32
+    standardize: bool = True
+    early_stopping: bool = True
+    calibrate: bool = True
+    time_budget: float | None = None
+    device: str = "cpu"
+    random_state: Any = None
+    encoder: Any = None
+    verbose: bool = False
+
+    inputs_: TableEncoder | None = field(init=False)
+    method_: str = field(init=False)
+    calibration_: dict[str, Any] = field(init=False)
+    left_out_: tuple[NDArray[np.int64], Any] | None = field(init=False)
+    _likelihoods: list[Likelihood] = field(init=False)
+
+    @all_or_nothing
+    def fit(
+        self,
+        X: ArrayLike | Encoded,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        groups: ArrayLike | None = None,
+        on_epoch: Callable[[TrainingStatus], None] | None = None,
+    ) -> Any:
+        """Train the members and calibrate their predictions on the rows that each member leaves out.
+
+        Ctrl-C ends the training, but not the fit: the members have their weights after the last complete epoch, or with
+        early stopping those of the best epoch so far. ``interrupted_`` is then true, and a ``UserWarning`` is issued.
+
+        Args:
+            X: Inputs ``(N, D)``: numbers, or a data frame whose columns may hold numbers, truth values, categories,
+                text or dates, and may have missing values. ``inputs_`` describes how the columns were interpreted.
+            y: Targets ``(N,)``; for regression also ``(N, K)``.
+            sample_weight: Weights of the rows, ``(N,)``. Only their ratios matter. They are importances: the noise and
+                the calibration are those of rows that occur as often as their weights say. They must be ``None`` with
+                the method ``"anchored"``.
+            groups: Group of each row, ``(N,)``. Rows of one group, such as the measurements of one patient, are left
+                out together. Without groups, a warning tells if many rows are copies of others.
+            on_epoch: Function that is called with a :class:`TrainingStatus` after every epoch.
+
+        Raises:
+            ValueError: A parameter is out of range, or the data cannot be used. As after any other error, the estimator
+                is what it was before.
+        """
+        self._check()
+        if sample_weight is not None and self._method.posterior == "anchored":
+            raise ValueError("sample_weight must be None with method='anchored', got weights")
+        X, y = self._validated(X, y, sample_weight=sample_weight)
+        X, y, weight, groups, rows = weighed(X, y, sample_weight, groups)
+        if groups is None:
+            warn_of_copies(X, y, stacklevel=3)
+        self._learn_scales(X, y, weight, groups)
+        return self._train(X, y, weight, groups, rows, on_epoch)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``posterior.safetensors`` and ``model.json`` into a folder; :func:`load_estimator` reads them."""
+        from bayesadam.tables.estimators.storage import save_estimator
+
+        check_is_fitted(self, "posterior_")
+        save_estimator(self, folder)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = tags.input_tags.categorical = tags.input_tags.string = True
+        return tags
+
+    @property
+    def _method_name(self) -> str:
+        return self.method
+
+    @property
+    def _calibrates(self) -> bool:
+        """Whether predictions are calibrated on the rows that members leave out."""
+        return self.calibrate
+
+    def _check(self) -> None:
+        """Check the parameters before anything is changed, and start the clock."""
+        self._method = method_named(self._method_name)
+        hidden = self.hidden
+        if not isinstance(hidden, tuple | list) or not all(is_whole(units) for units in hidden):
+            raise ValueError(f"hidden must be a tuple of whole numbers of at least 1, got {hidden!r}")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {tuple(ACTIVATIONS)}, got {self.activation!r}")
+        for name in ("members", "epochs", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and not is_whole(value):
+                raise ValueError(f"{name} must be None or a whole number of at least 1, got {value!r}")
+        check_count("mc_samples", self.mc_samples)
+        check("mc_samples", self.mc_samples, f"at most {MOST_SAMPLES:,}", lambda count: count <= MOST_SAMPLES)
+        check_positive("lr", self.lr)
+        check_positive("prior_precision", self.prior_precision)
+        if self.time_budget is not None:
+            check_positive("time_budget", self.time_budget)
+        self._clock = Clock(self.time_budget)
+        if self.encoder is not None and not isinstance(self.encoder, TableEncoder):
+            raise ValueError(f"encoder must be None or a TableEncoder, got {self.encoder!r}")
+        for name in ("standardize", "early_stopping", "calibrate"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        require_device(self.device)
+
+    def _train(
+        self,
+        X: Array,
+        y: Array,
+        weight: Array | None,
+        groups: Array | None,
+        rows: Array,
+        on_epoch: Callable[[TrainingStatus], None] | None,
+        priors: Mixture | None = None,
+    ) -> Any:
+        """Train the members on standardised data, with the earlier posteriors as priors if ``priors`` is given.
+
+        The indices of the rows among those that the user gave, ``rows``, are for ``left_out_``.
+        """
+        count = len(X)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        divided = plan(count, len(priors.components) if priors else self.members, numbered(groups, count), seed)
+        if self._method.posterior == "anchored" and not self._calibrates:  # all rows are for training
+            divided.left_out[:] = False
+        inputs, targets = self._inputs(X), self._targets(y)
+        data, held_out, weights, held_out_weights = member_parts(divided, inputs, targets, weight)
+        widths = [X.shape[1], *self.hidden, self._outputs()]
+        size = sum((before + 1) * units for before, units in itertools.pairwise(widths))
+        what = f"training {len(data)} networks of {size:,} weights"
+        # In single precision: the weights, their gradients, two averages of the optimiser.
+        require_memory(16.0 * size * len(data), what, "use fewer members or smaller hidden layers")
+        self.network_ = self._network(X.shape[1])
+        members = range(len(data))
+        models = population.initialize(lambda: self._network(X.shape[1]), seeds=[seed + member for member in members])
+        likelihoods = [self._likelihood(member if priors else None).to(self.device) for member in members]
+        sizes = [float(len(x)) for x, _ in data] if weights is None else [effective_rows(own) for own in weights]
+        options = self._options(sizes, priors)
+        whole = np.ones(count) if weight is None else weight
+        complements = self._fitted_companions(divided, inputs, targets, whole) if priors is None else []
+        shown = data
+        if self._method.posterior == "anchored":
+            shown, weights, options["prior"] = randomized(self.network_, data, likelihoods, self.prior_precision, seed)
+        batch_size = self.batch_size or min(count, FULL_BATCH)
+        longest = max(len(x) for x, _ in data)
+        training = Training(
+            models,
+            shown,
+            held_out,
+            held_out_weights,
+            likelihoods,
+            self._method.train,
+            options,
+            self.epochs or max(1, default_steps(longest, batch_size, self.default_steps) // -(-longest // batch_size)),
+            batch_size,
+            seed,
+            sample_weight=weights,
+            clock=self._clock.part(TRAINING),
+            error=self._error(divided, held_out, targets, weight),
+            on_epoch=on_epoch,
+            offset=self._offset(y),
+            verbose=self.verbose,
+        )
+        nets = training.run()
+        self.method_ = self._method_name
+        self.stopped_ = training.stopped
+        self.interrupted_ = training.stopped == "interrupted"
+        self.history_ = {"loss": training.loss.numpy(), "held_out_nll": training.held_out_nll.numpy()}
+        self.epochs_ = training.best
+        found, learned = posteriors(
+            self._method,
+            nets,
+            models,
+            data,
+            weights,
+            sizes,
+            prior_precision=self.prior_precision,
+            steps=self.epochs_ * training.steps_per_epoch,
+            clock=self._clock.part(POSTERIORS),
+        )
+        if priors:
+            for likelihood, before, mask in zip(learned, self._likelihoods, divided.left_out, strict=True):
+                average_with_earlier_(likelihood, before, effective_rows(whole[~mask]))
+        self._likelihoods = learned
+        self.posterior_ = Mixture(found, hyperparameters={"method": self.method_})
+        if priors:
+            self._calibrate(divided, inputs, targets, whole, [], self.calibration_)
+        else:
+            self._calibrate_in_time(divided, inputs, targets, whole, complements)
+        if self.left_out_ is not None:
+            self.left_out_ = rows[self.left_out_[0]], self.left_out_[1]
+        left_out = [*([training.shortened] if training.shortened else []), *dict.fromkeys(self._clock.left_out)]
+        if left_out:
+            message = f"to keep to the time budget, the fit leaves out: {', '.join(left_out)}"
+            warnings.warn(message, UserWarning, stacklevel=4)
+        return self
+
+    def _calibrate_in_time(
+        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, complements: list[Any]
+    ) -> None:
+        """Calibrate on all rows left out, or on as many as there is time for, which is found by calibrating on few."""
+        total = len(divided.rows)
+        rows = total
+        if self._clock.limited and self._calibrates:
+            rows = min(FIRST_ROWS, max(2, FIRST_NUMBERS // (2 * self.mc_samples * self._outputs())))
+        while True:
+            begin = time.monotonic()
+            self._calibrate(divided.thinned(rows), inputs, targets, weight, complements, None)
+            if rows >= total:
+                return
+            if MORE_ROWS * (time.monotonic() - begin) > self._clock.left:
+                self._clock.left_out.append(f"{total - rows:,} of {total:,} rows for the calibration")
+                return
+            rows *= MORE_ROWS
+
+    def _network(self, inputs: int) -> nn.Module:
+        """Create a network with new random weights, without changing the state of PyTorch's generator."""
+        with GENERATORS, torch.random.fork_rng(devices=[]):
+            return perceptron(inputs, self.hidden, self._outputs(), self.activation).to(self.device)
+
+    def _options(self, sizes: Sequence[float], priors: Mixture | None) -> dict[str, Any]:
+        """Return options of the training, among them the effective number of rows of every member."""
+        options: dict[str, Any] = {"lr": self.lr}
+        if self._method.posterior == "anchored":
+            return options
+        if self._method.train == "adam":
+            return options | {"weight_decay": [self.prior_precision / size for size in sizes]}
+        options["num_data"] = list(sizes)
+        if priors is not None:
+            return options | {"prior": list(priors.components)}
+        return options | {"prior_precision": self.prior_precision}
+
+    def _error(
+        self, divided: Plan, held_out: Sequence[tuple[Tensor, Tensor]], targets: Tensor, weight: Array | None
+    ) -> Callable[[Sequence[Predictive]], float] | None:
+        """Return a function that scores the members' predictions of the rows that they left out; lower is better."""
+        if not self.early_stopping or not held_out or self._method.posterior == "anchored":
+            return None
+        rows = divided.rows
+        places = [torch.from_numpy(np.flatnonzero(mask[rows])).to(targets.device) for mask in divided.left_out]
+        known = targets[torch.from_numpy(rows).to(targets.device)]
+        count = torch.from_numpy(divided.left_out.sum(0)[rows]).to(targets.device)
+        own = None if weight is None else torch.from_numpy(weight[rows]).to(targets.device)
+
+        def error(predicted: Sequence[Predictive]) -> float:
+            centers = [self._center(pred) for pred in predicted]
+            total = centers[0].new_zeros(len(rows), centers[0].shape[-1])
+            for center, place in zip(centers, places, strict=True):
+                total[place] += center
+            return self._held_out_error(total / count[:, None], known, own)
+
+        return error
+
+    def _predictions(self, X: Tensor, member: int) -> Predictive:
+        return predictions(
+            self._method,
+            self.network_,
+            self.posterior_.components[member],
+            self._likelihoods[member],
+            X,
+            mc_samples=self.mc_samples,
+            seed=member,
+        )
+
+    def _unseen(self, divided: Plan, inputs: Tensor) -> Iterator[tuple[int, NDArray[np.int64], Predictive]]:
+        """Yield members with the places of the rows that they left out in ``divided.rows``, and their predictions."""
+        rows = divided.rows
+        for member in np.flatnonzero(divided.left_out.any(1)).tolist():
+            own = np.flatnonzero(divided.left_out[member, rows])
+            yield member, own, self._predictions(inputs[torch.from_numpy(rows[own]).to(inputs.device)], member)
+
+    def _all_predictions(self, X: Tensor) -> list[Predictive]:
+        """Return the predictive distribution of every member, evaluated together where that is possible."""
+        found = stacked_predictions(
+            self._method.predict, self.network_, self.posterior_, self._likelihoods, X, mc_samples=self.mc_samples
+        )
+        return found or [self._predictions(X, member) for member in range(len(self.posterior_.components))]
+
+    def _in_parts(self, X: Any) -> list[Tensor]:
+        """Check and standardise new inputs, and split them into parts of a few thousand rows."""
+        check_is_fitted(self, "posterior_")
+        return list(torch.split(self._inputs(self._checked(X, reset=False)), ROWS))
+
+    def _checked(
+        self, X: Any, y: Any = "no_validation", *, reset: bool, sample_weight: ArrayLike | None = None, **rules: Any
+    ) -> Any:
+        """Convert inputs to a matrix of numbers, as in training, and check the targets if they are given.
+
+        Args:
+            X: A data frame, or anything that NumPy converts to a matrix; an :class:`Encoded` one is not changed.
+            y: Targets.
+            reset: Whether to learn the names, the number and the kinds of the columns.
+            sample_weight: Weights of the rows. Nothing is learned from rows of weight 0.
+            rules: Options of scikit-learn's check of the targets.
+        """
+        if isinstance(X, Encoded):
+            if not reset:
+                return X.matrix
+            assert X.encoder is not None
+            self.inputs_, self.n_features_in_ = X.encoder, X.encoder.n_features_in_
+            self.feature_names_in_ = X.encoder.feature_names_in_
+            return check_X_y(X.matrix, y, dtype=np.float64, estimator=self, **rules)
+        X = with_spelled_names(X)
+        encoder = None if reset else getattr(self, "inputs_", None)
+        if not (is_table(X) or self.encoder is not None if reset else encoder):
+            self.inputs_ = None
+            finite = True if reset else "allow-nan"
+            numbers = (np.float64, np.float32)
+            return validate_data(self, X, y, reset=reset, dtype=numbers, ensure_all_finite=finite, **rules)
+        if reset or not (hasattr(X, "columns") or hasattr(self, "feature_names_in_")):  # else names find the columns
+            validate_data(self, X, skip_check_array=True, reset=reset)
+        if encoder is None:
+            encoder = self._learn_columns(X, sample_weight)
+        findings = Findings()
+        matrix = encoder.encode(X, findings)
+        if findings.cells:
+            warnings.warn("; ".join(findings.cells), UserWarning, stacklevel=4)
+        if not isinstance(y, str):
+            return check_X_y(matrix, y, dtype=np.float64, estimator=self, **rules)
+        if not len(matrix):
+            raise ValueError("X must have at least one row, got none")
+        return matrix
+
+    def _learn_columns(self, X: Any, sample_weight: ArrayLike | None) -> TableEncoder:
+        """Learn the types of the columns from the rows that have a weight."""
+        encoder = TableEncoder() if self.encoder is None else clone(self.encoder)
+        weight = None if sample_weight is None else np.ravel(np.asarray(sample_weight, dtype=np.float64))
+        table = as_table(X)
+        if weight is not None and weight.shape == (len(table),) and (weight > 0).any():
+            table = table.filter(weight > 0)
+        encoder.fit(table)
+        left_out = [f"{name!r} ({why})" for name, why in encoder.left_out_.items() if "the same" not in why]
+        if left_out and self.encoder is None:
+            warnings.warn(f"columns are left out: {', '.join(left_out)}", UserWarning, stacklevel=6)
+        self.inputs_ = encoder
+        return encoder
+
+    def _inputs(self, X: Array) -> Tensor:
+        require_single("X", X)
+        with np.errstate(over="ignore"):
+            inputs = standardized(X, self._x_mean, self._x_std)
+        if (absent := np.isnan(X)).any():  # missing values of a column that had none in training become its mean
+            inputs[absent] = 0.0
+            findings = Findings()
+            for name, rows in zip(getattr(self, "feature_names_in_", range(X.shape[1])), absent.T, strict=True):
+                findings.missing(name, rows)
+            warnings.warn("; ".join(findings.cells), UserWarning, stacklevel=4)
+        near = np.abs(inputs) <= FARTHEST
+        if not near.all():
+            row, column = np.argwhere(~near)[0].tolist()
+            names = range(X.shape[1]) if self.inputs_ is None else self.inputs_.get_feature_names_out()
+            raise TableError(
+                f"X must be near the training inputs, got {X[row, column]:g} in row {row}, column {names[column]!r}"
+            )
+        return torch.from_numpy(inputs).to(self.device)
+
+    def _learn_x(self, X: Array, weight: Array | None) -> None:
+        if self.standardize:
+            self._x_mean, self._x_std = input_scales(X, weight)
+        else:
+            self._x_mean, self._x_std = np.zeros(X.shape[1]), np.ones(X.shape[1])
+
+    # The following methods differ between the estimators.
+
+    def _validated(self, X: Any, y: ArrayLike, *, sample_weight: ArrayLike | None = None) -> tuple[Array, Array]:
+        raise NotImplementedError
+
+    def _learn_scales(self, X: Array, y: Array, weight: Array | None, groups: Array | None) -> None:
+        raise NotImplementedError
+
+    def _targets(self, y: Array) -> Tensor:
+        raise NotImplementedError
+
+    def _outputs(self) -> int:
+        raise NotImplementedError
+
+    def _offset(self, y: Array) -> float:
+        return 0.0
+
+    def _likelihood(self, member: int | None) -> Likelihood:
+        raise NotImplementedError
+
+    def _center(self, pred: Predictive) -> Tensor:
+        """Return the prediction that is averaged over the ensemble, ``(n, K)``."""
+        raise NotImplementedError
+
+    def _held_out_error(self, center: Tensor, targets: Tensor, weight: Tensor | None) -> float:
+        raise NotImplementedError
+
+    def _fitted_companions(
+        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array
+    ) -> list[tuple[Any, Array]]:
+        """Return the companions, if there are any, with predictions of rows that they have not seen."""
+        raise NotImplementedError
+
+    def _calibrate(
+        self,
+        divided: Plan,
+        inputs: Tensor,
+        targets: Tensor,
+        weight: Array,
+        complements: list[tuple[Any, Array]],
+        before: dict[str, Any] | None,
+    ) -> None:
+        """Calibrate predictions on the rows left out; the earlier calibration ``before``, if given, also counts."""
+        raise NotImplementedError
+
+
+def require_device(device: Any) -> None:
+    """Raise ``ValueError`` for a device that PyTorch cannot use."""
+    try:
+        if torch.empty(0, device=device).is_meta:
+            raise RuntimeError("it holds no numbers")
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device must be one that PyTorch can use, got {device!r} ({reason})") from None
+
+
+def continues(estimator: BayesianMLP) -> bool:
+    """Whether the method of the estimator has a posterior that can serve as the prior for further data."""
+    return method_named(estimator._method_name).continues

@@ -1,0 +1,318 @@
+"""The ensemble of a regression: its prediction is a calibrated Gaussian or a mixture over posterior samples."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from bayesadam.functional.monotone import Monotone
+from bayesadam.likelihoods import Gaussian, Likelihood
+from bayesadam.predictive import GaussianPredictive, MixturePredictive, RegressionPredictive
+from bayesadam.predictive.result import Predictive
+from bayesadam.predictive.transformed import TransformedPredictive
+from bayesadam.tables.estimators import companions, likelihoods, target_transform
+from bayesadam.tables.estimators.base import COMPANIONS, Array, BayesianMLP
+from bayesadam.tables.estimators.calibration import Scales, mean_weights, output_scale, scaled
+from bayesadam.tables.estimators.companions import Companion
+from bayesadam.tables.estimators.conformal import LeftOutScores, cross_intervals
+from bayesadam.tables.estimators.member_training import weighted_mean
+from bayesadam.tables.estimators.noise import LeftOut, NoisePattern, calibrated
+from bayesadam.tables.estimators.plan import Plan
+from bayesadam.tables.estimators.reach import Reach
+
+
+class RegressionEnsemble(BayesianMLP):
+    """The ensemble of a regression, with variances and cross-conformal intervals from the rows left out."""
+
+    noise: str | float
+
+    likelihood_: Any
+    noise_: Any
+    _several: bool
+    _template: Likelihood
+    _start: Tensor | None = None
+    _functions: list[Monotone]
+    _y_mean: Array
+    _y_std: Array
+    _patterns: list[NoisePattern | None]
+    _reach: Reach
+    _companions: list[Companion]
+    _left_out: LeftOutScores | None
+    """Errors on the rows that members left out, for cross-conformal intervals."""
+
+    @property
+    def _gaussian(self) -> bool:
+        """Whether targets are Gaussian, so that predictions have a closed form and are calibrated."""
+        given = self.likelihood_
+        return given.defines("mean_and_log_variance") if isinstance(given, Likelihood) else given == "gaussian"
+
+    @property
+    def _known_noise(self) -> bool:
+        return not isinstance(self.noise, str)
+
+    @property
+    def _calibrates(self) -> bool:
+        return self.calibrate and not (self._known_noise and self._method.posterior == "anchored")
+
+    def _noise_names(self) -> Any:
+        """The model of the noise of each output, as ``noise_`` says it."""
+        names = ["constant" if pattern is None else "input" for pattern in self._patterns]
+        if self._known_noise:
+            names = ["known"] * len(names)
+        elif not self._learned_noise:
+            names = ["likelihood"] * len(names)
+        return names if self._several else names[0]
+
+    @property
+    def _learned_noise(self) -> bool:
+        """Whether training learns a variance of the noise, which is the same for all rows."""
+        return isinstance(self._template, Gaussian) and any(p.requires_grad for p in self._template.parameters())
+
+    def _fitted_companions(
+        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array
+    ) -> list[tuple[Any, Array]]:
+        if not (self._calibrates and self._gaussian and self._learned_noise) or len(divided.rows) < 2:
+            return []
+        rows = as_array(inputs), as_array(targets), weight, divided
+        return list(companions.regressors(*rows, self._clock.part(COMPANIONS)))
+
+    def _calibrate(
+        self,
+        divided: Plan,
+        inputs: Tensor,
+        targets: Tensor,
+        weight: Array,
+        complements: list[tuple[Any, Array]],
+        before: dict[str, Any] | None,
+    ) -> None:
+        width = len(self._y_mean)
+        earlier = None if before is None else before["weights"]
+        shares = np.ones((1, width)) if earlier is None else earlier
+        scales = [Scales(1.0, 1.0, 0.0, 0.0)] * width
+        known: list[Any] = [None] * width
+        patterns: list[NoisePattern | None] = [None] * width
+        reach = Reach.of(as_array(inputs), weight)
+        if before is None:
+            self._reach, self._companions = reach, []
+        else:
+            self._reach = self._reach.joined(reach)
+        if before is not None and self._calibrates:
+            patterns = list(self._patterns)
+            known = list(np.stack([before["epistemic"], before["aleatoric"]], axis=1))
+            scales = [Scales(a, b, 0.0, error) for (a, b), error in zip(known, before["error"], strict=True)]
+        rows = divided.rows
+        self._left_out = self.left_out_ = None
+        if self._calibrates and self._gaussian and len(rows) >= 2:
+            counts = divided.counts(weight)
+            there = divided.left_out[:, rows, None]
+            found = np.zeros((3, *there.shape[:2], width))
+            for member, own, pred in self._unseen(divided, inputs):
+                found[:, member, own] = _member_moments(pred)
+            mean, epistemic, aleatoric, between = _moments(found, there)
+            if self._learned_noise:
+                # A row is left out by few members, whose mean varies more than that of all members.
+                excess = np.average(between * (1.0 / there.sum(0) - 1.0 / len(there)), axis=0, weights=weight[rows])
+                if before is not None:
+                    standardised = as_array(inputs)
+                    complements = [(part, part.outputs(standardised)) for part in self._companions]
+                shares, unseen = self._weigh_companions(divided, targets, weight, mean, excess, complements, earlier)
+                mean, disagreement = _combined(mean, unseen, shares)
+                epistemic = epistemic + disagreement
+            residual = as_array(targets)[rows] - mean
+            self._left_out = LeftOutScores.of(divided.left_out[:, rows], np.abs(residual), counts)
+            own_inputs = as_array(inputs)[rows]
+            described = self.noise if self._known_noise or self._learned_noise else "constant"
+            noise = np.empty_like(aleatoric)
+            for output in range(width):
+                left_out = LeftOut(
+                    own_inputs,
+                    mean[:, output],
+                    residual[:, output],
+                    epistemic[:, output],
+                    aleatoric[:, output],
+                    counts,
+                    divided.fold[rows],
+                )
+                scales[output], patterns[output], noise[:, output] = calibrated(
+                    left_out, described, self._clock, known[output], patterns[output]
+                )
+            epistemic = epistemic * [own.epistemic for own in scales]
+            self.left_out_ = rows, self._in_units(mean, self._beyond(own_inputs, epistemic, noise), noise)
+        elif self._calibrates and not self._gaussian and len(rows) >= 2:
+            earlier = None if before is None else known[0][0]
+            scales = [self._output_scale(divided, inputs, targets, weight, earlier)] * width
+        self._patterns = patterns
+        self.noise_ = self._noise_names()
+        self.calibration_ = {
+            "epistemic": np.array([found.epistemic for found in scales]),
+            "aleatoric": np.array([found.aleatoric for found in scales]),
+            "error": np.array([found.error for found in scales]),
+            "weights": shares,
+        }
+
+    def _weigh_companions(
+        self,
+        divided: Plan,
+        targets: Tensor,
+        weight: Array,
+        mean: Array,
+        excess: Array,
+        complements: list[tuple[Any, Array]],
+        before: Array | None,
+    ) -> tuple[Array, Array]:
+        """Weigh the companions and the networks' mean, ``(R, K)``, on the ``R`` rows left out.
+
+        Companions without a weight are not kept.
+
+        Returns:
+            The weights, ``(1 + P, K)``, and predictions of the companions for the rows left out, ``(P, R, K)``, by
+            fits that have not seen them.
+        """
+        rows, values = divided.rows, as_array(targets)
+        models = np.stack([mean, *(predicted[rows] for _, predicted in complements)])
+        shares, counts = np.ones((len(models), values.shape[1])), divided.counts(weight)
+        for output in range(values.shape[1] if complements else 0):
+            earlier = None if before is None else before[:, output]
+            own = models[..., output], values[rows, output], counts, excess[output]
+            shares[:, output] = mean_weights(*own, earlier)
+        useful = np.flatnonzero(shares[1:].any(1))
+        self._companions = [complements[place][0] for place in useful]
+        networks = shares[:1] if len(useful) else np.ones_like(shares[:1])
+        return np.concatenate([networks, shares[1:][useful]]), models[1:][useful]
+
+    def _complemented(self, inputs: Array) -> Array:
+        """Return the predictions of the companions, ``(P, N, K)``."""
+        found = [part.outputs(inputs) for part in self._companions]
+        return np.stack(found) if found else np.empty((0, len(inputs), len(self._y_mean)))
+
+    def _output_scale(
+        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: float | None
+    ) -> Scales:
+        """Return the factor of the variance of each member's outputs, from the rows that the member left out."""
+        rows, outputs, places = divided.rows, [], []
+        for _, own, pred in self._unseen(divided, inputs):
+            assert isinstance(pred, MixturePredictive)
+            outputs.append(pred.outputs.double().cpu())
+            places.append(torch.from_numpy(own))
+        if len(outputs[0]) == 1:  # members without posteriors
+            return Scales(1.0, 1.0, 0.0, 0.0)
+        likelihood = likelihoods.average(self._likelihoods).double().cpu()
+        own_weight = torch.from_numpy(divided.counts(weight))
+        return output_scale(outputs, places, likelihood, targets.cpu().double()[rows], own_weight, before)
+
+    def _mixture(self, X: ArrayLike) -> MixturePredictive:
+        """Return the mixture over the samples of all members, in the units of the targets and float64."""
+        parts = []
+        factor = float(self.calibration_["epistemic"][0])
+        for rows in self._in_parts(X):
+            found: Any = self._all_predictions(rows)
+            parts.append(torch.cat([scaled(pred.outputs.double(), factor) for pred in found]))
+        outputs = torch.cat(parts, dim=1)
+        likelihood = likelihoods.average(self._likelihoods).double()
+        if not self._several:
+            outputs = outputs[..., 0]
+        independent = self._method.predict == "linearized"
+        pred = MixturePredictive(outputs, likelihood, independent=independent)
+        if not self._template.defines("rescaled"):
+            return pred
+        scales = (self._y_mean, self._y_std) if self._several else (self._y_mean[0], self._y_std[0])
+        return pred.rescale(*map(torch.as_tensor, scales))
+
+    def _standardised(self, X: Tensor) -> tuple[Array, Array, Array]:
+        """Return mean, epistemic and aleatoric variance of the calibrated ensemble, each ``(N, K)``."""
+        found = np.stack([_member_moments(pred) for pred in self._all_predictions(X)], axis=1)
+        mean, epistemic, aleatoric, _ = _moments(found, np.ones((found.shape[1], 1, 1), dtype=bool))
+        inputs = as_array(X)
+        mean, disagreement = _combined(mean, self._complemented(inputs), self.calibration_["weights"])
+        epistemic = epistemic + disagreement
+        aleatoric = self.calibration_["aleatoric"] * aleatoric
+        for output, pattern in enumerate(self._patterns):
+            if pattern is not None:
+                aleatoric[:, output] *= np.exp(pattern.log_factor(inputs, mean[:, output]))
+        epistemic = self.calibration_["epistemic"] * epistemic
+        return mean, self._beyond(inputs, epistemic, aleatoric), aleatoric
+
+    def _beyond(self, inputs: Array, epistemic: Array, aleatoric: Array) -> Array:
+        """Return epistemic variances, ``(N, K)``, which are larger beyond the region of the training rows."""
+        return epistemic + self._reach.leverage(inputs)[:, None] * aleatoric
+
+    def _in_units(self, mean: Array, epistemic: Array, aleatoric: Array) -> GaussianPredictive | TransformedPredictive:
+        """Return the predictive distribution in the units of the targets, given standardised moments, ``(N, K)``."""
+        scale = self._y_std
+        values = (self._y_mean + scale * mean, scale**2 * epistemic, scale**2 * aleatoric)
+        pred = GaussianPredictive(*(torch.from_numpy(rows if self._several else rows[:, 0]) for rows in values))
+        return target_transform.in_units(pred, self._functions)
+
+    def _cross_interval(self, X: ArrayLike, coverage: float) -> Array:
+        """Return intervals from the errors on the rows left out, computed in training units and transformed back."""
+        kept = self._left_out
+        assert kept is not None
+        errors, folds, weights = map(torch.from_numpy, (kept.scores, kept.folds, kept.weights))
+        parts = []
+        for part in self._in_parts(X):
+            means = np.stack([_member_moments(pred)[0] for pred in self._all_predictions(part)])
+            means = _pooled(means, self._complemented(as_array(part)), self.calibration_["weights"])
+            ends = cross_intervals(errors, folds, weights, kept.models(means), coverage)
+            values = [self._y_mean + self._y_std * as_array(end) for end in ends]
+            parts.append(np.stack([target_transform.inverted(self._functions, own) for own in values], axis=-1))
+        found = np.concatenate(parts)
+        return found if self._several else found[:, 0]
+
+    def _center(self, pred: Predictive) -> Tensor:
+        return pred.outputs[0] if isinstance(pred, MixturePredictive) else pred.mean  # type: ignore[union-attr]
+
+    def _held_out_error(self, center: Tensor, targets: Tensor, weight: Tensor | None) -> float:
+        """Return the log mean squared error, summed over the outputs: twice the NLL of a Gaussian with that variance.
+
+        For other likelihoods it is the negative log density, with the parameters at the start of the training.
+        """
+        if not self._gaussian:
+            likelihood = copy.deepcopy(self._template).to(center.device)
+            with torch.no_grad():
+                return -float(weighted_mean(likelihood.log_density(center, targets).double(), weight))
+        return float(weighted_mean((center - targets).double().square(), weight).log().sum())
+
+
+def _moments(parts: Array, there: Array) -> tuple[Array, Array, Array, Array]:
+    """Return the ensemble's moments and the variance between its members, ``(N, K)`` each; 0 for a single member.
+
+    Args:
+        parts: Moments of the members, ``(3, M, N, K)``.
+        there: Mask of the members that count for each row, ``(M, N, 1)``.
+    """
+    count = there.sum(0)
+    center, spread, noise = (parts * there).sum(1) / count
+    between = ((parts[0] - center) ** 2 * there).sum(0) / np.maximum(count - 1, 1)
+    return center, spread + between, noise, between
+
+
+def _pooled(mean: Array, complements: Array, shares: Array) -> Array:
+    """Return the sum of the networks' means, ``(..., N, K)``, and of the companions' predictions, by their weights."""
+    return np.asarray(shares[0] * mean + (shares[1:, None] * complements).sum(0))
+
+
+def _combined(mean: Array, complements: Array, shares: Array) -> tuple[Array, Array]:
+    """Return the weighted sum of networks and companions, and the variance between them, ``(N, K)`` each.
+
+    The variance, by the weights, is part of the epistemic variance: in a gap of the data the sum may be wrong where
+    they differ.
+    """
+    pooled = _pooled(mean, complements, shares)
+    squares = (shares[:, None] * (np.stack([mean, *complements]) - pooled) ** 2).sum(0)
+    return pooled, np.asarray(squares / np.maximum(shares.sum(0), 1e-12))
+
+
+def _member_moments(pred: Predictive) -> Array:
+    """Return mean, epistemic and aleatoric variance of a member, ``(3, N, K)``."""
+    assert isinstance(pred, RegressionPredictive)
+    return as_array(torch.stack([pred.mean, pred.epistemic, pred.aleatoric]))
+
+
+def as_array(tensor: Tensor) -> Array:
+    """Return a tensor as a float64 array."""
+    return tensor.detach().double().cpu().numpy()

@@ -1,0 +1,225 @@
+"""Regressions that complement an estimator's networks: a linear one, and an additive, piecewise linear one.
+
+They are ridge regressions for numbers, and logistic regressions for classes.
+
+From little data, networks with few units learn linear functions and functions with kinks less well than models that
+consist of such functions. An input with a skewed distribution, such as a count, is divided at its quantiles (Gorishniy
+et al. 2022, section 3.2), so that its few large values do not determine the function of the other values.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_softmax
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression, RidgeCV
+
+from bayesadam.tables.estimators import plan
+from bayesadam.tables.estimators.clock import Clock
+
+Floats = NDArray[Any]
+Pieces = tuple[NDArray[np.int64], Floats, Floats]
+"""Column, lower end and upper end of every piece, ``(E,)`` each."""
+
+PIECES = 12
+"""Maximum number of pieces into which the quantiles of an input divide it."""
+
+BEYOND = 1.0
+"""Distance beyond the training rows, in ranges of an input in them, up to which its trend continues.
+
+Of ordinary new rows many have an input beyond those of all training rows: 20% with 5 normal inputs and 60 rows.
+"""
+
+FOLDS = 4
+"""Number of folds of a logistic regression, whose fits take longer. A ridge regression has all folds of the plan."""
+
+STRENGTHS = (0.01, 0.05, 0.3)
+"""Candidates for scikit-learn's ``C``, the inverse strength of the penalty; ``C`` is chosen on left-out rows."""
+
+PENALTIES = 10.0 ** np.arange(-4.0, 5.0)
+"""Candidates for the penalty of a ridge regression, which is chosen by leave-one-out errors."""
+
+FEWEST = 40
+"""Minimum number of rows for these regressions."""
+
+LARGEST = 4e6
+"""Maximum of the number of rows times the number of coefficients of a fit. If there are more, the fit uses a part of
+the rows, but at least 1,000 rows or all.
+"""
+
+
+@dataclass(frozen=True)
+class LinearPart:
+    """A regression on the positions ``clip((x[column] - low) / (high - low), 0, 1)`` in pieces of the inputs.
+
+    The first piece of an input is its whole range; its trend continues for ``BEYOND`` ranges on both sides.
+
+    Attributes:
+        column: Index of the input of every piece, ``(E,)``.
+        low: Lower end of every piece, ``(E,)``.
+        high: Upper end of every piece, ``(E,)``.
+        coefficient: Coefficients of the outputs, which are numbers or logits of classes, ``(C, E)``.
+        intercept: Intercepts of the outputs, ``(C,)``.
+    """
+
+    column: NDArray[np.int64]
+    low: Floats
+    high: Floats
+    coefficient: Floats
+    intercept: Floats
+
+    def outputs(self, inputs: Floats) -> Floats:
+        """Return the outputs, ``(N, C)``, for standardised inputs ``(N, D)``."""
+        at_once = max(1, int(LARGEST // max(1, len(self.column))))
+        found = np.empty((len(inputs), len(self.intercept)))
+        for first in range(0, len(inputs), at_once):
+            features = _encoded(inputs[first : first + at_once], self.column, self.low, self.high)
+            found[first : first + at_once] = features @ self.coefficient.T + self.intercept
+        return found
+
+
+def logistic_parts(
+    inputs: Floats, labels: NDArray[np.int64], classes: int, weight: Floats, divided: plan.Plan, clock: Clock
+) -> Iterator[tuple[LinearPart, Floats]]:
+    """Fit a linear and an additive logistic regression, with log probabilities of rows that a fit has not seen.
+
+    Args:
+        inputs: Standardised, ``(N, D)``.
+        labels: Indices of the classes, ``(N,)``.
+        classes: Number ``C`` of classes.
+        weight: Weights of the rows, ``(N,)``.
+        divided: The rows that the members leave out.
+        clock: The time for all fits.
+
+    Yields:
+        Pairs of a regression and log probabilities, ``(N, C)``, which are NaN for rows that no member leaves out. There
+        are none with fewer than 40 rows, and only the first regression if the second has too many features.
+
+    Raises:
+        OutOfTimeError: There is not enough time for the next regression.
+    """
+    folds = divided.masks(FOLDS)
+    if len(labels) < FEWEST or any(len(np.unique(labels[~fold])) < 2 for fold in folds):
+        return
+    for pieces, used in _designs(inputs, classes if classes > 2 else 1):
+        candidates, check = [], clock.rounds(len(STRENGTHS) * len(folds) + 1)
+        for strength in STRENGTHS:
+            unseen = np.full((len(labels), classes), np.nan)
+            for fold in folds:
+                check()
+                part = _logistic(inputs, pieces, labels, classes, weight, used & ~fold, strength)
+                unseen[fold] = log_softmax(part.outputs(inputs[fold]), axis=1)
+            left_out = np.any(folds, axis=0)
+            gain = weight[left_out] @ unseen[left_out, labels[left_out]]
+            candidates.append((gain, strength, unseen))
+        _, strength, unseen = max(candidates, key=lambda candidate: candidate[0])
+        check()
+        yield _logistic(inputs, pieces, labels, classes, weight, used, strength), unseen
+
+
+def ridge_parts(
+    inputs: Floats, targets: Floats, weight: Floats, divided: plan.Plan, clock: Clock
+) -> Iterator[tuple[LinearPart, Floats]]:
+    """Fit a linear and an additive ridge regression, with predictions of rows that a fit has not seen.
+
+    Args:
+        inputs: Standardised, ``(N, D)``.
+        targets: Standardised, ``(N, K)``.
+        weight: Weights of the rows, ``(N,)``.
+        divided: The rows that the members leave out.
+        clock: The time for all fits.
+
+    Yields:
+        Pairs of a regression and predictions, ``(N, K)``, as for :func:`logistic_parts`.
+
+    Raises:
+        OutOfTimeError: There is not enough time for the next regression.
+    """
+    if len(targets) < FEWEST:
+        return
+    folds = divided.masks(plan.FOLDS)
+    for pieces, used in _designs(inputs, 1):
+        unseen, check = np.full(targets.shape, np.nan), clock.rounds(len(folds) + 1)
+        for fold in folds:
+            check()
+            unseen[fold] = _ridge(inputs, pieces, targets, weight, used & ~fold).outputs(inputs[fold])
+        check()
+        yield _ridge(inputs, pieces, targets, weight, used), unseen
+
+
+def _designs(inputs: Floats, outputs: int) -> Iterator[tuple[Pieces, NDArray[np.bool_]]]:
+    """Yield the pieces of both regressions, with a mask of the rows that are used, unless they are too many."""
+    ends, parts = _pieces(inputs, 1), _pieces(inputs, PIECES)
+    both: Pieces = (*map(np.concatenate, zip(ends, parts, strict=True)),)  # type: ignore[assignment]
+    for pieces in (ends, both):
+        rows = int(LARGEST // (len(pieces[0]) * outputs)) if len(pieces[0]) else 0
+        if rows >= min(len(inputs), 1_000):
+            yield pieces, _spread(len(inputs), rows)
+
+
+def _pieces(inputs: Floats, most: int) -> Pieces:
+    """Return the pieces of all columns. A constant column has no piece, and a column with two values has one."""
+    found: list[tuple[int, float, float]] = []
+    for column, values in enumerate(inputs.T):
+        knots = np.unique(np.quantile(values.astype(np.float64), np.linspace(0.0, 1.0, most + 1)))
+        if most > 1 and len(knots) < 3:
+            continue
+        found += [(column, low, high) for low, high in zip(knots[:-1].tolist(), knots[1:].tolist(), strict=True)]
+    columns = np.array([piece[0] for piece in found], dtype=np.int64)
+    return columns, np.array([piece[1] for piece in found]), np.array([piece[2] for piece in found])
+
+
+def _encoded(inputs: Floats, column: NDArray[np.int64], low: Floats, high: Floats) -> Floats:
+    beyond = np.zeros(len(column))
+    beyond[np.unique(column, return_index=True)[1]] = BEYOND
+    return np.asarray(np.clip((inputs[:, column].astype(np.float64) - low) / (high - low), -beyond, 1.0 + beyond))
+
+
+def _spread(count: int, most: int) -> NDArray[np.bool_]:
+    """Return a mask that selects at most ``most`` of ``count`` rows, evenly spaced."""
+    used = np.zeros(count, dtype=bool)
+    used[np.linspace(0, count - 1, min(count, most)).astype(np.int64)] = True
+    return used
+
+
+def _ridge(inputs: Floats, pieces: Pieces, targets: Floats, weight: Floats, rows: NDArray[np.bool_]) -> LinearPart:
+    """Fit a ridge regression to some of the rows."""
+    features = _encoded(inputs[rows], *pieces)
+    mean, scale = features.mean(0), 1.0 / np.maximum(features.std(0), 1e-6)
+    model = RidgeCV(PENALTIES, alpha_per_target=True, gcv_mode="svd").fit(
+        (features - mean) * scale, targets[rows], weight[rows]
+    )
+    coefficient = np.atleast_2d(model.coef_) * scale  # one target: scikit-learn drops the axis
+    return LinearPart(*pieces, coefficient, np.atleast_1d(model.intercept_) - coefficient @ mean)
+
+
+def _logistic(
+    inputs: Floats,
+    pieces: Pieces,
+    labels: NDArray[np.int64],
+    classes: int,
+    weight: Floats,
+    rows: NDArray[np.bool_],
+    strength: float,
+) -> LinearPart:
+    """Fit a logistic regression to some rows. A class without any of them gets constant log odds of about one row."""
+    features = _encoded(inputs[rows], *pieces)
+    mean, scale = features.mean(0), 1.0 / np.maximum(features.std(0), 1e-6)
+    model = LogisticRegression(C=strength, max_iter=100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # more iterations would gain less than the penalty
+        model.fit((features - mean) * scale, labels[rows], weight[rows] / weight[rows].mean())
+    coefficient, intercept = model.coef_, model.intercept_
+    if len(model.classes_) == 2:
+        coefficient, intercept = np.concatenate([-coefficient, coefficient]) / 2, np.append(-intercept, intercept) / 2
+    whole = np.zeros((classes, features.shape[1]))
+    level = np.full(classes, intercept.min() - np.log(len(features)))
+    whole[model.classes_] = coefficient * scale
+    level[model.classes_] = intercept - (coefficient * scale) @ mean
+    return LinearPart(*pieces, whole, level)

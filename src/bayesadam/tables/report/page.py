@@ -1,0 +1,90 @@
+"""The page: its sections, and the template that is filled with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from bayesadam.tables.report import charts as drawn
+from bayesadam.tables.report import verdict
+from bayesadam.tables.report.chart import Chart
+from bayesadam.tables.report.headline import OURS, headline
+from bayesadam.tables.report.numbers import percent
+from bayesadam.tables.report.palette import custom_properties
+from bayesadam.tables.report.predicted import FEW, PredictedClasses, PredictedNumbers, counted, predicted
+from bayesadam.tables.report.scores import confusion, importance, scores
+
+_EFFECTS = 4
+"""Maximum number of inputs whose effects are drawn."""
+
+
+def render(data: Mapping[str, Any]) -> str:
+    """Return the whole page as text."""
+    held_out = predicted(data["held_out"], data["task"])
+    unseen = predicted(data["unseen"] or data["held_out"], data["task"])
+    created = data["created"][:16].replace("T", " ")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["percent"] = percent
+    return environment.from_string(_file("template.html")).render(
+        regression=data["task"] == "regression",
+        target=data["target"],
+        subtitle=[f"{data['task'].capitalize()} of {data['target']}", data["data"]["file"], created],
+        headline=headline(held_out, unseen, data["margins"]),
+        judged=counted(unseen, "row", " that the networks had not seen") if unseen and data["unseen"] else "",
+        epistemic="" if unseen is None else verdict.epistemic(unseen, data["epistemic_error"]),
+        explained=data["explained"],
+        charts=_charts(data, held_out, unseen),
+        tables=_tables(data, held_out),
+        style=Markup(_style()),
+    )
+
+
+def _charts(data: Mapping[str, Any], held_out: Any, unseen: Any) -> dict[str, list[Chart]]:
+    """Return the charts of the sections."""
+    task, target, classes = data["task"], data["target"], data["classes"]
+    entries = data["explained"].get("dependence", [])[:_EFFECTS]
+    found = {
+        "inputs": [drawn.effect(entry, f"dependence-{i}", task, target, classes) for i, entry in enumerate(entries)]
+    }
+    if isinstance(held_out, PredictedNumbers):
+        found["predictions"] = [drawn.predictions(held_out, target)]
+    if unseen is not None and len(unseen) >= FEW:
+        found["calibration"] = [(drawn.coverage if task == "regression" else drawn.reliability)(unseen)]
+        if np.isfinite(unseen.errors[1]).all():
+            found["knows"] = [drawn.error_by_uncertainty(unseen, target)]
+    return found
+
+
+def _tables(data: Mapping[str, Any], held_out: Any) -> dict[str, Any]:
+    """Return the contents of the tables of the sections; a section without them has none, or an empty one."""
+    metrics, explained, given = data["metrics"], data["explained"], data["reproduce"]
+    settings = {name: value for name, value in given["config"].items() if value not in (None, [], False)}
+    found = {
+        "scores": {"columns": scores(metrics), "models": list(metrics), "ours": OURS},
+        "surprises": data["surprises"] and {"rows": data["surprises"], "target": data["target"]},
+        "data": data["data"],
+        "reproduce": {**given, "config": json.dumps(settings, indent=2, ensure_ascii=False)},
+    }
+    if explained:
+        found["inputs"] = importance(explained["importance"])
+        found["failures"] = explained["groups"] and verdict.failures(explained["groups"], data["task"])
+    if isinstance(held_out, PredictedClasses):
+        found["predictions"] = {**confusion(held_out, data["classes"]), "counted": counted(held_out, "held-out row")}
+    return found
+
+
+def _style() -> str:
+    dark = (
+        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ color-scheme: dark; {custom_properties(1)} }} }}"
+    )
+    return f":root {{ color-scheme: light; {custom_properties(0)} }}\n{dark}\n{_file('style.css')}"
+
+
+def _file(name: str) -> str:
+    return resources.files("bayesadam.tables.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,209 @@
+"""The evaluation on held-out rows: predictions of every row, scores, and baselines from scikit-learn."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.preprocessing import StandardScaler
+
+from bayesadam import metrics
+from bayesadam.predictive import ClassificationPredictive, GaussianPredictive, MixturePredictive
+from bayesadam.tables.estimators.clock import Clock, OutOfTimeError
+from bayesadam.tables.estimators.threads import threads_for
+from bayesadam.tables.estimators.trees import fit_within
+from bayesadam.tables.report.weighted import mean_and_error
+from bayesadam.tables.runs.predict_table import means
+from bayesadam.tables.runs.prepare import Prepared
+
+COVERAGE = 0.95
+MAX_ROWS, MAX_VALUES = 100_000, 20_000_000
+"""Maximum number of training rows of a baseline, drawn at random, and of their values: more would take minutes and
+change little.
+"""
+ITERATIONS, PILOT = 500, 3
+"""Maximum number of iterations of a logistic regression, and number by which its time is measured."""
+_CALIBRATION = 0.2
+
+Arrays = dict[str, NDArray[np.float64]]
+Scores = dict[str, float | None]
+
+
+def predict_held_out(pred: Any, y: NDArray[Any], weight: NDArray[np.float64] | None = None) -> Arrays:
+    """Return the values of each row that scores and charts need, by name.
+
+    Args:
+        pred: Predictive distribution of the rows.
+        y: ``(N,)``, values or indices of classes.
+        weight: Weights of the rows, ``(N,)``, which are returned as "weight"; with ``None`` they are equal.
+
+    Returns:
+        Regression: "y", "mean", "std", "epistemic_std", "lower", "upper", "pit", "nll", "crps". If a target has a
+        probability of its own, as counts do, a random part of it is subtracted in "pit" (Czado et al. 2009), which is
+        then uniform for a right model.
+        Classification: "label", "probs" (``(N, C)``), "entropy", "mutual_information", "nll".
+    """
+    if hasattr(pred, "probs"):
+        values = {
+            "label": y,
+            "probs": pred.probs,
+            "entropy": pred.entropy,
+            "mutual_information": pred.mutual_information,
+            "nll": -pred.log_prob(torch.as_tensor(y, device=pred.device)),
+        }
+    else:
+        tail = 0.5 * (1.0 - COVERAGE)
+        target = torch.as_tensor(y, dtype=pred.mean.dtype, device=pred.device)
+        lower, upper = pred.quantile([tail, 1.0 - tail])
+        nll, below = -pred.log_prob(target), pred.cdf(target)
+        discrete = isinstance(pred, MixturePredictive) and pred.likelihood.discrete
+        # Quantiles are limited for targets that are never negative: 0 then has the probability of what is below it.
+        own = (-nll).exp() if discrete else below.where(target == lower, 0.0)
+        part = torch.rand(len(y), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        values = {
+            "y": y,
+            "mean": means(pred),
+            "std": pred.variance.sqrt(),
+            "epistemic_std": pred.epistemic.sqrt(),
+            "lower": lower,
+            "upper": upper,
+            "pit": below - own * part.to(pred.device),
+            "nll": nll,
+            "crps": metrics.predictive_crps(pred, target),
+        }
+    if weight is not None:
+        values["weight"] = weight
+    return {name: np.asarray(torch.as_tensor(value).detach().cpu(), dtype=np.float64) for name, value in values.items()}
+
+
+def scores(held_out: Arrays, seconds: float) -> Scores:
+    """Return the scores of predictions from :func:`predict_held_out`.
+
+    The NLL is in nats, RMSE and CRPS are in the units of the target. Rows count by their weights.
+
+    Args:
+        held_out: Predictions and targets.
+        seconds: Duration of the fit.
+    """
+    weight = held_out.get("weight")
+
+    def mean(numbers: Any) -> float:
+        return float(np.average(numbers, weights=weight))
+
+    values: dict[str, float] = {"NLL": mean(held_out["nll"])}
+    if "probs" in held_out:
+        labels, probs = held_out["label"].astype(np.int64), held_out["probs"]
+        rows = torch.from_numpy(probs), torch.from_numpy(labels)
+        values["accuracy"] = mean(probs.argmax(1) == labels)
+        values["ECE"] = metrics.expected_calibration_error(
+            *rows, weight=None if weight is None else torch.from_numpy(weight)
+        )
+        values["Brier"] = mean(((probs - np.eye(probs.shape[1])[labels]) ** 2).sum(1))
+    else:
+        y = held_out["y"]
+        with np.errstate(invalid="ignore"):
+            values["RMSE"] = math.sqrt(mean((held_out["mean"] - y) ** 2))
+        values["CRPS"] = mean(held_out["crps"])
+        values["coverage 95%"] = mean((held_out["lower"] <= y) & (y <= held_out["upper"]))
+    values["fit seconds"] = seconds
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def margin(ours: Arrays, other: Arrays) -> list[float] | None:
+    """Return the NLL of another model minus ours on the same rows, and the standard error of the difference.
+
+    The result is ``None`` for a single row, or if a number is not finite.
+    """
+    above = other["nll"] - ours["nll"]
+    if len(above) < 2 or not np.isfinite(above).all():
+        return None
+    return list(mean_and_error(above, ours.get("weight")))
+
+
+def baseline_rows(prepared: Prepared) -> int:
+    """Return the maximum number of training rows of a baseline."""
+    return int(min(MAX_ROWS, max(MAX_VALUES // prepared.matrix.shape[1], 1_000)))
+
+
+def baselines(prepared: Prepared, clock: Clock) -> dict[str, tuple[Arrays, float]]:
+    """Return the predictions of the held-out rows and the seconds of the fit, by name of the model.
+
+    The predictions of a regression model are Gaussian, with the same standard deviation for all rows. It is that of the
+    residuals on a fifth of the rows when the model is trained on the other rows, because residuals on training rows are
+    too small. The model is then trained on all rows. A model for which there is not enough time is left out.
+    """
+    split, classes, seed = prepared.split, len(prepared.target.classes), prepared.settings.seed
+    order = np.random.default_rng(seed).permutation(len(split.training))[: baseline_rows(prepared)]
+    training = split.training[order]
+    weight, weight_test = prepared.weights_of(training), prepared.weights_of(split.held_out)
+    scaler = StandardScaler().fit(prepared.matrix[training], sample_weight=weight)
+    x, x_test = (scaler.transform(prepared.matrix[rows]) for rows in (training, split.held_out))
+    y, y_test = prepared.y[training], prepared.y[split.held_out]
+    weight = None if weight is None else weight / weight.mean()
+    models = {
+        "linear model": LogisticRegression(max_iter=ITERATIONS) if classes else Ridge(),
+        "gradient boosting": (HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor)(
+            random_state=seed
+        ),
+    }
+    few = max(round(_CALIBRATION * len(x)), 1)
+    results: dict[str, tuple[Arrays, float]] = {}
+    for number, (name, model) in enumerate(models.items()):
+        part = clock.part(1.0 / (len(models) - number))
+        # One thread: on a busy machine, threads that wait for each other take minutes.
+        with warnings.catch_warnings(), threads_for(1):
+            warnings.simplefilter("ignore")  # a baseline that has not converged is still useful
+            try:
+                if not classes:
+                    _fit(model, part, 2, x[few:], y[few:], None if weight is None else weight[few:])
+                    residuals = y[:few] - model.predict(x[:few])
+                begin = time.perf_counter()
+                _fit(model, part, 1, x, y, weight)
+                seconds = time.perf_counter() - begin
+            except OutOfTimeError:
+                clock.left_out.append(f"the {name}" if name == "linear model" else name)
+                continue
+        if classes:
+            probs = np.zeros((len(x_test), classes))
+            probs[:, model.classes_] = model.predict_proba(x_test)
+            pred: Any = categorical(probs)
+        else:
+            error = float(np.average(residuals**2, weights=None if weight is None else weight[:few]))
+            std = max(math.sqrt(error), 1e-6 * float(y.std()))
+            pred = gaussian(model.predict(x_test).astype(np.float64), std)
+        results[name] = predict_held_out(pred, y_test, weight_test), seconds
+    return results
+
+
+def _fit(model: Any, clock: Clock, fits: int, x: Any, y: Any, weight: Any) -> None:
+    """Fit a baseline, the first of ``fits`` times; OutOfTimeError if there is not enough time."""
+    if isinstance(model, Ridge) or not clock.limited:
+        clock.require()
+        model.fit(x, y, weight)
+    elif not isinstance(model, LogisticRegression):
+        fit_within(clock, fits, model, x, y, weight)
+    else:
+        begin = time.perf_counter()
+        LogisticRegression(max_iter=PILOT).fit(x, y, weight)
+        most = int(clock.left * PILOT / (time.perf_counter() - begin))
+        model.set_params(max_iter=min(max(most, 1), ITERATIONS)).fit(x, y, weight)
+        if most < ITERATIONS and model.n_iter_.max() >= most:
+            raise OutOfTimeError
+
+
+def gaussian(mean: NDArray[np.float64], std: float) -> GaussianPredictive:
+    """Return the predictive distribution of a model with one standard deviation for all rows."""
+    center = torch.from_numpy(mean)
+    return GaussianPredictive(center, torch.zeros_like(center), torch.full_like(center, std**2))
+
+
+def categorical(probs: NDArray[np.float64]) -> ClassificationPredictive:
+    """Return the predictive distribution of a model that predicts probabilities, none of which counts as zero."""
+    return ClassificationPredictive(torch.from_numpy(probs).clamp_min(np.finfo(np.float64).tiny).log()[None])
