@@ -2,8 +2,8 @@
 
 As Box and Cox (1964) choose a power by the likelihood of a linear model, the choice is made by regressions on random
 hidden units, which are drawn like the initial weights of the networks. Their predictions of left-out rows are compared
-by the negative log density in the units of the targets, and a Gaussian process may overrule a transform. The training
-of the networks and their random numbers are not affected.
+by the negative log density in the units of the targets. The training of the networks and their random numbers are not
+affected.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from bayesadam.tables.estimators import likelihoods
 from bayesadam.tables.estimators.calibration import SMALLEST
 from bayesadam.tables.estimators.clock import Clock, OutOfTimeError
 from bayesadam.tables.estimators.linear import PENALTIES
-from bayesadam.tables.estimators.plan import plan
-from bayesadam.tables.estimators.process import process_parts
 from bayesadam.tables.estimators.rows import numbered
 from bayesadam.tables.estimators.target_transform import NAMES, fitted, require
 
@@ -57,9 +55,6 @@ MOST = 10.0
 
 ALIKE = 0.005
 """Largest difference, in nats per row, between choices that are considered equal."""
-
-CLEARLY = 0.02
-"""Smallest gain, in nats per row, with which a Gaussian process without the chosen transform overrules it."""
 
 COMMON = 0.05
 """Largest share of rows with the same target for which quantiles and Student's t are considered, and largest share of
@@ -139,9 +134,6 @@ def choose(
     try:
         found = transform_nlls(tried, known, target, weight, folds, clock)
         best = [_best(own, weight) for own in found]
-        for number, own in enumerate(target.T):
-            if not _confirmed(tried[number][best[number]], known, own, weight, numbers, clock):
-                best[number] = 0
         chosen = [own[place] for own, place in zip(tried, best, strict=True)]
         totals = [np.sum([own[0] for own in found], axis=0)]
         totals.append(np.sum([own[place] for own, place in zip(found, best, strict=True)], axis=0))
@@ -204,30 +196,6 @@ def transform_nlls(
         noise = 0.5 * np.log(2.0 * math.pi * variance) + np.log(std)
         found[:, test] = (0.5 * white**2 + noise).T - np.stack(slopes)
     return np.split(found, np.cumsum([len(tried) for tried in names])[:-1])
-
-
-def _confirmed(
-    name: str, inputs: Floats, target: Floats, weight: Floats, groups: NDArray[np.int64], clock: Clock
-) -> bool:
-    """Whether no Gaussian process describes left-out rows clearly better without the transform ``name`` than with it.
-
-    It learns what random hidden units do not, such as the product of two out of ten inputs. What is not learned may
-    have heavy tails, for which a transform makes up.
-    """
-    if name == "none":
-        return True
-    function = fitted(name, target, weight)
-    both = np.stack([target, function(torch.tensor(target)).numpy()], axis=1)
-    mean, std = column_scales(both, weight)
-    standard = (both - mean) / std
-    parts = list(process_parts(inputs, standard, weight, plan(len(target), None, groups, 0), clock))
-    if not parts:
-        return True
-    ((_, unseen),) = parts
-    error = np.average((standard - unseen) ** 2, axis=0, weights=weight)
-    plain, transformed = np.log(std) + 0.5 * np.log(np.maximum(error, SMALLEST))
-    slope = np.average(function.log_slope(torch.tensor(target)).numpy(), weights=weight)
-    return bool(transformed - slope <= plain + CLEARLY)
 
 
 def likelihood_nlls(name: str, inputs: Floats, target: Floats, weight: Floats, folds: NDArray[np.int64]) -> Floats:

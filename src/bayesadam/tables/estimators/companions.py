@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from bayesadam.tables.estimators import plan
 from bayesadam.tables.estimators.clock import Clock
 from bayesadam.tables.estimators.linear import LinearPart, logistic_parts, ridge_parts
-from bayesadam.tables.estimators.process import ProcessPart, process_parts
 from bayesadam.tables.estimators.trees import TreesPart, classification_trees, regression_trees
 
 Floats = NDArray[Any]
-Companion = LinearPart | ProcessPart | TreesPart
+Companion = LinearPart | TreesPart
 
 
 def regressors(
@@ -38,7 +37,6 @@ def regressors(
     rows = inputs, targets, weight / weight.mean(), divided, clock
     return [
         *clock.gathered("linear regressions", ridge_parts(*rows)),
-        *clock.gathered("a Gaussian process", process_parts(*rows)),
         *clock.gathered("boosted trees", regression_trees(*rows)),
     ]
 

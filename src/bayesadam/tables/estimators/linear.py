@@ -48,6 +48,9 @@ PENALTIES = 10.0 ** np.arange(-4.0, 5.0)
 FEWEST = 40
 """Minimum number of rows for these regressions."""
 
+AT_ONCE = 2**22
+"""Maximum size of an intermediate result, which limits the number of rows that are predicted together."""
+
 LARGEST = 4e6
 """Maximum of the number of rows times the number of coefficients of a fit. If there are more, the fit uses a part of
 the rows, but at least 1,000 rows or all.
@@ -76,7 +79,7 @@ class LinearPart:
 
     def outputs(self, inputs: Floats) -> Floats:
         """Return the outputs, ``(N, C)``, for standardised inputs ``(N, D)``."""
-        at_once = max(1, int(LARGEST // max(1, len(self.column))))
+        at_once = max(1, AT_ONCE // max(1, len(self.column)))
         found = np.empty((len(inputs), len(self.intercept)))
         for first in range(0, len(inputs), at_once):
             features = _encoded(inputs[first : first + at_once], self.column, self.low, self.high)
@@ -160,7 +163,7 @@ def _designs(inputs: Floats, outputs: int) -> Iterator[tuple[Pieces, NDArray[np.
     for pieces in (ends, both):
         rows = int(LARGEST // (len(pieces[0]) * outputs)) if len(pieces[0]) else 0
         if rows >= min(len(inputs), 1_000):
-            yield pieces, _spread(len(inputs), rows)
+            yield pieces, spread(len(inputs), rows)
 
 
 def _pieces(inputs: Floats, most: int) -> Pieces:
@@ -181,7 +184,7 @@ def _encoded(inputs: Floats, column: NDArray[np.int64], low: Floats, high: Float
     return np.asarray(np.clip((inputs[:, column].astype(np.float64) - low) / (high - low), -beyond, 1.0 + beyond))
 
 
-def _spread(count: int, most: int) -> NDArray[np.bool_]:
+def spread(count: int, most: int) -> NDArray[np.bool_]:
     """Return a mask that selects at most ``most`` of ``count`` rows, evenly spaced."""
     used = np.zeros(count, dtype=bool)
     used[np.linspace(0, count - 1, min(count, most)).astype(np.int64)] = True

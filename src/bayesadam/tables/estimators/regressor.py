@@ -42,12 +42,11 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
     deviation. Every member leaves out a part of the rows, and every row is left out by two members. The errors on the
     rows that were left out determine how the noise depends on the inputs, and calibrate the predictive variance ``a
     epistemic + b aleatoric``. The networks are complemented by companions: a linear ridge regression, one with a
-    piecewise linear function of every input, a Gaussian process (up to 2,000 rows), and boosted trees (from 100 rows
-    on). The predictive mean is a weighted sum of networks and companions, with weights that are fitted to the rows left
-    out, and are 0 for companions that do not help. Linear trends and the process continue for one range of an input
-    beyond its training rows. Far away from these rows the epistemic variance grows without bound, but it may be too
-    small for a trend that ends. The prediction for a row is a Gaussian. The defaults are intended for tables with a
-    hundred to some ten thousand rows and need no tuning.
+    piecewise linear function of every input, and boosted trees (from 100 rows on). The predictive mean is a weighted
+    sum of networks and companions, with weights that are fitted to the rows left out, and are 0 for companions that do
+    not help. Linear trends continue for one range of an input beyond its training rows. Far away from these rows the
+    epistemic variance grows without bound, but it may be too small for a trend that ends. The prediction for a row is a
+    Gaussian. The defaults are intended for tables with a hundred to some ten thousand rows and need no tuning.
 
     If the targets are not Gaussian around the network's output, they are transformed, provided that the transformed
     model describes left-out rows better. Predictions are always in the units of the targets. With the default of
@@ -94,8 +93,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             ``None``. ``"auto"`` chooses the transform that describes left-out rows best. For this choice, and for
             ``likelihood="auto"``, up to 2,000 rows are modelled by regressions on random hidden units in five folds,
             and their negative log densities in the units of the targets are compared. A Gaussian without transform is
-            kept unless another choice is better by more than two standard errors, if there are fewer than 50 rows, and
-            if a Gaussian process describes left-out rows better by more than 0.02 nats without the transform.
+            kept unless another choice is better by more than two standard errors, and if there are fewer than 50 rows.
         mc_samples: Number of posterior samples per member, for methods that predict by sampling.
         standardize: Whether to shift and scale the inputs; with ``False`` they must be standardised already.
         early_stopping: Whether to keep the weights of the epoch at which the members predicted the rows that they leave

@@ -30,7 +30,6 @@ from bayesadam.tables.estimators.conformal import LeftOutScores
 from bayesadam.tables.estimators.linear import LinearPart
 from bayesadam.tables.estimators.network import shapes_of
 from bayesadam.tables.estimators.noise import NoisePattern
-from bayesadam.tables.estimators.process import ProcessPart
 from bayesadam.tables.estimators.reach import Reach
 from bayesadam.tables.estimators.regressor import BayesianMLPRegressor
 from bayesadam.tables.estimators.trees import TreesPart
@@ -44,7 +43,6 @@ _RULE = f"{MODEL} must be what save() wrote"
 _KINDS = {kind.__name__: kind for kind in (BayesianMLPRegressor, BayesianMLPClassifier)}
 _PARTS: dict[Any, tuple[str, ...]] = {
     LinearPart: ("E", "E", "E", "KE", "K"),
-    ProcessPart: ("D", "D", "ND", "2D", "2NK", "DK", "K"),
     TreesPart: ("V", "V", "V", "V", "V", "T", "T", "K"),
     NoisePattern: ("I", "IH", "H", "H", "", "", "", ""),
     Reach: ("", ""),
@@ -178,7 +176,7 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
     estimator.method_ = estimator._method_name
     estimator.inputs_ = encoder
     width = len(told["inputs"]["mean"] if encoder is None else encoder.get_feature_names_out())
-    sizes = {"D": width, "I": width + 1, "M": len(posterior.components), "2": 2}
+    sizes = {"D": width, "I": width + 1, "M": len(posterior.components)}
     estimator._x_mean, estimator._x_std = _arrays(told["inputs"], {"mean": "D", "std": "D"}, sizes).values()
     estimator.n_features_in_ = told["features"]
     if told["feature_names"]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import clone
-from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegressor
 
 from bayesadam.tables.estimators import plan
 from bayesadam.tables.estimators.clock import Clock
+from bayesadam.tables.estimators.linear import AT_ONCE, spread
 
 Floats = NDArray[Any]
 Whole = NDArray[np.int64]
@@ -22,23 +21,21 @@ FEWEST = 100
 """Minimum number of rows for trees."""
 
 FOLDS = 4
+LEAVES = 12
 
-LEAVES = (6, 24)
-"""Candidates for the number of leaves of a tree, which is chosen on left-out rows."""
+LARGEST = 100_000
+"""Maximum of the number of rows times the number of columns of a fit. If there are more, the fit uses a part of the
+rows, but at least 1,000 rows or all.
+"""
 
 BOOSTING: dict[str, Any] = {
-    "max_iter": 60,
-    "max_bins": 63,
-    "l2_regularization": 1.0,
-    "early_stopping": False,
+    "n_estimators": 60,
+    "max_depth": None,
+    "max_leaf_nodes": LEAVES,
+    "min_samples_leaf": 20,
+    "subsample": 0.5,
     "random_state": 0,
 }
-
-COLUMNS = 50
-"""Number of columns by which the time for the bins of more columns is estimated."""
-
-AT_ONCE = 2**22
-"""Maximum size of an intermediate result, which limits the number of rows that are predicted together."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +70,8 @@ class TreesPart:
     def __post_init__(self) -> None:
         ends = np.append(self.root, len(self.column))
         sizes = np.diff(ends)
-        if ends[0] != 0 or not ((0 < sizes) & (sizes < 2 * max(LEAVES))).all():
-            raise ValueError(f"trees must have from 1 to {2 * max(LEAVES) - 1} nodes, got {sizes.tolist()!r:.100}")
+        if ends[0] != 0 or not ((0 < sizes) & (sizes < 2 * LEAVES)).all():
+            raise ValueError(f"trees must have from 1 to {2 * LEAVES - 1} nodes, got {sizes.tolist()!r:.100}")
         first, last = np.arange(len(self.column)), np.repeat(ends[1:], sizes)
         if not all(((first <= child) & (child < last)).all() for child in (self.left, self.right)):
             raise ValueError("children must come after their node, in its tree, got others")
@@ -120,28 +117,17 @@ def regression_trees(
     """
     if len(inputs) < FEWEST:
         return
-    folds = divided.masks(FOLDS)
-    fits = targets.shape[1] * (len(LEAVES) * len(folds) + 1)
-    left_out = np.any(folds, axis=0)
-    trees, baseline, columns = [], [], []
-    for output, own in enumerate(targets.T):
-        candidates = []
-        for leaves in LEAVES:
-            model = HistGradientBoostingRegressor(max_leaf_nodes=leaves, **BOOSTING)
-            unseen = np.full(len(own), np.nan)
-            for fold in folds:
-                fit_within(clock, fits, model, inputs[~fold], own[~fold], _weights(weight[~fold]))
-                fits -= 1
-                unseen[fold] = model.predict(inputs[fold])
-            candidates.append((weight[left_out] @ (unseen - own)[left_out] ** 2, leaves, unseen))
-        _, leaves, unseen = min(candidates, key=lambda candidate: candidate[0])
-        model = HistGradientBoostingRegressor(max_leaf_nodes=leaves, **BOOSTING)
-        fit_within(clock, fits, model, inputs, own, _weights(weight))
-        fits -= 1
-        trees += _trees(model, [output])
-        baseline.append(float(np.ravel(model._baseline_prediction)[0]))
-        columns.append(unseen)
-    yield _part(trees, np.array(baseline)), np.stack(columns, axis=1)
+    inputs, used, folds = inputs.astype(np.float32), _used(inputs), divided.masks(FOLDS)
+    check = clock.rounds(targets.shape[1] * (len(folds) + 1) * BOOSTING["n_estimators"])
+    unseen, models = np.full(targets.shape, np.nan), []
+    for output, target in enumerate(targets.T):
+        for fold in folds:
+            model = _fit(GradientBoostingRegressor(**BOOSTING), inputs, target, weight, used & ~fold, check)
+            unseen[fold, output] = model.predict(inputs[fold])
+        models.append(_fit(GradientBoostingRegressor(**BOOSTING), inputs, target, weight, used, check))
+    trees = [(tree, output) for output, model in enumerate(models) for tree in model.estimators_[:, 0]]
+    start = np.concatenate([model.predict(inputs[:1]) for model in models])
+    yield _part(trees, models[0].learning_rate, inputs[:1], start), unseen
 
 
 def classification_trees(
@@ -164,90 +150,52 @@ def classification_trees(
     Raises:
         OutOfTimeError: There is not enough time.
     """
-    folds = divided.masks(FOLDS)
-    if len(inputs) < FEWEST or any(len(np.unique(labels[~fold])) < 2 for fold in folds):
+    inputs, used, folds = inputs.astype(np.float32), _used(inputs), divided.masks(FOLDS)
+    if len(inputs) < FEWEST or any(len(np.unique(labels[used & ~fold])) < 2 for fold in folds):
         return
-    fits = len(LEAVES) * len(folds) + 1
-    left_out = np.any(folds, axis=0)
-    candidates = []
-    for leaves in LEAVES:
-        model = HistGradientBoostingClassifier(max_leaf_nodes=leaves, **BOOSTING)
-        unseen = np.full((len(labels), classes), np.nan)
-        for fold in folds:
-            fit_within(clock, fits, model, inputs[~fold], labels[~fold], _weights(weight[~fold]))
-            fits -= 1
-            probs = np.full((fold.sum(), classes), 1.0 / len(inputs))  # of classes that the other rows do not have
-            probs[:, model.classes_] = model.predict_proba(inputs[fold])
-            unseen[fold] = np.log(probs / probs.sum(1, keepdims=True))
-        candidates.append((weight[left_out] @ unseen[left_out, labels[left_out]], leaves, unseen))
-    _, leaves, unseen = max(candidates, key=lambda candidate: candidate[0])
-    model = HistGradientBoostingClassifier(max_leaf_nodes=leaves, **BOOSTING)
-    fit_within(clock, fits, model, inputs, labels, _weights(weight))
-    constants = np.ravel(model._baseline_prediction)
-    two = len(constants) == 1  # the logit of the second class
-    baseline = np.full(classes, -np.log(len(inputs)))  # of classes without a row
-    baseline[model.classes_] = [0.0, *constants] if two else constants
-    yield _part(_trees(model, model.classes_[1:] if two else model.classes_), baseline), unseen
+    check = clock.rounds((len(folds) + 1) * BOOSTING["n_estimators"])
+    unseen = np.full((len(labels), classes), np.nan)
+    for fold in folds:
+        model = _fit(GradientBoostingClassifier(**BOOSTING), inputs, labels, weight, used & ~fold, check)
+        probs = np.full((fold.sum(), classes), 1.0 / len(inputs))  # of classes that the other rows do not have
+        probs[:, model.classes_] = model.predict_proba(inputs[fold])
+        unseen[fold] = np.log(probs / probs.sum(1, keepdims=True))
+    model = _fit(GradientBoostingClassifier(**BOOSTING), inputs, labels, weight, used, check)
+    present = model.classes_[1:] if len(model.classes_) == 2 else model.classes_  # of two, the logit of the second one
+    start = np.full(classes, -np.log(len(inputs)))  # of classes without a row
+    start[model.classes_] = 0.0
+    start[present] = model.decision_function(inputs[:1])
+    trees = [(tree, output) for stage in model.estimators_ for tree, output in zip(stage, present, strict=True)]
+    yield _part(trees, model.learning_rate, inputs[:1], start), unseen
 
 
-def fit_within(clock: Clock, fits: int, model: Any, x: Floats, y: NDArray[Any], weight: Floats | None) -> None:
-    """Fit boosted trees of scikit-learn, the first of ``fits`` models that take about as long as each other.
-
-    Raises:
-        OutOfTimeError: An iteration shows that there is not enough time for all of them.
-    """
-    made, begin, times = model._get_loss, time.monotonic(), list[float]()
-
-    def observed(sample_weight: Any) -> Any:
-        """Return the loss, whose gradient is computed at the beginning of every iteration."""
-        loss = made(sample_weight=sample_weight)
-        name = "gradient" if loss.constant_hessian else "gradient_hessian"
-        gradient = getattr(loss, name)
-
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            times.append(time.monotonic())
-            if len(times) > 2:  # the first iterations come after the binning, and may be slower
-                each = (times[-1] - times[1]) / (len(times) - 2)
-                clock.require(fits * (times[0] - begin + model.max_iter * each) - (times[-1] - begin))
-            clock.require()
-            return gradient(*args, **kwargs)
-
-        setattr(loss, name, checked)
-        return loss
-
-    if clock.limited:
-        clock.require()
-        if x.shape[1] > COLUMNS:  # scikit-learn takes up to 30 ms for the bins of a column if rows have weights
-            clone(model).set_params(max_iter=1).fit(x[:, :COLUMNS], y, weight)
-            clock.require(fits * (time.monotonic() - begin) * x.shape[1] / COLUMNS)
-        begin = time.monotonic()
-        model._get_loss = observed
-    model.fit(x, y, weight)
+def _used(inputs: Floats) -> NDArray[np.bool_]:
+    return spread(len(inputs), max(1_000, LARGEST // max(1, inputs.shape[1])))
 
 
-def _weights(weight: Floats) -> Floats | None:
-    """Return weights for scikit-learn, which finds the same bins in a tenth of the time without equal weights."""
-    return None if np.ptp(weight) == 0.0 else weight
+def _fit(model: Any, inputs: Floats, targets: Any, weight: Floats, rows: Any, check: Any) -> Any:
+    """Fit a model to some of the rows; ``check`` is called after every tree, and may raise an error."""
+    return model.fit(inputs[rows], targets[rows], weight[rows], monitor=lambda *_: check())
 
 
-def _trees(model: Any, outputs: Sequence[int]) -> list[tuple[Any, int]]:
-    """Return the nodes of every tree and its output, of a model of scikit-learn, which has no public access to them."""
-    pairs = (zip(each, outputs, strict=True) for each in model._predictors)
-    return [(tree.nodes, output) for each in pairs for tree, output in each]
-
-
-def _part(trees: list[tuple[Any, int]], baseline: Floats) -> TreesPart:
-    sizes = [len(nodes) for nodes, _ in trees]
-    root = np.cumsum([0, *sizes])[:-1]
-    first, nodes = np.repeat(root, sizes), np.concatenate([nodes for nodes, _ in trees])
-    leaf, own = nodes["is_leaf"] == 1, np.arange(len(nodes))
-    return TreesPart(
-        np.where(leaf, 0, nodes["feature_idx"]).astype(np.int64),
-        np.where(leaf, 0.0, nodes["num_threshold"]),
-        np.where(leaf, own, first + nodes["left"]),
-        np.where(leaf, own, first + nodes["right"]),
-        nodes["value"].copy(),
-        root.astype(np.int64),
-        np.array([output for _, output in trees], dtype=np.int64),
-        baseline,
+def _part(trees: Sequence[tuple[Any, int]], rate: float, row: Floats, start: Floats) -> TreesPart:
+    """Return the trees with their outputs, and the constant terms with which the outputs of a row are ``start``."""
+    nodes = [tree.tree_ for tree, _ in trees]
+    sizes = [tree.node_count for tree in nodes]
+    root = np.cumsum([0, *sizes])[:-1].astype(np.int64)
+    column, threshold, left, right, value = (
+        np.concatenate([np.ravel(getattr(tree, name)) for tree in nodes])
+        for name in ("feature", "threshold", "children_left", "children_right", "value")
     )
+    leaf, first, places = left < 0, np.repeat(root, sizes), np.arange(len(left))
+    part = TreesPart(
+        np.where(leaf, 0, column),
+        np.where(leaf, 0.0, threshold),
+        np.where(leaf, places, first + left),
+        np.where(leaf, places, first + right),
+        rate * value,
+        root,
+        np.array([output for _, output in trees], dtype=np.int64),
+        np.zeros(len(start)),
+    )
+    return replace(part, baseline=start - part.outputs(row)[0])

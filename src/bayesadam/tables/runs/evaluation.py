@@ -18,7 +18,6 @@ from bayesadam import metrics
 from bayesadam.predictive import ClassificationPredictive, GaussianPredictive, MixturePredictive
 from bayesadam.tables.estimators.clock import Clock, OutOfTimeError
 from bayesadam.tables.estimators.threads import threads_for
-from bayesadam.tables.estimators.trees import fit_within
 from bayesadam.tables.report.weighted import mean_and_error
 from bayesadam.tables.runs.predict_table import means
 from bayesadam.tables.runs.prepare import Prepared
@@ -184,18 +183,23 @@ def baselines(prepared: Prepared, clock: Clock) -> dict[str, tuple[Arrays, float
 
 def _fit(model: Any, clock: Clock, fits: int, x: Any, y: Any, weight: Any) -> None:
     """Fit a baseline, the first of ``fits`` times; OutOfTimeError if there is not enough time."""
+    clock.require()
+    begin = time.perf_counter()
     if isinstance(model, Ridge) or not clock.limited:
-        clock.require()
         model.fit(x, y, weight)
-    elif not isinstance(model, LogisticRegression):
-        fit_within(clock, fits, model, x, y, weight)
-    else:
-        begin = time.perf_counter()
+    elif isinstance(model, LogisticRegression):
         LogisticRegression(max_iter=PILOT).fit(x, y, weight)
         most = int(clock.left * PILOT / (time.perf_counter() - begin))
         model.set_params(max_iter=min(max(most, 1), ITERATIONS)).fit(x, y, weight)
         if most < ITERATIONS and model.n_iter_.max() >= most:
             raise OutOfTimeError
+    else:
+        whole = model.max_iter
+        for share in (0.03, 0.2):  # a pilot, and one that shows more exactly how long an iteration takes
+            model.set_params(warm_start=True, max_iter=math.ceil(share * whole)).fit(x, y, weight)
+            passed = time.perf_counter() - begin
+            clock.require(fits * passed / share - passed if share > 0.1 else fits * passed)
+        model.set_params(max_iter=whole).fit(x, y, weight)
 
 
 def gaussian(mean: NDArray[np.float64], std: float) -> GaussianPredictive:
