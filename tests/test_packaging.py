@@ -109,7 +109,7 @@ def test_the_wheel_works_in_a_clean_environment(wheel, tmp_path):
 
 def test_the_page_about_versions_has_the_formats_and_the_least_versions():
     from bayesadam import files
-    from bayesadam.sklearn import storage as estimators
+    from bayesadam.tables.estimators import storage as estimators
     from bayesadam.tables.report import write as reports
     from bayesadam.tables.runs import settings
 

@@ -12,7 +12,7 @@ from bayesadam.sklearn import BayesianMLPRegressor, Settings, TableEncoder, fit_
 @pytest.fixture
 def reached(monkeypatch):
     """The inputs of every fit in this test, as the members of the ensemble get them."""
-    from bayesadam.sklearn import base
+    from bayesadam.tables.estimators import base
 
     seen, divide = [], base.member_parts
 

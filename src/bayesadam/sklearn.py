@@ -16,13 +16,13 @@ except ImportError:
 from bayesadam.tables.encoder.encoder import TableEncoder as TableEncoder
 from bayesadam.tables.encoder.findings import TableError as TableError
 from bayesadam.tables.estimators.classifier import BayesianMLPClassifier as BayesianMLPClassifier
+from bayesadam.tables.estimators.loading import load_estimator as load_estimator
 from bayesadam.tables.estimators.member_training import TrainingStatus as TrainingStatus
 from bayesadam.tables.estimators.methods import METHODS as METHODS
 from bayesadam.tables.estimators.regressor import BayesianMLPRegressor as BayesianMLPRegressor
 from bayesadam.tables.estimators.scorers import interval_score as interval_score
 from bayesadam.tables.estimators.scorers import neg_crps as neg_crps
 from bayesadam.tables.estimators.scorers import neg_nll as neg_nll
-from bayesadam.tables.estimators.storage import load_estimator as load_estimator
 from bayesadam.tables.runs.settings import RunError as RunError
 from bayesadam.tables.runs.settings import Settings as Settings
 

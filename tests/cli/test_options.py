@@ -5,9 +5,10 @@ from typing import get_args
 
 import pytest
 
-from bayesadam.sklearn import METHODS, RunError, Settings, likelihoods, target_transform
+from bayesadam.sklearn import METHODS, RunError, Settings
 from bayesadam.tables.cli import options
 from bayesadam.tables.encoder.table_target import TASKS
+from bayesadam.tables.estimators import likelihoods, target_transform
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from bayesadam.tables.estimators.clock import Clock
 from bayesadam.tables.estimators.companions import classifiers, regressors
 from bayesadam.tables.estimators.ensemble import _member_moments
 from bayesadam.tables.estimators.linear import ridge_parts
+from bayesadam.tables.estimators.loading import part_of
 from bayesadam.tables.estimators.plan import plan
-from bayesadam.tables.estimators.storage import part_of, record
+from bayesadam.tables.estimators.storage import record
 from bayesadam.tables.estimators.trees import BOOSTING, TreesPart, classification_trees, regression_trees
 
 TINY = {"members": 4, "hidden": (6,), "epochs": 60, "random_state": 0}

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from bayesadam.tables.estimators.reach import Reach
+from bayesadam.tables.estimators.linear import Reach
 
 
 def test_the_variance_beyond_is_that_of_least_squares():

@@ -11,7 +11,8 @@ from bayesadam.posterior import DenseGaussian, Mixture
 from bayesadam.posterior.kronecker import KroneckerGaussian
 from bayesadam.posterior.low_rank import LowRankGaussian
 from bayesadam.posterior.partial import PartialGaussian
-from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor, stack
+from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor
+from bayesadam.tables.estimators import stack
 from bayesadam.tables.estimators.stack import stacked_predictions
 
 

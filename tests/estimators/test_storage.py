@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from bayesadam.files import DamagedFile, write_json
-from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor, load_estimator, storage
+from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor, load_estimator
+from bayesadam.tables.estimators import storage
 from bayesadam.tables.estimators.network import perceptron
 from bayesadam.tables.runs.run_folder import load_run
 

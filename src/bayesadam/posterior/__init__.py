@@ -2,9 +2,11 @@
 
 from bayesadam.posterior.base import Posterior as Posterior
 from bayesadam.posterior.base import load_posterior as load_posterior
+from bayesadam.posterior.base import read_posterior as read_posterior
 from bayesadam.posterior.bernoulli import BernoulliPosterior as BernoulliPosterior
 from bayesadam.posterior.dense import DenseGaussian as DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian as DiagonalGaussian
+from bayesadam.posterior.gaussian import GaussianPosterior as GaussianPosterior
 from bayesadam.posterior.kronecker import KroneckerGaussian as KroneckerGaussian
 from bayesadam.posterior.low_rank import LowRankGaussian as LowRankGaussian
 from bayesadam.posterior.merging import merge as merge

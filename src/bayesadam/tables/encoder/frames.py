@@ -64,8 +64,9 @@ def as_table(X: Any) -> pa.Table:
 
 def with_spelled_names(X: Any) -> Any:
     """Return a data frame of pandas or polars whose columns have names that are equal if they look equal."""
-    names = [name for name in getattr(X, "columns", ()) if isinstance(name, str)]
-    changed = {name: spelled(name) for name in names if hasattr(X, "rename") and spelled(name) != name}
+    if not (hasattr(X, "columns") and hasattr(X, "rename")):
+        return X
+    changed = {name: spelled(name) for name in X.columns if isinstance(name, str) and spelled(name) != name}
     if not changed:
         return X
     return X.rename(columns=changed) if hasattr(X, "iloc") else X.rename(changed)

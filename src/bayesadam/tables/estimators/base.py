@@ -23,7 +23,7 @@ from bayesadam.checks import check, check_count, check_positive, is_whole
 from bayesadam.functional.generators import GENERATORS
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import Mixture
-from bayesadam.predictive.result import Predictive
+from bayesadam.predictive import Predictive
 from bayesadam.scaling import input_scales, standardized
 from bayesadam.tables.encoder.encoder import Encoded, TableEncoder
 from bayesadam.tables.encoder.findings import Findings, TableError
@@ -35,10 +35,11 @@ from bayesadam.tables.estimators.failures import all_or_nothing
 from bayesadam.tables.estimators.member_training import Training, TrainingStatus
 from bayesadam.tables.estimators.members import ROWS, posteriors, predictions, randomized
 from bayesadam.tables.estimators.methods import method_named
-from bayesadam.tables.estimators.network import ACTIVATIONS, perceptron
+from bayesadam.tables.estimators.network import ACTIVATIONS, perceptron, require_device
 from bayesadam.tables.estimators.plan import FULL_BATCH, Plan, default_steps, plan
-from bayesadam.tables.estimators.rows import member_parts, numbered, require_single, warn_of_copies, weighed
+from bayesadam.tables.estimators.rows import member_parts, numbered, warn_of_copies, weighed
 from bayesadam.tables.estimators.stack import stacked_predictions
+from bayesadam.tables.estimators.storage import save_estimator
 
 Array = NDArray[Any]
 
@@ -132,8 +133,6 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``posterior.safetensors`` and ``model.json`` into a folder; :func:`load_estimator` reads them."""
-        from bayesadam.tables.estimators.storage import save_estimator
-
         check_is_fitted(self, "posterior_")
         save_estimator(self, folder)
 
@@ -409,7 +408,6 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         return encoder
 
     def _inputs(self, X: Array) -> Tensor:
-        require_single("X", X)
         with np.errstate(over="ignore"):
             inputs = standardized(X, self._x_mean, self._x_std)
         if (absent := np.isnan(X)).any():  # missing values of a column that had none in training become its mean
@@ -477,16 +475,6 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     ) -> None:
         """Calibrate predictions on the rows left out; the earlier calibration ``before``, if given, also counts."""
         raise NotImplementedError
-
-
-def require_device(device: Any) -> None:
-    """Raise ``ValueError`` for a device that PyTorch cannot use."""
-    try:
-        if torch.empty(0, device=device).is_meta:
-            raise RuntimeError("it holds no numbers")
-    except (RuntimeError, AssertionError, ImportError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"device must be one that PyTorch can use, got {device!r} ({reason})") from None
 
 
 def continues(estimator: BayesianMLP) -> bool:

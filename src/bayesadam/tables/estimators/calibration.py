@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, minimize, nnls
 from torch import Tensor
 
-from bayesadam.calibration.search import least
+from bayesadam.calibration import least
 from bayesadam.likelihoods import Likelihood
 
 Floats = NDArray[np.float64]

@@ -16,8 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
 from bayesadam.likelihoods import Categorical, Likelihood
-from bayesadam.predictive import ClassificationPredictive
-from bayesadam.predictive.result import Predictive
+from bayesadam.predictive import ClassificationPredictive, Predictive
 from bayesadam.tables.encoder.spelling import one_spelling
 from bayesadam.tables.estimators.base import COMPANIONS, Array, BayesianMLP, continues
 from bayesadam.tables.estimators.calibration import pool, temperature, tempered

@@ -12,18 +12,22 @@ from torch import Tensor
 
 from bayesadam.functional.monotone import Monotone
 from bayesadam.likelihoods import Gaussian, Likelihood
-from bayesadam.predictive import GaussianPredictive, MixturePredictive, RegressionPredictive
-from bayesadam.predictive.result import Predictive
-from bayesadam.predictive.transformed import TransformedPredictive
+from bayesadam.predictive import (
+    GaussianPredictive,
+    MixturePredictive,
+    Predictive,
+    RegressionPredictive,
+    TransformedPredictive,
+)
 from bayesadam.tables.estimators import companions, likelihoods, target_transform
 from bayesadam.tables.estimators.base import COMPANIONS, Array, BayesianMLP
 from bayesadam.tables.estimators.calibration import Scales, mean_weights, output_scale, scaled
 from bayesadam.tables.estimators.companions import Companion
 from bayesadam.tables.estimators.conformal import LeftOutScores, cross_intervals
+from bayesadam.tables.estimators.linear import Reach
 from bayesadam.tables.estimators.member_training import weighted_mean
 from bayesadam.tables.estimators.noise import LeftOut, NoisePattern, calibrated
 from bayesadam.tables.estimators.plan import Plan
-from bayesadam.tables.estimators.reach import Reach
 
 
 class RegressionEnsemble(BayesianMLP):
@@ -239,7 +243,7 @@ class RegressionEnsemble(BayesianMLP):
 
     def _beyond(self, inputs: Array, epistemic: Array, aleatoric: Array) -> Array:
         """Return epistemic variances, ``(N, K)``, which are larger beyond the region of the training rows."""
-        return epistemic + self._reach.leverage(inputs)[:, None] * aleatoric
+        return np.asarray(epistemic + self._reach.leverage(inputs)[:, None] * aleatoric)
 
     def _in_units(self, mean: Array, epistemic: Array, aleatoric: Array) -> GaussianPredictive | TransformedPredictive:
         """Return the predictive distribution in the units of the targets, given standardised moments, ``(N, K)``."""

@@ -21,6 +21,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, RidgeCV
 
 from bayesadam.tables.estimators import plan
+from bayesadam.tables.estimators.calibration import effective_rows
 from bayesadam.tables.estimators.clock import Clock
 
 Floats = NDArray[Any]
@@ -57,6 +58,10 @@ the rows, but at least 1,000 rows or all.
 """
 
 
+INSIDE = 0.99
+"""Share of the training rows that are inside the region."""
+
+
 @dataclass(frozen=True)
 class LinearPart:
     """A regression on the positions ``clip((x[column] - low) / (high - low), 0, 1)`` in pieces of the inputs.
@@ -85,6 +90,41 @@ class LinearPart:
             features = _encoded(inputs[first : first + at_once], self.column, self.low, self.high)
             found[first : first + at_once] = features @ self.coefficient.T + self.intercept
         return found
+
+
+@dataclass(frozen=True)
+class Reach:
+    """A sphere around the mean that contains the training rows, and their number.
+
+    Attributes:
+        square: Squared radius, in standardised inputs.
+        rows: Effective number of rows.
+    """
+
+    square: float
+    rows: float
+
+    @classmethod
+    def of(cls, inputs: Floats, weight: Floats) -> Reach:
+        """Create the region of standardised training rows, ``(N, D)``, with weights ``(N,)``."""
+        squares = np.square(inputs, dtype=np.float64).sum(1)
+        order = np.argsort(squares)
+        share = weight[order].cumsum() / weight.sum()
+        return cls(float(squares[order[np.searchsorted(share, INSIDE)]]), effective_rows(weight))
+
+    def joined(self, other: Reach) -> Reach:
+        """Return the region of the rows of both regions."""
+        return Reach(max(self.square, other.square), self.rows + other.rows)
+
+    def leverage(self, inputs: Floats) -> Floats:
+        """Return the additional epistemic variance, in units of the variance of the noise, ``(N,)``; it is 0 inside.
+
+        The units of a network saturate far away from the data, so that its variance may stop growing. The variance of a
+        linear trend does not: for standardised, uncorrelated inputs ``z``, a least squares fit has the variance ``noise
+        (1 + |z|^2) / rows``. The difference between this variance and its value at the boundary of the region is added.
+        """
+        squares = np.square(inputs, dtype=np.float64).sum(1)
+        return np.asarray(np.maximum(squares - self.square, 0.0) / self.rows)
 
 
 def logistic_parts(

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from bayesadam import population
 from bayesadam.likelihoods import Likelihood
 from bayesadam.optim import half_cosine
-from bayesadam.population import Population
-from bayesadam.population.batches import Pair
-from bayesadam.predictive.result import Predictive
+from bayesadam.population import Pair, Population
+from bayesadam.predictive import Predictive
 from bayesadam.tables.estimators.clock import Clock
 
 FEWEST, LOOKS_APART = 10, 1.3

@@ -12,15 +12,10 @@ from torch import Tensor, nn
 
 from bayesadam.anchored import anchored, integrated, perturbed, prior_of
 from bayesadam.likelihoods import Likelihood
-from bayesadam.population import Population
-from bayesadam.population.batches import Pair
-from bayesadam.posterior import DiagonalGaussian
-from bayesadam.posterior.gaussian import GaussianPosterior
-from bayesadam.posthoc import LaplaceApproximation
-from bayesadam.posthoc.badam import badam_from_moments, unbiased
-from bayesadam.predictive.plan import How
-from bayesadam.predictive.predict import network_outputs
-from bayesadam.predictive.result import Predictive
+from bayesadam.population import Pair, Population
+from bayesadam.posterior import DiagonalGaussian, GaussianPosterior
+from bayesadam.posthoc import LaplaceApproximation, badam_from_moments, unbiased
+from bayesadam.predictive import How, Predictive, network_outputs
 from bayesadam.tables.estimators.clock import Clock
 from bayesadam.tables.estimators.methods import Method
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,3 +40,13 @@ def shapes_of(widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
     for number, (before, units) in enumerate(itertools.pairwise(widths)):
         shapes |= {f"{2 * number}.weight": (units, before), f"{2 * number}.bias": (units,)}
     return shapes
+
+
+def require_device(device: Any) -> None:
+    """Raise ``ValueError`` for a device that PyTorch cannot use."""
+    try:
+        if torch.empty(0, device=device).is_meta:
+            raise RuntimeError("it holds no numbers")
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device must be one that PyTorch can use, got {device!r} ({reason})") from None

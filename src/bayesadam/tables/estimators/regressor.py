@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from bayesadam.checks import check
 from bayesadam.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
-from bayesadam.predictive import GaussianPredictive, MixturePredictive
-from bayesadam.predictive.transformed import TransformedPredictive
+from bayesadam.predictive import GaussianPredictive, MixturePredictive, TransformedPredictive
 from bayesadam.scaling import column_scales
 from bayesadam.tables.encoder.table_target import numbers_of_text
 from bayesadam.tables.estimators import likelihoods, target_transform
@@ -321,7 +320,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         if self._gaussian and wanted == "auto":
             fitted = target_transform.limited(fitted, y)
         self._functions = fitted
-        self.target_transform_ = target_transform.told(fitted, self._several)
+        self.target_transform_ = target_transform.names_of(fitted, self._several)
         self._template, self._start = self._likelihood_of(y.shape[1]), None
         if self._template.defines("rescaled") or isinstance(self._template, HeteroscedasticGaussian):
             self._y_mean, self._y_std = column_scales(target_transform.transformed(fitted, y), weight)

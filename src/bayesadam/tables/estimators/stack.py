@@ -15,13 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.likelihoods import Likelihood
-from bayesadam.population.perceptron import Perceptron, plain_layers
-from bayesadam.posterior import Mixture
-from bayesadam.posterior.gaussian import GaussianPosterior
-from bayesadam.predictive.covariance import weight_covariance
-from bayesadam.predictive.gaussian import from_gaussian, uncertain_part
-from bayesadam.predictive.plan import How
-from bayesadam.predictive.result import Predictive, from_outputs
+from bayesadam.population import Perceptron, plain_layers
+from bayesadam.posterior import GaussianPosterior, Mixture
+from bayesadam.predictive import How, Predictive, from_gaussian, from_outputs, uncertain_part, weight_covariance
 
 LARGEST = 2**24
 """Maximum size of a stack. Larger ensembles are evaluated member by member, at little additional cost."""
@@ -70,9 +66,12 @@ class Stack:
             likelihood: The likelihood, which determines the outputs that are uncertain.
         """
         each = sum(self.weights[name].numel() for name in {**self.variance, **self.factor})
-        found = [self._linearized(part, likelihood) for part in torch.split(x, max(1, AT_ONCE // each))]
-        means, covariance = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
-        return means, covariance
+        means, covariances = [], []
+        for part in torch.split(x, max(1, AT_ONCE // each)):
+            mean, covariance = self._linearized(part, likelihood)
+            means.append(mean)
+            covariances.append(covariance)
+        return torch.cat(means, dim=1), torch.cat(covariances, dim=1)
 
     @torch.enable_grad()
     def _linearized(self, x: Tensor, likelihood: Likelihood) -> tuple[Tensor, Tensor]:

@@ -21,8 +21,7 @@ from bayesadam.functional.monotone import (
     SquareRoot,
     YeoJohnson,
 )
-from bayesadam.predictive import GaussianPredictive
-from bayesadam.predictive.transformed import TransformedPredictive
+from bayesadam.predictive import GaussianPredictive, TransformedPredictive
 from bayesadam.scaling import column_scales
 from bayesadam.tables.estimators.calibration import effective_rows
 
@@ -159,7 +158,7 @@ class LimitedGaussian(GaussianPredictive):
         return super().quantile(probabilities).maximum(self.least)
 
 
-def told(functions: Sequence[Monotone], several: bool) -> str | list[str]:
+def names_of(functions: Sequence[Monotone], several: bool) -> str | list[str]:
     """Return the name of the transform, or a list of names if there are several targets."""
     names = [function.name for function in functions]
     return names if several else names[0]

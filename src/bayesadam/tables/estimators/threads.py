@@ -53,7 +53,7 @@ def torch_threads_for(rows: int) -> Iterator[None]:
 
     Afterwards the number is as before, also for Python threads that start later, if several of them predict at a time.
     """
-    if not _are_few(rows) or getattr(_Limits.own, "limited", False):
+    if (rows > MANY and not _Limits.forked) or getattr(_Limits.own, "limited", False):
         yield
         return
     with _Limits.lock:
@@ -80,7 +80,7 @@ def threads_for(rows: int) -> Iterator[None]:
     """
     with ExitStack() as limits:
         limits.enter_context(torch_threads_for(rows))
-        if _are_few(rows):
+        if rows <= MANY or _Limits.forked:
             pools = ThreadpoolController()
             limits.enter_context(pools.select(user_api="openmp").limit(limits=1))
             if _Limits.blas.acquire(blocking=False):
@@ -106,7 +106,3 @@ def rows_of(X: Any) -> int:
         return len(X)
     except TypeError:
         return 0
-
-
-def _are_few(rows: int) -> bool:
-    return rows <= MANY or _Limits.forked

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bayesadam import files
-from bayesadam.tables.estimators.storage import MODEL, POSTERIOR, load_estimator
+from bayesadam.tables.estimators.loading import load_estimator
+from bayesadam.tables.estimators.storage import MODEL, POSTERIOR
 from bayesadam.tables.report import write_report
 from bayesadam.tables.report.write import VERSION
 from bayesadam.tables.runs.settings import RunError
