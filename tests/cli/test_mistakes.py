@@ -54,7 +54,7 @@ class TestTables:
         message = "target must be a column of the table, got 'y' (did you mean 'yy'?); the columns are 'a', 'b', 'yy'"
         assert self.fit(refused, path) == message
 
-    @pytest.mark.parametrize("option", [("--transform", "log"), ("--likelihood", "auto"), ("--noise", "input")])
+    @pytest.mark.parametrize("option", [("--transform", "log"), ("--likelihood", "gamma"), ("--noise", "input")])
     def test_what_a_classification_lacks(self, refused, tmp_path, option):
         path = write(labels_table(), tmp_path / "t.csv")
         message = self.fit(refused, path, *option, target="answer")

@@ -17,7 +17,7 @@ from bayesadam.tables.estimators import likelihoods, target_transform
         (options.Methods, METHODS),
         (options.Tasks, TASKS),
         (options.Transforms, ("auto", *target_transform.NAMES)),
-        (options.Likelihoods, ("auto", *likelihoods.NAMES)),
+        (options.Likelihoods, likelihoods.NAMES),
     ],
 )
 def test_choices_are_those_of_the_library(choices, names):

@@ -88,7 +88,7 @@ class TestParts:
     def test_trees_without_an_end(self, left, right, root):
         count = len(left)
         values = np.zeros(count)
-        with pytest.raises(ValueError, match="^(trees must have from 1 to 23 nodes|children must come after)"):
+        with pytest.raises(ValueError, match="^(trees must have from 1 to 15 nodes|children must come after)"):
             TreesPart(
                 np.zeros(count, np.int64),
                 values,

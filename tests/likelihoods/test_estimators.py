@@ -152,7 +152,7 @@ class TestOwn:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"likelihood": "cauchy"}, r"^likelihood must be one of \('auto', 'gaussian', .*or a .*got 'cauchy'$"),
+        ({"likelihood": "cauchy"}, r"^likelihood must be one of \('gaussian', .*or a .*got 'cauchy'$"),
         ({"likelihood": ba.likelihoods.Poisson}, "^likelihood must be one of .* or a bayesadam.likelihoods.Likelihood"),
         ({"likelihood": ba.Categorical()}, r"^likelihood must be one of numbers, not classes, .* got Categorical"),
         ({"likelihood": "gamma", "noise": "input"}, "^noise must be 'auto' with likelihood='gamma', got 'input'$"),

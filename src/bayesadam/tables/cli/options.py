@@ -61,7 +61,7 @@ def _delimiter(text: str) -> str:
 Methods = Literal["laplace", "badam", "anchored", "ensemble", "vadam", "vprop", "ivon", "vogn", "von", "bbb"]
 Tasks = Literal["regression", "classification"]
 Transforms = Literal["auto", "none", "log", "log1p", "sqrt", "yeo-johnson", "quantile"]
-Likelihoods = Literal["auto", "gaussian", "student_t", "poisson", "negative_binomial", "log_normal", "gamma"]
+Likelihoods = Literal["gaussian", "student_t", "poisson", "negative_binomial", "log_normal", "gamma"]
 
 Columns = list[str] | None
 

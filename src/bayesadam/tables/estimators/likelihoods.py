@@ -13,7 +13,6 @@ from bayesadam import likelihoods
 from bayesadam.likelihoods import Likelihood
 
 NAMES = ("gaussian", "student_t", "poisson", "negative_binomial", "log_normal", "gamma")
-CHOICES = ("auto", *NAMES)
 
 START_ROWS = 10_000
 """Maximum number of rows that are used to find the best constant output."""
@@ -26,8 +25,8 @@ def check(value: object) -> None:
             raise ValueError(f"likelihood must be one of numbers, not classes, for a regressor, got {value!r}")
         if value.outputs_per_target > 1 and not value.defines("mean_and_log_variance"):
             raise ValueError(f"likelihood must have one output per target, or be Gaussian, got {value!r}")
-    elif not isinstance(value, str) or value not in CHOICES:
-        raise ValueError(f"likelihood must be one of {CHOICES} or a bayesadam.likelihoods.Likelihood, got {value!r}")
+    elif not isinstance(value, str) or value not in NAMES:
+        raise ValueError(f"likelihood must be one of {NAMES} or a bayesadam.likelihoods.Likelihood, got {value!r}")
 
 
 def made(value: Any, outputs: int) -> Likelihood:
@@ -71,27 +70,6 @@ def best_constant(likelihood: Likelihood, targets: Tensor) -> tuple[Likelihood, 
     fits = [_fitted(likelihood, known, start) for start in starts]
     _, changed, output = min(fits, key=lambda fit: fit[0])
     return changed.float(), output.float()
-
-
-def settled(likelihood: Likelihood, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Likelihood, float]:
-    """Return a copy of the likelihood whose parameters are fitted to given outputs, and its mean negative log density.
-
-    Args:
-        likelihood: A likelihood in float64.
-        output: ``(N, K)``.
-        target: ``(N, K)``.
-        weight: Weights of the rows, ``(N,)``.
-    """
-    changed = copy.deepcopy(likelihood)
-    learned = [p for p in changed.parameters() if p.requires_grad]
-
-    def loss() -> Tensor:
-        return -(weight * changed.log_density(output, target)).sum() / weight.sum()
-
-    if learned:
-        _minimise(learned, loss)
-    with torch.no_grad():
-        return changed, float(loss().nan_to_num(torch.inf))
 
 
 def average(members: Sequence[Likelihood]) -> Likelihood:

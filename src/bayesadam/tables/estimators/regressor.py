@@ -85,14 +85,14 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         likelihood: Distribution of the targets: ``"gaussian"``; ``"student_t"``; ``"poisson"`` or
             ``"negative_binomial"`` for counts; ``"log_normal"`` or ``"gamma"`` for positive targets; or a
             :class:`bayesadam.likelihoods.Likelihood` of the targets in their units. Parameters of named ones are
-            learned, one per target. ``"auto"`` chooses the name as explained for ``target_transform``.
+            learned, one per target.
         target_transform: Transform of Gaussian targets, which is fitted to the training targets, one for each target:
             ``"log"`` (for positive targets), ``"log1p"`` and ``"sqrt"`` (for targets that are not negative),
             ``"yeo-johnson"`` (Yeo and Johnson 2000), ``"quantile"`` (piecewise linear, to normal scores), ``"none"`` or
-            ``None``. ``"auto"`` chooses the transform that describes left-out rows best. For this choice, and for
-            ``likelihood="auto"``, up to 2,000 rows are modelled by regressions on random hidden units in five folds,
-            and their negative log densities in the units of the targets are compared. A Gaussian without transform is
-            kept unless another choice is better by more than two standard errors, and if there are fewer than 50 rows.
+            ``None``. ``"auto"`` chooses the transform that describes left-out rows best: up to 2,000 rows are modelled
+            by regressions on random hidden units in five folds, and their negative log densities in the units of the
+            targets are compared. Targets are not transformed unless that is better by more than two standard errors,
+            nor if there are fewer than 50 rows or the likelihood is not Gaussian.
         mc_samples: Number of posterior samples per member, for methods that predict by sampling.
         standardize: Whether to shift and scale the inputs; with ``False`` they must be standardised already.
         early_stopping: Whether to keep the weights of the epoch at which the members predicted the rows that they leave
@@ -272,7 +272,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         super()._check()
         likelihoods.check(self.likelihood)
         target_transform.check(self.target_transform)
-        if self.target_transform not in (None, "none", "auto") and self.likelihood not in ("gaussian", "auto"):
+        if self.target_transform not in (None, "none", "auto") and self.likelihood != "gaussian":
             raise ValueError(
                 f"target_transform must be 'none' or 'auto' with likelihood={self.likelihood!r}, "
                 f"got {self.target_transform!r}"
@@ -313,9 +313,11 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         self._learn_x(X, weight)
         scales = (self._x_mean, self._x_std)
         wanted = "none" if self._known_noise else self.target_transform  # the noise is in the targets' units
-        self.likelihood_, names = choose(
-            self.likelihood, wanted, X, scales, y, weight, groups, self._clock.part(COMPANIONS)
-        )
+        self.likelihood_ = self.likelihood
+        if wanted == "auto" and isinstance(self.likelihood, str) and self.likelihood == "gaussian":
+            names = choose(X, scales, y, weight, groups, self._clock.part(COMPANIONS))
+        else:
+            names = ["none" if wanted in (None, "auto") else wanted] * y.shape[1]
         fitted = [target_transform.fitted(name, own, weight) for name, own in zip(names, y.T, strict=True)]
         if self._gaussian and wanted == "auto":
             fitted = target_transform.limited(fitted, y)

@@ -21,7 +21,7 @@ FEWEST = 100
 """Minimum number of rows for trees."""
 
 FOLDS = 4
-LEAVES = 12
+LEAVES = 8
 
 LARGEST = 100_000
 """Maximum of the number of rows times the number of columns of a fit. If there are more, the fit uses a part of the
@@ -34,6 +34,7 @@ BOOSTING: dict[str, Any] = {
     "max_leaf_nodes": LEAVES,
     "min_samples_leaf": 20,
     "subsample": 0.5,
+    "max_features": 0.5,
     "random_state": 0,
 }
 
