@@ -143,7 +143,7 @@ def compare_prices(effort: Effort, seed: int, advance: Advance) -> tuple[list[Sc
     """Compare intervals for new flats, from several tables of training rows; also return the first table's."""
     from bayesadam.tables.estimators.regressor import BayesianMLPRegressor
 
-    found: list[Scores] = []
+    scores: list[Scores] = []
     shown: dict[str, Any] = {}
     for table in range(effort.tables):
         generator = np.random.default_rng(seed_of(seed, 0, table))
@@ -161,10 +161,10 @@ def compare_prices(effort: Effort, seed: int, advance: Advance) -> tuple[list[Sc
             OURS: model.predict_interval(new["inputs"], COVERAGE).T,
             TRUTH: np.stack([new["mean"] + sign * NORMAL * new["deviation"] for sign in (-1, 1)]),
         }
-        found.append({name: score_interval(ends[0], ends[1], new) for name, ends in intervals.items()})
+        scores.append({name: score_interval(ends[0], ends[1], new) for name, ends in intervals.items()})
         shown = shown or {"training": training, "new": new, "intervals": intervals}
     advance("prices", 1, 1)
-    return found, shown
+    return scores, shown
 
 
 def score_interval(lower: Array, upper: Array, new: Mapping[str, Array]) -> dict[str, float]:
@@ -207,23 +207,23 @@ def compare_digits(effort: Effort, seed: int, advance: Advance) -> tuple[list[Sc
 
     images, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(images / 16.0, dtype=torch.float32), torch.tensor(labels)
-    found, others = [], photographs()
+    repetitions, others = [], photographs()
     shown: dict[str, Any] = {"entropy": {ADAM: [], "BayesAdam": []}}
     for split in range(effort.splits):
-        own = seed_of(seed, 2, split)
-        generator = torch.Generator().manual_seed(own)
+        split_seed = seed_of(seed, 2, split)
+        generator = torch.Generator().manual_seed(split_seed)
         order = torch.randperm(len(x), generator=generator)
         training, held, test = order.tensor_split([effort.digit_rows, effort.digit_rows + VALIDATION])
         shuffles = torch.rand(len(test), x.shape[1], generator=generator).argsort(1)
         groups = {DIGITS: x[test], PHOTOGRAPHS: others, SHUFFLED: x[test].gather(1, shuffles)}
         data = x[training], y[training]
-        networks = [_adam(data, rate, effort.epochs, own) for rate in RATES]
+        networks = [_adam(data, rate, effort.epochs, split_seed) for rate in RATES]
         adam = min(networks, key=lambda network: nn.functional.cross_entropy(network(x[held]), y[held]).item())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about a network that has hardly been trained
             at: Any = calibrate(adam, (x[held], y[held]), likelihood=Categorical()).temperature
-        network = _network(own, 64, 128, nn.ReLU, 10)
-        optimizer, start = _bayesadam(network, nn.functional.cross_entropy, data, BATCH_SIZE, effort.epochs, own)
+        network = _network(split_seed, 64, 128, nn.ReLU, 10)
+        optimizer, start = _bayesadam(network, nn.functional.cross_entropy, data, BATCH_SIZE, effort.epochs, split_seed)
         q = optimizer.posterior(network)
         scores, entropy = {}, {}
         for name, net, temperature in ((ADAM, adam, 1.0), (SCALED, adam, float(at)), ("BayesAdam", network, None)):
@@ -236,13 +236,13 @@ def compare_digits(effort: Effort, seed: int, advance: Advance) -> tuple[list[Sc
                 "ECE": metrics.expected_calibration_error(probs[DIGITS], y[test]),
                 **{o: metrics.ood_auroc(entropy[name][DIGITS], entropy[name][o]) for o in (PHOTOGRAPHS, SHUFFLED)},
             }
-        found.append(scores)
+        repetitions.append(scores)
         for name, entropies in shown["entropy"].items():
             entropies.append(entropy[name])
         if not split:
             shown |= {"report": optimizer.report(), "posterior": q, "start": start}
         advance("digits", split + 1, effort.splits)
-    return found, shown
+    return repetitions, shown
 
 
 def photographs() -> Tensor:
@@ -309,37 +309,37 @@ def _probabilities(network: nn.Module, x: Tensor, temperature: float | None, pos
     """Probabilities of a network at a temperature, or with ``None`` those of its posterior."""
     if temperature is not None:
         return (network(x) / temperature).softmax(1)  # type: ignore[no-any-return]
-    found: Any = predict(network, posterior, x, likelihood=Categorical(), mc_samples=64)
-    return found.probs  # type: ignore[no-any-return]
+    prediction: Any = predict(network, posterior, x, likelihood=Categorical(), mc_samples=64)
+    return prediction.probs  # type: ignore[no-any-return]
 
 
 def compare_bands(effort: Effort, seed: int, advance: Advance) -> tuple[dict[str, Scores], dict[str, Any]]:
     """Fit the same data by the estimator, an ensemble with full covariances, and by one network with BayesAdam."""
     from bayesadam.tables.estimators.regressor import BayesianMLPRegressor
 
-    generator, own = torch.Generator().manual_seed(seed_of(seed, 3)), seed_of(seed, 4)
+    generator, network_seed = torch.Generator().manual_seed(seed_of(seed, 3)), seed_of(seed, 4)
     x = torch.cat([low + (high - low) * torch.rand(40, generator=generator) for low, high in (LEFT, RIGHT)])
     y = torch.sin(2.5 * x) + NOISE * torch.randn(len(x), generator=generator)
-    options: dict[str, Any] = {**effort.estimator, "random_state": own}
+    options: dict[str, Any] = {**effort.estimator, "random_state": network_seed}
     model = BayesianMLPRegressor(**options)
     model.fit(x[:, None].numpy(), y.numpy(), on_epoch=lambda s: advance("curve", s.epoch, s.epochs))
     advance("curve", 1, 1)
-    network, likelihood = _network(own, 1, 32, nn.Tanh, 1), Gaussian(NOISE**-2)
-    optimizer, _ = _bayesadam(network, likelihood.nll, (x[:, None], y[:, None]), 16, effort.curve_epochs, own)
+    network, likelihood = _network(network_seed, 1, 32, nn.Tanh, 1), Gaussian(NOISE**-2)
+    optimizer, _ = _bayesadam(network, likelihood.nll, (x[:, None], y[:, None]), 16, effort.curve_epochs, network_seed)
     band = predict(network, optimizer.posterior(), GRID[:, None], likelihood=likelihood, mc_samples=64)
     predicted: dict[str, Any] = {OURS: model.predictive(GRID[:, None].numpy()), "BayesAdam": band}
     data = ((LEFT[0] <= GRID) & (LEFT[1] >= GRID)) | ((RIGHT[0] <= GRID) & (RIGHT[1] >= GRID))
     gap = (LEFT[1] < GRID) & (RIGHT[0] > GRID)
     where = {"at the data": data, "in the gap": gap, "beyond the ends": ~(data | gap)}
-    found: dict[str, Scores] = {}
+    bands: dict[str, Scores] = {}
     for name, pred in predicted.items():
         deviation = pred.epistemic.flatten().sqrt()
         inside = (pred.mean.flatten() - torch.sin(2.5 * GRID)).abs() <= NORMAL * deviation
         scores = {"deviation": deviation, "truth inside": inside.double()}
-        found[name] = {
+        bands[name] = {
             what: {place: float(v[mask].mean()) for place, mask in where.items()} for what, v in scores.items()
         }
-    return found, {"data": (x, y), "predictions": predicted}
+    return bands, {"data": (x, y), "predictions": predicted}
 
 
 def _draw(path: Path, panels: Mapping[str, Any], draw: Callable[..., Any], size: Any) -> None:

@@ -68,12 +68,12 @@ class Screen(Watcher):
 
     def epoch(self, status: Any) -> None:
         """Advance the progress bar, or print a line."""
-        known = status.held_out_nll is not None and math.isfinite(status.held_out_nll)
-        note = f"validation NLL {status.held_out_nll:.3f}" if known else ""
+        shows_nll = status.held_out_nll is not None and math.isfinite(status.held_out_nll)
+        note = f"validation NLL {status.held_out_nll:.3f}" if shows_nll else ""
         self.bar.update(self._task, completed=status.epoch, total=status.epochs, note=note)
         every = max(1, status.epochs // _LINES)
         if not self._live and (status.epoch % every == 0 or status.epoch == status.epochs):
-            words = [f"epoch {status.epoch} of {status.epochs}", *[note] * known, f"{status.seconds:.0f} s"]
+            words = [f"epoch {status.epoch} of {status.epochs}", *[note] * shows_nll, f"{status.seconds:.0f} s"]
             say(", ".join(words), self._err)
 
     def stage(self, what: str) -> None:

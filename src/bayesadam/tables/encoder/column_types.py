@@ -70,9 +70,9 @@ class Number:
     def fit(cls, column: pa.ChunkedArray, name: str, decimal: str = ".", unit: str = "") -> Number:
         """Create the column from the training rows."""
         values = numbers_in(column, decimal, unit)
-        known = values[~np.isnan(values)]
-        missing = len(known) < len(values)
-        return cls(name, float(np.median(known)), missing, float(known.min()), float(known.max()), decimal, unit)
+        numbers = values[~np.isnan(values)]
+        missing = len(numbers) < len(values)
+        return cls(name, float(np.median(numbers)), missing, float(numbers.min()), float(numbers.max()), decimal, unit)
 
     @property
     def features(self) -> list[str]:
@@ -90,8 +90,8 @@ class Number:
             findings.unreadable(self.name, column, absent & are_cells(column), rule)
         findings.inexact(self.name, column, beyond_exact(column, values))
         findings.outside(self.name, values, (self.least, self.largest))
-        known = np.where(absent, self.median, values)[:, None]
-        return findings.with_missing(self.name, known, absent, expected=self.missing)
+        filled = np.where(absent, self.median, values)[:, None]
+        return findings.with_missing(self.name, filled, absent, expected=self.missing)
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ class Truth:
         codes = _codes(column, ("false", "true", "0", "1"))
         absent = codes < 0
         findings.unreadable(self.name, column, absent & are_cells(column), "true or false")
-        known = np.where(absent, 0.5, codes % 2)[:, None]
-        return findings.with_missing(self.name, known, absent, expected=self.missing)
+        filled = np.where(absent, 0.5, codes % 2)[:, None]
+        return findings.with_missing(self.name, filled, absent, expected=self.missing)
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,8 @@ class Category:
         new = codes == -2
         findings.new_levels(self.name, column, new)
         matrix = np.zeros((len(codes), len(self.features)), dtype=bool)
-        known = np.flatnonzero(codes >= 0)
-        matrix[known, codes[known]] = True
+        rows = np.flatnonzero(codes >= 0)
+        matrix[rows, codes[rows]] = True
         if self.other:
             matrix[new, len(self.levels)] = True
         if self.missing:
@@ -209,9 +209,9 @@ class Text:
         width = min(COMPONENTS, min(frequencies.shape) - 1)
         if width < 1:
             return None
-        found = TruncatedSVD(width, random_state=0).fit(frequencies).components_
+        directions = TruncatedSVD(width, random_state=0).fit(frequencies).components_
         ngrams = vectorizer.get_feature_names_out().tolist()
-        return cls(name, tuple(ngrams), _digits(vectorizer.idf_), tuple(_digits(row) for row in found))
+        return cls(name, tuple(ngrams), _digits(vectorizer.idf_), tuple(_digits(row) for row in directions))
 
     @property
     def features(self) -> list[str]:

@@ -70,7 +70,7 @@ def read_numbers(text: pa.Array | pa.ChunkedArray, decimal: str = ".") -> CsvNum
         decimal: Decimal mark, "." or ",".
     """
     array = text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
-    known = flags(array.is_valid())
+    present = flags(array.is_valid())
     plain = compute.replace_substring(compute.replace_substring_regex(array, _SPACES, " "), _MINUS, "-")
     marked = means_missing(plain)
     parts = compute.extract_regex(plain, _pattern(decimal))
@@ -85,7 +85,7 @@ def read_numbers(text: pa.Array | pa.ChunkedArray, decimal: str = ".") -> CsvNum
     values = np.where(flags(compute.match_substring_regex(signs, r"[-(]")), -values, values)
     number &= np.abs(np.nan_to_num(values)) <= LARGEST
     units = compute.binary_join_element_wise(group["before"], group["after"], "").to_numpy(zero_copy_only=False)
-    return CsvNumbers(np.where(number, values, np.nan), known & ~(number | marked), marked, units)
+    return CsvNumbers(np.where(number, values, np.nan), present & ~(number | marked), marked, units)
 
 
 def numbers_in(column: pa.ChunkedArray, decimal: str = ".", unit: str | None = None) -> NDArray[np.float64]:

@@ -87,17 +87,17 @@ class Date:
         """Create the column from the training rows."""
         order = _CLOCK if pa.types.is_time(column.type) else order
         times = as_times(column, order)
-        known = times[~np.isnat(times)]
-        days = _days(known)
+        dates = times[~np.isnat(times)]
+        days = _days(dates)
         least, largest = float(days.min()), float(days.max())
         parts = []
-        if largest - least >= _LONG and len(np.unique(known.astype("datetime64[M]").astype(int) % 12)) > 1:
+        if largest - least >= _LONG and len(np.unique(dates.astype("datetime64[M]").astype(int) % 12)) > 1:
             parts.append("year")
-        if len(np.unique(known.astype("datetime64[D]") - known.astype("datetime64[M]"))) >= _WEEKDAYS:
+        if len(np.unique(dates.astype("datetime64[D]") - dates.astype("datetime64[M]"))) >= _WEEKDAYS:
             parts.append("week")
         if (days % 1 > 0).any() and len(np.unique(days % 1)) > 1:
             parts.append("day")
-        return cls(name, order, float(np.median(days)), len(known) < len(times), tuple(parts), least, largest)
+        return cls(name, order, float(np.median(days)), len(dates) < len(times), tuple(parts), least, largest)
 
     @property
     def features(self) -> list[str]:
@@ -110,13 +110,13 @@ class Date:
         times = as_times(column, self.order)
         absent = np.isnat(times)
         findings.unreadable(self.name, column, absent & are_cells(column), f"dates ({self.order})")
-        known = np.where(absent, np.datetime64(0, "us"), times)
-        days = np.where(absent, np.nan, _days(known))
+        filled = np.where(absent, np.datetime64(0, "us"), times)
+        days = np.where(absent, np.nan, _days(filled))
         ends = self.least, self.largest
         findings.outside(self.name, days, ends, lambda day: str(np.datetime64(math.floor(day), "D")))
         codes = [np.where(absent, self.median, days)]
         for part in self.parts:
-            codes += [np.where(absent, 0.0, values) for values in _part(part, known)]
+            codes += [np.where(absent, 0.0, values) for values in _part(part, filled)]
         return findings.with_missing(self.name, np.stack(codes, axis=1), absent, expected=self.missing)
 
 

@@ -264,22 +264,22 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _choose(self, name: str, column: pa.ChunkedArray, decimal: str) -> Column | str:
         """Return the type of a column, or the reason why it is left out."""
-        kind, known = column.type, column.drop_null()
-        if not len(known):
+        kind, cells = column.type, column.drop_null()
+        if not len(cells):
             return "all its values are missing"
         if name in self.date:
-            found = (Date.fit(column, name).order, False) if pa.types.is_temporal(kind) else None
-            found = found or order_of(levels_of(column), day_first=self.day_first, wanted=True)
-            if found is None:
-                raise TableError(f"a column of dates must hold dates, got {known[0].as_py()!r} in {name!r}")
-            return Date.fit(column, name, found[0])
+            order = (Date.fit(column, name).order, False) if pa.types.is_temporal(kind) else None
+            order = order or order_of(levels_of(column), day_first=self.day_first, wanted=True)
+            if order is None:
+                raise TableError(f"a column of dates must hold dates, got {cells[0].as_py()!r} in {name!r}")
+            return Date.fit(column, name, order[0])
         if name in self.category:
             return Category.fit(column, name)
         if is_number(kind) or pa.types.is_duration(kind):
             return self._choose_number(name, column, decimal)
         if not (pa.types.is_boolean(kind) or pa.types.is_temporal(kind) or is_text(kind)):
             return f"it is of the type {kind}, which is neither numbers nor text"
-        if not column.null_count and len(known.unique()) == 1:
+        if not column.null_count and len(cells.unique()) == 1:
             return f"it is the same in all training rows ({column[0].as_py()!r})"
         if pa.types.is_boolean(kind):
             return Truth(name, column.null_count > 0)
@@ -289,8 +289,8 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _choose_number(self, name: str, column: pa.ChunkedArray, decimal: str, unit: str = "") -> Column | str:
         values = numbers_in(column, decimal, unit)
-        known = values[~np.isnan(values)]
-        if not len(known):
+        numbers = values[~np.isnan(values)]
+        if not len(numbers):
             return f"all its numbers are infinite or above {LARGEST:g}"
         if (
             name not in (self.keep or ())
@@ -298,15 +298,15 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             and have_few_levels(level_counts(column))
         ):
             return Category.fit(column, name)
-        if known.min() == known.max() and len(known) == len(values):
+        if numbers.min() == numbers.max() and len(numbers) == len(values):
             return f"it is the same in all training rows ({column[0].as_py()!r})"
-        if are_whole(known) and self.keep is not None and name not in self.keep:
+        if are_whole(numbers) and self.keep is not None and name not in self.keep:
             if numbers_rows(pa.chunked_array([values])):
                 start = "" if values[0] <= FEW else f", from {values[0]:.0f} on"
                 return f"it numbers the rows{start}{_KEEP}"
             if _IDENTIFIER.search(name):
-                distinct = len(np.unique(known))
-                if distinct > MAX_LEVELS or distinct * MIN_ROWS > len(known):
+                distinct = len(np.unique(numbers))
+                if distinct > MAX_LEVELS or distinct * MIN_ROWS > len(numbers):
                     return f"it is an identifier by its name, with {distinct:,} different values{_KEEP}"
                 return Category.fit(column, name)
         return Number.fit(column, name, decimal, unit)
@@ -316,8 +316,8 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         levels = pa.array(list(counts), pa.string())
         if set(counts) <= {"true", "false"}:
             return Truth(name, column.null_count > 0)
-        if found := order_of(levels, day_first=self.day_first):
-            return Date.fit(column, name, found[0])
+        if order := order_of(levels, day_first=self.day_first):
+            return Date.fit(column, name, order[0])
         read = read_numbers(levels, decimal)
         numbers = ~np.isnan(read.values)
         few, codes = have_few_levels(counts), are_codes(levels)
@@ -350,11 +350,11 @@ def numbers_rows(column: pa.ChunkedArray) -> bool:
         return False
     few = 10
     _, first = np.unique(values, return_index=True)
-    own = values[np.sort(first)]
-    if len(own) <= max(2 * few, _OWN * len(values)) or (np.diff(own) <= 0).any():
+    distinct = values[np.sort(first)]
+    if len(distinct) <= max(2 * few, _OWN * len(values)) or (np.diff(distinct) <= 0).any():
         return False
-    years = _YEARS[0] <= own[0] and own[-1] <= _YEARS[1]
-    return bool(0 <= own[0] and own[-1] - own[0] < 2 * len(own) + few and not years)
+    years = _YEARS[0] <= distinct[0] and distinct[-1] <= _YEARS[1]
+    return bool(0 <= distinct[0] and distinct[-1] - distinct[0] < 2 * len(distinct) + few and not years)
 
 
 def are_whole(values: NDArray[Any]) -> bool:

@@ -15,14 +15,14 @@ class NotEnoughMemory(MemoryError):
 
 def available_memory() -> int | None:
     """Return the bytes that are available in the machine or the container; ``None`` if unknown."""
-    found = []
+    limits = []
     with suppress(OSError, ValueError):  # a container without a limit has the text "max"
         limit, used = (int((_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        found.append(max(limit - used, 0))
+        limits.append(max(limit - used, 0))
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    return min(found, default=None)
+        limits += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    return min(limits, default=None)
 
 
 def require_memory(needed: float, what: str, advice: str = "use fewer rows or columns") -> None:

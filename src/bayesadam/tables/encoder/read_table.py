@@ -231,7 +231,7 @@ def _delimiter(text: str, usual: str) -> str:
     """
     rows = {mark: _first_rows(text, mark)[0] or [([], 0)] for mark in dict.fromkeys((usual, *_DELIMITERS))}
     widths = {mark: [len(row) for row, _ in first] for mark, first in rows.items()}
-    even = [mark for mark, found in widths.items() if found[0] > 1 and len(set(found)) == 1]
+    even = [mark for mark, counts in widths.items() if counts[0] > 1 and len(set(counts)) == 1]
     if not even:
         return usual if widths[usual][0] > 1 else max(widths, key=lambda mark: widths[mark][0])
     return max(even, key=lambda mark: (-rows[mark][0][1], widths[mark][0]))
@@ -287,8 +287,8 @@ def _without_total(table: pa.Table) -> tuple[pa.Table, str]:
     first = next((cell for column in table.columns if (cell := column[-1].as_py())), "") if table.num_rows else ""
     if table.num_rows > 1 and first.strip(" :").lower() in _TOTALS:
         before = table.slice(0, table.num_rows - 1)
-        own = next(column for column in table.columns if column[-1].as_py() == first)
-        if not compute.any(compute.equal(own.slice(0, table.num_rows - 1), first)).as_py():
+        labels = next(column for column in table.columns if column[-1].as_py() == first)
+        if not compute.any(compute.equal(labels.slice(0, table.num_rows - 1), first)).as_py():
             return before, first
     return table, ""
 

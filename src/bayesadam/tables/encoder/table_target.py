@@ -130,10 +130,10 @@ def _regression(name: str, column: pa.ChunkedArray, why: str, place: Place, deci
         units = quoted(sorted(set(read.units[~np.isnan(read.values)])))
         raise TableError(f"the target {name!r} must be numbers in one unit, got {units}")
     values = _numbers(name, column, place, decimal)
-    known = values[~np.isnan(values)]
-    if known.min() == known.max():
-        raise TableError(f"the target {name!r} must have different values, got {known[0]:g} in every row")
-    notes = [*number_notes(name, column, place, decimal), *_left_out(len(values) - len(known))]
+    numbers = values[~np.isnan(values)]
+    if numbers.min() == numbers.max():
+        raise TableError(f"the target {name!r} must have different values, got {numbers[0]:g} in every row")
+    notes = [*number_notes(name, column, place, decimal), *_left_out(len(values) - len(numbers))]
     return Target(name, "regression", why, (), values, notes)
 
 

@@ -206,7 +206,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         members = range(len(data))
         models = population.initialize(lambda: self._network(X.shape[1]), seeds=[seed + member for member in members])
         likelihoods = [self._likelihood(member if priors else None).to(self.device) for member in members]
-        sizes = [float(len(x)) for x, _ in data] if weights is None else [effective_rows(own) for own in weights]
+        sizes = [float(len(x)) for x, _ in data] if weights is None else [effective_rows(each) for each in weights]
         options = self._options(sizes, priors)
         whole = np.ones(count) if weight is None else weight
         complements = self._fitted_companions(divided, inputs, targets, whole) if priors is None else []
@@ -239,7 +239,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         self.interrupted_ = training.stopped == "interrupted"
         self.history_ = {"loss": training.loss.numpy(), "held_out_nll": training.held_out_nll.numpy()}
         self.epochs_ = training.best
-        found, learned = posteriors(
+        members_posteriors, learned = posteriors(
             self._method,
             nets,
             models,
@@ -254,7 +254,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             for likelihood, before, mask in zip(learned, self._likelihoods, divided.left_out, strict=True):
                 average_with_earlier_(likelihood, before, effective_rows(whole[~mask]))
         self._likelihoods = learned
-        self.posterior_ = Mixture(found, hyperparameters={"method": self.method_})
+        self.posterior_ = Mixture(members_posteriors, hyperparameters={"method": self.method_})
         if priors:
             self._calibrate(divided, inputs, targets, whole, [], self.calibration_)
         else:
@@ -310,16 +310,16 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             return None
         rows = divided.rows
         places = [torch.from_numpy(np.flatnonzero(mask[rows])).to(targets.device) for mask in divided.left_out]
-        known = targets[torch.from_numpy(rows).to(targets.device)]
+        truth = targets[torch.from_numpy(rows).to(targets.device)]
         count = torch.from_numpy(divided.left_out.sum(0)[rows]).to(targets.device)
-        own = None if weight is None else torch.from_numpy(weight[rows]).to(targets.device)
+        row_weights = None if weight is None else torch.from_numpy(weight[rows]).to(targets.device)
 
         def error(predicted: Sequence[Predictive]) -> float:
             centers = [self._center(pred) for pred in predicted]
             total = centers[0].new_zeros(len(rows), centers[0].shape[-1])
             for center, place in zip(centers, places, strict=True):
                 total[place] += center
-            return self._held_out_error(total / count[:, None], known, own)
+            return self._held_out_error(total / count[:, None], truth, row_weights)
 
         return error
 
@@ -338,15 +338,15 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         """Yield members with the places of the rows that they left out in ``divided.rows``, and their predictions."""
         rows = divided.rows
         for member in np.flatnonzero(divided.left_out.any(1)).tolist():
-            own = np.flatnonzero(divided.left_out[member, rows])
-            yield member, own, self._predictions(inputs[torch.from_numpy(rows[own]).to(inputs.device)], member)
+            places = np.flatnonzero(divided.left_out[member, rows])
+            yield member, places, self._predictions(inputs[torch.from_numpy(rows[places]).to(inputs.device)], member)
 
     def _all_predictions(self, X: Tensor) -> list[Predictive]:
         """Return the predictive distribution of every member, evaluated together where that is possible."""
-        found = stacked_predictions(
+        stacked = stacked_predictions(
             self._method.predict, self.network_, self.posterior_, self._likelihoods, X, mc_samples=self.mc_samples
         )
-        return found or [self._predictions(X, member) for member in range(len(self.posterior_.components))]
+        return stacked or [self._predictions(X, member) for member in range(len(self.posterior_.components))]
 
     def _in_parts(self, X: Any) -> list[Tensor]:
         """Check and standardise new inputs, and split them into parts of a few thousand rows."""

@@ -123,15 +123,15 @@ def variance_scales(
     points = [np.clip([a, 0.0 if fixed_noise else b, 0.5 if free[2] else 0.0], LOWEST, HIGHEST) for a, b in starts]
     options: dict[str, Any] = {"jac": True, "options": {"ftol": 1e-14, "gtol": 1e-8}}
     ends = [(np.where(free, LOWEST, point), np.where(free, HIGHEST, point)) for point in points]
-    found = [minimize(loss, p, bounds=Bounds(*own), **options) for p, own in zip(points, ends, strict=True)]
-    best = min(found, key=lambda one: float(one.fun)).x
+    optima = [minimize(loss, p, bounds=Bounds(*limits), **options) for p, limits in zip(points, ends, strict=True)]
+    best = min(optima, key=lambda one: float(one.fun)).x
     _, slopes, ratio = scored(best)
     curvature = 0.5 * (slopes * weight) @ slopes.T
     kurtosis = np.average(ratio**2, weights=weight) / max(np.average(ratio, weights=weight) ** 2, SMALLEST)
-    known = curvature / max(1.0, 0.5 * (kurtosis - 1.0)) + np.diag(prior)  # heavy tails: rows are less informative
-    kept = free & (best > LOWEST) & (best < HIGHEST)
-    kept[0] = True
-    error = math.sqrt(np.linalg.inv(known[np.ix_(kept, kept)] + 1e-12 * np.eye(kept.sum()))[0, 0])
+    precision = curvature / max(1.0, 0.5 * (kurtosis - 1.0)) + np.diag(prior)  # heavy tails: rows are less informative
+    inner = free & (best > LOWEST) & (best < HIGHEST)
+    inner[0] = True
+    error = math.sqrt(np.linalg.inv(precision[np.ix_(inner, inner)] + 1e-12 * np.eye(inner.sum()))[0, 0])
     return Scales(math.exp(best[0]), math.exp(best[1]), float(best[2]), error)
 
 
@@ -208,16 +208,16 @@ def mean_weights(
     share = weight / weight.sum()
     products, moments = (predictions * share) @ predictions.T, predictions @ (share * target)
     center, count = (np.eye(len(products))[0], PRIOR) if before is None else (before, KNOWN)
-    found = center
+    weights = center
     for _ in range(ROUNDS):
-        error = share @ (found @ predictions - target) ** 2
+        error = share @ (weights @ predictions - target) ** 2
         prior = max(count * float(error) / weight.sum(), SMALLEST)
         gram = products + prior * np.eye(len(products))
-        own = 1.0 / np.linalg.inv(gram)[0, 0]  # of the networks, which the other models do not explain
-        gram[0, 0] -= min(excess, 0.9 * own)
+        unexplained = 1.0 / np.linalg.inv(gram)[0, 0]  # of the networks, which the other models do not explain
+        gram[0, 0] -= min(excess, 0.9 * unexplained)
         root = np.linalg.cholesky(gram)
-        found = np.asarray(nnls(root.T, np.linalg.solve(root, moments + prior * center))[0])
-    return found
+        weights = np.asarray(nnls(root.T, np.linalg.solve(root, moments + prior * center))[0])
+    return weights
 
 
 def temperature(
@@ -261,8 +261,8 @@ def pool(log_probs: Tensor, linear: Tensor, labels: Tensor, weight: Tensor) -> t
 
     def loss(point: Floats) -> tuple[float, Floats]:
         value = torch.tensor(point, requires_grad=True)
-        found = tempered(log_probs, 1.0 / value[0], torch.tensordot(value[1:], linear, 1))
-        density = found.gather(2, labels.expand(len(found), -1)[..., None])[..., 0].logsumexp(0)
+        pooled = tempered(log_probs, 1.0 / value[0], torch.tensordot(value[1:], linear, 1))
+        density = pooled.gather(2, labels.expand(len(pooled), -1)[..., None])[..., 0].logsumexp(0)
         total = 2.0 * ((value[0] - 1.0) ** 2 + value[1:].square().sum()) - weight @ density
         total.backward()  # type: ignore[no-untyped-call]
         assert value.grad is not None
@@ -270,8 +270,8 @@ def pool(log_probs: Tensor, linear: Tensor, labels: Tensor, weight: Tensor) -> t
 
     start = [1.0 - 0.2 * len(linear)] + [0.2] * len(linear)
     bounds = [(0.05, 2.0)] + [(0.0, 2.0)] * len(linear)
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x
-    return float(found[0]), found[1:].tolist()
+    weights = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x
+    return float(weights[0]), weights[1:].tolist()
 
 
 def tempered(log_probs: Tensor, value: float | Tensor, beside: Tensor | None = None) -> Tensor:

@@ -122,11 +122,11 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
         Its labels are indices of ``classes_``.
         """
-        found = []
+        parts = []
         for part in self._in_parts(X):
             log_probs = torch.cat([*map(_log_probs, self._all_predictions(part))])
-            found.append(tempered(log_probs, self.calibration_["temperature"], self._beside(part)))
-        return ClassificationPredictive(torch.cat(found, dim=1))
+            parts.append(tempered(log_probs, self.calibration_["temperature"], self._beside(part)))
+        return ClassificationPredictive(torch.cat(parts, dim=1))
 
     @available_if(continues)  # type: ignore[untyped-decorator]
     @all_or_nothing
@@ -151,8 +151,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         if not first and classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
             raise ValueError(f"classes must be those of the first call, {self.classes_!r}, got {classes!r}")
         self._check()
-        known = classes if first else self.classes_
-        checked = self._validated(X, y, classes=known, sample_weight=sample_weight, reset=first)
+        labels = classes if first else self.classes_
+        checked = self._validated(X, y, classes=labels, sample_weight=sample_weight, reset=first)
         rows = weighed(*checked, sample_weight, groups)
         if first:
             self._learn_scales(*rows[:-1])
@@ -180,16 +180,16 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         labels = one_spelling(labels, () if classes is None else np.asarray(classes).tolist())
         require_single("X", inputs)
         check_classification_targets(labels)
-        known, codes = np.unique(labels, return_inverse=True)
+        names, codes = np.unique(labels, return_inverse=True)
         if classes is not None:
             given = np.unique(np.asarray(classes))
-            if not np.isin(known, given).all():
-                unknown = known[~np.isin(known, given)]
+            if not np.isin(names, given).all():
+                unknown = names[~np.isin(names, given)]
                 raise ValueError(f"y must have labels of classes only, got {unknown.tolist()!r}")
-            known, codes = given, np.searchsorted(given, labels)
-        if len(known) < 2:
-            raise ValueError(f"y must have at least 2 classes, got {len(known)} class: {known.tolist()!r}")
-        self.classes_ = known
+            names, codes = given, np.searchsorted(given, labels)
+        if len(names) < 2:
+            raise ValueError(f"y must have at least 2 classes, got {len(names)} class: {names.tolist()!r}")
+        self.classes_ = names
         return inputs, codes.astype(np.int64)
 
     def _learn_scales(self, X: Array, y: Array, weight: Array | None, groups: Array | None) -> None:
@@ -228,19 +228,19 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         complements: list[tuple[Any, Array]],
         before: dict[str, Any] | None,
     ) -> None:
-        known = None if before is None or not self.calibrate else float(before["temperature"])
-        self.calibration_ = {"temperature": known or 1.0, "weights": [] if before is None else before["weights"]}
+        earlier = None if before is None or not self.calibrate else float(before["temperature"])
+        self.calibration_ = {"temperature": earlier or 1.0, "weights": [] if before is None else before["weights"]}
         rows = divided.rows
         self.left_out_ = None
         if not self.calibrate or len(rows) < 2:
             return
         slots = divided.left_out[:, rows].cumsum(0) - 1
         unscaled: Any = None
-        for member, own, pred in self._unseen(divided, inputs):
+        for member, places, pred in self._unseen(divided, inputs):
             draws = _log_probs(pred).movedim(1, 0)
             if unscaled is None:
                 unscaled = draws.new_full((int(slots.max()) + 1, len(rows), *draws.shape[1:]), torch.nan)
-            unscaled[slots[member, own], own] = draws
+            unscaled[slots[member, places], places] = draws
         log_probs = unscaled.movedim(1, 2).flatten(0, 1)
         labels, own_weight = targets.cpu()[rows], torch.from_numpy(divided.counts(weight))
         if complements:
@@ -253,9 +253,9 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             beside: Tensor | None = torch.tensordot(torch.tensor(weights, dtype=unseen.dtype), unseen, 1)
         else:
             beside = self._beside(inputs[torch.from_numpy(rows).to(inputs.device)])
-            self.calibration_["temperature"] = temperature(log_probs, labels, own_weight, known, beside)
-        found = tempered(log_probs, self.calibration_["temperature"], beside)
-        self.left_out_ = rows, ClassificationPredictive(found)
+            self.calibration_["temperature"] = temperature(log_probs, labels, own_weight, earlier, beside)
+        pooled = tempered(log_probs, self.calibration_["temperature"], beside)
+        self.left_out_ = rows, ClassificationPredictive(pooled)
 
     def _beside(self, X: Tensor) -> Tensor | None:
         """Return the weighted sum of the companions' log probabilities, ``(N, C)``; ``None`` without companions."""

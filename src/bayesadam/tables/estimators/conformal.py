@@ -70,8 +70,8 @@ def cross_intervals(
         )
     parts = []
     for part in torch.split(predictions, max(1, AT_ONCE // errors.numel()), dim=1):
-        centers, own = part[folds].movedim(0, -1), errors.movedim(0, -1)  # (N, K, n)
-        parts.append((-_quantile(own - centers, weights, level), _quantile(own + centers, weights, level)))
+        centers, scores = part[folds].movedim(0, -1), errors.movedim(0, -1)  # (N, K, n)
+        parts.append((-_quantile(scores - centers, weights, level), _quantile(scores + centers, weights, level)))
     lower, upper = (torch.cat(ends) for ends in zip(*parts, strict=True))
     return lower, upper
 
@@ -112,5 +112,5 @@ class LeftOutScores:
     def models(self, members: Any) -> torch.Tensor:
         """Return the predictions of the folds' models, ``(F, N, ...)``, from those of the members, ``(M, N, ...)``."""
         share = torch.from_numpy(self.members / self.members.sum(1, keepdims=True))
-        found: torch.Tensor = torch.tensordot(share, torch.as_tensor(members, dtype=torch.float64).cpu(), 1)
-        return found
+        means: torch.Tensor = torch.tensordot(share, torch.as_tensor(members, dtype=torch.float64).cpu(), 1)
+        return means

@@ -98,7 +98,7 @@ class RegressionEnsemble(BayesianMLP):
         earlier = None if before is None else before["weights"]
         shares = np.ones((1, width)) if earlier is None else earlier
         scales = [Scales(1.0, 1.0, 0.0, 0.0)] * width
-        known: list[Any] = [None] * width
+        factors: list[Any] = [None] * width
         patterns: list[NoisePattern | None] = [None] * width
         reach = Reach.of(as_array(inputs), weight)
         if before is None:
@@ -107,17 +107,17 @@ class RegressionEnsemble(BayesianMLP):
             self._reach = self._reach.joined(reach)
         if before is not None and self._calibrates:
             patterns = list(self._patterns)
-            known = list(np.stack([before["epistemic"], before["aleatoric"]], axis=1))
-            scales = [Scales(a, b, 0.0, error) for (a, b), error in zip(known, before["error"], strict=True)]
+            factors = list(np.stack([before["epistemic"], before["aleatoric"]], axis=1))
+            scales = [Scales(a, b, 0.0, error) for (a, b), error in zip(factors, before["error"], strict=True)]
         rows = divided.rows
         self._left_out = self.left_out_ = None
         if self._calibrates and self._gaussian and len(rows) >= 2:
             counts = divided.counts(weight)
             there = divided.left_out[:, rows, None]
-            found = np.zeros((3, *there.shape[:2], width))
-            for member, own, pred in self._unseen(divided, inputs):
-                found[:, member, own] = _member_moments(pred)
-            mean, epistemic, aleatoric, between = _moments(found, there)
+            members_moments = np.zeros((3, *there.shape[:2], width))
+            for member, each, pred in self._unseen(divided, inputs):
+                members_moments[:, member, each] = _member_moments(pred)
+            mean, epistemic, aleatoric, between = _moments(members_moments, there)
             if self._learned_noise:
                 # A row is left out by few members, whose mean varies more than that of all members.
                 excess = np.average(between * (1.0 / there.sum(0) - 1.0 / len(there)), axis=0, weights=weight[rows])
@@ -143,19 +143,19 @@ class RegressionEnsemble(BayesianMLP):
                     divided.fold[rows],
                 )
                 scales[output], patterns[output], noise[:, output] = calibrated(
-                    left_out, described, self._clock, known[output], patterns[output]
+                    left_out, described, self._clock, factors[output], patterns[output]
                 )
-            epistemic = epistemic * [own.epistemic for own in scales]
+            epistemic = epistemic * [each.epistemic for each in scales]
             self.left_out_ = rows, self._in_units(mean, self._beyond(own_inputs, epistemic, noise), noise)
         elif self._calibrates and not self._gaussian and len(rows) >= 2:
-            earlier = None if before is None else known[0][0]
+            earlier = None if before is None else factors[0][0]
             scales = [self._output_scale(divided, inputs, targets, weight, earlier)] * width
         self._patterns = patterns
         self.noise_ = self._noise_names()
         self.calibration_ = {
-            "epistemic": np.array([found.epistemic for found in scales]),
-            "aleatoric": np.array([found.aleatoric for found in scales]),
-            "error": np.array([found.error for found in scales]),
+            "epistemic": np.array([members_moments.epistemic for members_moments in scales]),
+            "aleatoric": np.array([members_moments.aleatoric for members_moments in scales]),
+            "error": np.array([members_moments.error for members_moments in scales]),
             "weights": shares,
         }
 
@@ -182,8 +182,8 @@ class RegressionEnsemble(BayesianMLP):
         shares, counts = np.ones((len(models), values.shape[1])), divided.counts(weight)
         for output in range(values.shape[1] if complements else 0):
             earlier = None if before is None else before[:, output]
-            own = models[..., output], values[rows, output], counts, excess[output]
-            shares[:, output] = mean_weights(*own, earlier)
+            held_out = models[..., output], values[rows, output], counts, excess[output]
+            shares[:, output] = mean_weights(*held_out, earlier)
         useful = np.flatnonzero(shares[1:].any(1))
         self._companions = [complements[place][0] for place in useful]
         networks = shares[:1] if len(useful) else np.ones_like(shares[:1])
@@ -191,18 +191,18 @@ class RegressionEnsemble(BayesianMLP):
 
     def _complemented(self, inputs: Array) -> Array:
         """Return the predictions of the companions, ``(P, N, K)``."""
-        found = [part.outputs(inputs) for part in self._companions]
-        return np.stack(found) if found else np.empty((0, len(inputs), len(self._y_mean)))
+        outputs = [part.outputs(inputs) for part in self._companions]
+        return np.stack(outputs) if outputs else np.empty((0, len(inputs), len(self._y_mean)))
 
     def _output_scale(
         self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: float | None
     ) -> Scales:
         """Return the factor of the variance of each member's outputs, from the rows that the member left out."""
         rows, outputs, places = divided.rows, [], []
-        for _, own, pred in self._unseen(divided, inputs):
+        for _, indices, pred in self._unseen(divided, inputs):
             assert isinstance(pred, MixturePredictive)
             outputs.append(pred.outputs.double().cpu())
-            places.append(torch.from_numpy(own))
+            places.append(torch.from_numpy(indices))
         if len(outputs[0]) == 1:  # members without posteriors
             return Scales(1.0, 1.0, 0.0, 0.0)
         likelihood = likelihoods.average(self._likelihoods).double().cpu()
@@ -214,8 +214,8 @@ class RegressionEnsemble(BayesianMLP):
         parts = []
         factor = float(self.calibration_["epistemic"][0])
         for rows in self._in_parts(X):
-            found: Any = self._all_predictions(rows)
-            parts.append(torch.cat([scaled(pred.outputs.double(), factor) for pred in found]))
+            predicted: Any = self._all_predictions(rows)
+            parts.append(torch.cat([scaled(pred.outputs.double(), factor) for pred in predicted]))
         outputs = torch.cat(parts, dim=1)
         likelihood = likelihoods.average(self._likelihoods).double()
         if not self._several:
@@ -229,8 +229,8 @@ class RegressionEnsemble(BayesianMLP):
 
     def _standardised(self, X: Tensor) -> tuple[Array, Array, Array]:
         """Return mean, epistemic and aleatoric variance of the calibrated ensemble, each ``(N, K)``."""
-        found = np.stack([_member_moments(pred) for pred in self._all_predictions(X)], axis=1)
-        mean, epistemic, aleatoric, _ = _moments(found, np.ones((found.shape[1], 1, 1), dtype=bool))
+        members_moments = np.stack([_member_moments(pred) for pred in self._all_predictions(X)], axis=1)
+        mean, epistemic, aleatoric, _ = _moments(members_moments, np.ones((members_moments.shape[1], 1, 1), dtype=bool))
         inputs = as_array(X)
         mean, disagreement = _combined(mean, self._complemented(inputs), self.calibration_["weights"])
         epistemic = epistemic + disagreement
@@ -254,18 +254,18 @@ class RegressionEnsemble(BayesianMLP):
 
     def _cross_interval(self, X: ArrayLike, coverage: float) -> Array:
         """Return intervals from the errors on the rows left out, computed in training units and transformed back."""
-        kept = self._left_out
-        assert kept is not None
-        errors, folds, weights = map(torch.from_numpy, (kept.scores, kept.folds, kept.weights))
+        left_out = self._left_out
+        assert left_out is not None
+        errors, folds, weights = map(torch.from_numpy, (left_out.scores, left_out.folds, left_out.weights))
         parts = []
         for part in self._in_parts(X):
             means = np.stack([_member_moments(pred)[0] for pred in self._all_predictions(part)])
             means = _pooled(means, self._complemented(as_array(part)), self.calibration_["weights"])
-            ends = cross_intervals(errors, folds, weights, kept.models(means), coverage)
+            ends = cross_intervals(errors, folds, weights, left_out.models(means), coverage)
             values = [self._y_mean + self._y_std * as_array(end) for end in ends]
-            parts.append(np.stack([target_transform.inverted(self._functions, own) for own in values], axis=-1))
-        found = np.concatenate(parts)
-        return found if self._several else found[:, 0]
+            parts.append(np.stack([target_transform.inverted(self._functions, target) for target in values], axis=-1))
+        intervals = np.concatenate(parts)
+        return intervals if self._several else intervals[:, 0]
 
     def _center(self, pred: Predictive) -> Tensor:
         return pred.outputs[0] if isinstance(pred, MixturePredictive) else pred.mean  # type: ignore[union-attr]

@@ -62,12 +62,12 @@ def best_constant(likelihood: Likelihood, targets: Tensor) -> tuple[Likelihood, 
         ValueError: The likelihood does not allow a target.
     """
     rows = torch.linspace(0, len(targets) - 1, min(len(targets), START_ROWS), dtype=torch.float64).long()
-    known = targets[rows].cpu().double()
+    observed = targets[rows].cpu().double()
     width = targets.shape[1] * likelihood.outputs_per_target
     likelihood.check(torch.zeros(len(targets), width), targets.cpu())
-    logs = known.abs().mean(0).clamp_min(1e-6).log().repeat(likelihood.outputs_per_target)
+    logs = observed.abs().mean(0).clamp_min(1e-6).log().repeat(likelihood.outputs_per_target)
     starts = [torch.zeros(width, dtype=torch.float64), logs]
-    fits = [_fitted(likelihood, known, start) for start in starts]
+    fits = [_fitted(likelihood, observed, start) for start in starts]
     _, changed, output = min(fits, key=lambda fit: fit[0])
     return changed.float(), output.float()
 

@@ -85,11 +85,11 @@ class LinearPart:
     def outputs(self, inputs: Floats) -> Floats:
         """Return the outputs, ``(N, C)``, for standardised inputs ``(N, D)``."""
         at_once = max(1, AT_ONCE // max(1, len(self.column)))
-        found = np.empty((len(inputs), len(self.intercept)))
+        outputs = np.empty((len(inputs), len(self.intercept)))
         for first in range(0, len(inputs), at_once):
             features = _encoded(inputs[first : first + at_once], self.column, self.low, self.high)
-            found[first : first + at_once] = features @ self.coefficient.T + self.intercept
-        return found
+            outputs[first : first + at_once] = features @ self.coefficient.T + self.intercept
+        return outputs
 
 
 @dataclass(frozen=True)
@@ -208,14 +208,14 @@ def _designs(inputs: Floats, outputs: int) -> Iterator[tuple[Pieces, NDArray[np.
 
 def _pieces(inputs: Floats, most: int) -> Pieces:
     """Return the pieces of all columns. A constant column has no piece, and a column with two values has one."""
-    found: list[tuple[int, float, float]] = []
+    pieces: list[tuple[int, float, float]] = []
     for column, values in enumerate(inputs.T):
         knots = np.unique(np.quantile(values.astype(np.float64), np.linspace(0.0, 1.0, most + 1)))
         if most > 1 and len(knots) < 3:
             continue
-        found += [(column, low, high) for low, high in zip(knots[:-1].tolist(), knots[1:].tolist(), strict=True)]
-    columns = np.array([piece[0] for piece in found], dtype=np.int64)
-    return columns, np.array([piece[1] for piece in found]), np.array([piece[2] for piece in found])
+        pieces += [(column, low, high) for low, high in zip(knots[:-1].tolist(), knots[1:].tolist(), strict=True)]
+    columns = np.array([piece[0] for piece in pieces], dtype=np.int64)
+    return columns, np.array([piece[1] for piece in pieces]), np.array([piece[2] for piece in pieces])
 
 
 def _encoded(inputs: Floats, column: NDArray[np.int64], low: Floats, high: Floats) -> Floats:

@@ -55,9 +55,13 @@ def randomized(
         seed: Seed of the random numbers.
     """
     pairs = zip(data, likelihoods, strict=True)
-    found = [perturbed(rows, likelihood, number, seed) for number, (rows, likelihood) in enumerate(pairs)]
-    weights = [weight for _, weight in found if weight is not None]
-    return [rows for rows, _ in found], weights or None, anchored(prior_of(network, prior_precision), len(data), seed)
+    copies = [perturbed(rows, likelihood, number, seed) for number, (rows, likelihood) in enumerate(pairs)]
+    weights = [weight for _, weight in copies if weight is not None]
+    return (
+        [rows for rows, _ in copies],
+        weights or None,
+        anchored(prior_of(network, prior_precision), len(data), seed),
+    )
 
 
 def posteriors(
@@ -85,7 +89,7 @@ def posteriors(
         steps: Number of steps that the optimiser took.
         clock: The time for the posteriors, which limits the number of rows for the curvature.
     """
-    found: list[GaussianPosterior] = []
+    members_posteriors: list[GaussianPosterior] = []
     likelihoods = [copy.deepcopy(likelihood).requires_grad_(False) for likelihood in nets.likelihoods]
     most = LAPLACE_ROWS
     for number, (network, (x, y)) in enumerate(zip(networks, data, strict=True)):
@@ -94,7 +98,7 @@ def posteriors(
                 parameter.copy_(nets.mean[name][number])
         if method.posterior == "anchored":
             prior = prior_of(network, prior_precision)
-            found.append(integrated(network, nets.posteriors[number], (x, y), likelihoods[number], prior))
+            members_posteriors.append(integrated(network, nets.posteriors[number], (x, y), likelihoods[number], prior))
         elif method.posterior == "laplace":
             weight = None if weights is None else weights[number]
             given = network, x, y, weight, sizes[number], likelihoods[number], prior_precision
@@ -105,12 +109,12 @@ def posteriors(
                 most = int(min(max(clock.left / each, FEWEST), LAPLACE_ROWS))
                 if most < min(len(x), LAPLACE_ROWS):
                     clock.left_out.append(f"all but {most:,} rows for the curvature")
-            found.append(_laplace(*given, most))
+            members_posteriors.append(_laplace(*given, most))
         elif method.posterior == "badam":
-            found.append(_badam(nets, number, sizes[number], prior_precision, steps))
+            members_posteriors.append(_badam(nets, number, sizes[number], prior_precision, steps))
         else:
-            found.append(nets.posteriors[number])
-    return found, likelihoods
+            members_posteriors.append(nets.posteriors[number])
+    return members_posteriors, likelihoods
 
 
 def predictions(
@@ -162,7 +166,7 @@ def _laplace(
     places = (torch.arange(count, dtype=torch.float64, device=x.device) + 0.5) * (total[-1] / count)
     rows = torch.searchsorted(total, places)
     low_rank = DENSE < weights <= LARGE and likelihood.defines("mean_and_log_variance")
-    found = LaplaceApproximation(
+    approximation = LaplaceApproximation(
         network,
         (x[rows], y[rows]),
         likelihood=likelihood,
@@ -170,4 +174,4 @@ def _laplace(
         num_data=num_data,
         progress=False,
     )
-    return found.posterior(precision, rank=RANK if low_rank else None)
+    return approximation.posterior(precision, rank=RANK if low_rank else None)

@@ -94,8 +94,8 @@ class NoisePattern:
     def log_factor(self, inputs: Floats, mean: Floats) -> Floats:
         """Return the term ``(N,)`` of the noise's log variance, for inputs ``(N, D)`` and predictive means ``(N,)``."""
         features = _features(inputs, mean)
-        found = features @ self.linear + np.tanh(features @ self.hidden + self.bias) @ self.out
-        return np.asarray(self.strength * np.clip(found - self.center, self.low, self.high))
+        log_variance = features @ self.linear + np.tanh(features @ self.hidden + self.bias) @ self.out
+        return np.asarray(self.strength * np.clip(log_variance - self.center, self.low, self.high))
 
 
 def calibrated(
@@ -126,10 +126,10 @@ def calibrated(
     if fixed or noise == "constant" or pattern is not None or few:
         return constant, pattern, constant.aleatoric * left_out.aleatoric
     # The factor is at most 1: epistemic variances that resemble the noise could otherwise be scaled to explain it.
-    found = _fit(left_out, min(1.0, constant.epistemic) * left_out.epistemic, clock)
-    if found is None:
+    fitted = _fit(left_out, min(1.0, constant.epistemic) * left_out.epistemic, clock)
+    if fitted is None:
         return constant, None, constant.aleatoric * left_out.aleatoric
-    pattern, values = found
+    pattern, values = fitted
     scales = variance_scales(*parts, before, pattern=values)
     gain = _loss(left_out, constant, values) - _loss(left_out, scales, values)
     mean = np.average(gain, weights=left_out.weight)
@@ -197,7 +197,7 @@ def _fit(left_out: LeftOut, epistemic: Floats, clock: Clock) -> tuple[NoisePatte
     names, numbers = np.unique(left_out.fold, return_inverse=True)
     if len(names) < 2:
         return None
-    own = (torch.from_numpy(numbers) == torch.arange(len(names))[:, None]).float()
+    in_fold = (torch.from_numpy(numbers) == torch.arange(len(names))[:, None]).float()
     features = torch.from_numpy(_features(left_out.inputs, left_out.mean)).float()
     square, spread, weight = (
         torch.from_numpy(np.asarray(values, dtype=np.float32))
@@ -218,7 +218,7 @@ def _fit(left_out: LeftOut, epistemic: Floats, clock: Clock) -> tuple[NoisePatte
     for step in range(STEPS + 1):
         if step % LOOK == 0:
             with torch.no_grad():
-                unseen = (own * networks(features)).sum(0)
+                unseen = (in_fold * networks(features)).sum(0)
                 error = float(losses(unseen, slice(None)).mean())
             if error < least:
                 least, best, chosen, values = error, step, networks.average(), unseen
@@ -228,7 +228,7 @@ def _fit(left_out: LeftOut, epistemic: Floats, clock: Clock) -> tuple[NoisePatte
                 clock.left_out.append("a part of the training of the noise")
                 break
         at = torch.randint(rows, (BATCH,), generator=generator) if rows > BATCH else torch.arange(rows)
-        others = 1.0 - own[:, at]
+        others = 1.0 - in_fold[:, at]
         means = (losses(networks(features[at]), at) * others).sum(1) / others.sum(1).clamp_min(1.0)
         optimizer.zero_grad()
         (means.sum() + 0.5 * DECAY / rows * networks.decay()).backward()  # type: ignore[no-untyped-call]
@@ -236,7 +236,7 @@ def _fit(left_out: LeftOut, epistemic: Floats, clock: Clock) -> tuple[NoisePatte
     if best == 0:
         return None
     arrays, constant = chosen
-    found = values.double().numpy()
-    center = float(np.average(found, weights=left_out.weight))
-    ends = float(found.min()) - center, float(found.max()) - center
-    return NoisePattern(**arrays, center=center - constant, low=ends[0], high=ends[1]), found - center
+    pattern = values.double().numpy()
+    center = float(np.average(pattern, weights=left_out.weight))
+    ends = float(pattern.min()) - center, float(pattern.max()) - center
+    return NoisePattern(**arrays, center=center - constant, low=ends[0], high=ends[1]), pattern - center

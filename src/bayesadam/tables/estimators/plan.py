@@ -46,8 +46,8 @@ class Plan:
 
     def counts(self, weight: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return weights of ``rows`` that add up to the number of independent rows."""
-        own = weight[self.rows]
-        return np.asarray(own * (self.independent * effective_rows(own) / own.sum()))
+        row_weights = weight[self.rows]
+        return np.asarray(row_weights * (self.independent * effective_rows(row_weights) / row_weights.sum()))
 
     def thinned(self, count: int) -> Plan:
         """Return a plan in which members leave out ``count`` of the rows at most, evenly spaced."""

@@ -182,8 +182,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         check_is_fitted(self, "posterior_")
         if not self._gaussian:
             return self._mixture(X)
-        found = [self._standardised(part) for part in self._in_parts(X)]
-        return self._in_units(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+        moments = [self._standardised(part) for part in self._in_parts(X)]
+        return self._in_units(*(np.concatenate(parts) for parts in zip(*moments, strict=True)))
 
     @few_threads
     def predict_interval(self, X: ArrayLike, coverage: float = 0.95, *, method: str = "bayes") -> Array:
@@ -256,10 +256,10 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             return self.fit(X, y, sample_weight, groups=groups, on_epoch=on_epoch)
         self._check()
         rows = weighed(*self._validated(X, y, reset=False), sample_weight, groups)
-        for function, own in zip(self._functions, rows[1].T, strict=True):
-            target_transform.require(function.name, own, function.least)
-        known = zip(self._functions, target_transform.limited(self._functions, rows[1]), strict=True)
-        self._functions = [min(pair, key=lambda function: function.least) for pair in known]
+        for function, column in zip(self._functions, rows[1].T, strict=True):
+            target_transform.require(function.name, column, function.least)
+        pairs = zip(self._functions, target_transform.limited(self._functions, rows[1]), strict=True)
+        self._functions = [min(pair, key=lambda function: function.least) for pair in pairs]
         return self._train(*rows, on_epoch, self.posterior_)
 
     def __sklearn_tags__(self) -> Any:
@@ -318,7 +318,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             names = choose(X, scales, y, weight, groups, self._clock.part(COMPANIONS))
         else:
             names = ["none" if wanted in (None, "auto") else wanted] * y.shape[1]
-        fitted = [target_transform.fitted(name, own, weight) for name, own in zip(names, y.T, strict=True)]
+        fitted = [target_transform.fitted(name, column, weight) for name, column in zip(names, y.T, strict=True)]
         if self._gaussian and wanted == "auto":
             fitted = target_transform.limited(fitted, y)
         self._functions = fitted

@@ -60,8 +60,8 @@ def weighed(
     if not ((weight >= 0).all() and weight.max() > 0):
         raise ValueError("sample_weight must have no negative number and at least one positive number, got others")
     weight = weight / weight.max()
-    kept = np.flatnonzero(weight)
-    return X[kept], y[kept], weight[kept], None if groups is None else groups[kept], kept
+    positive = np.flatnonzero(weight)
+    return X[positive], y[positive], weight[positive], None if groups is None else groups[positive], positive
 
 
 def copies_of(inputs: pd.DataFrame, targets: pd.DataFrame) -> tuple[NDArray[np.int64], bool]:
@@ -69,11 +69,11 @@ def copies_of(inputs: pd.DataFrame, targets: pd.DataFrame) -> tuple[NDArray[np.i
 
     Rows of a few categories may be equal by chance; then the same inputs occur with several targets.
     """
-    own, whole = (
+    alone, whole = (
         pd.util.hash_pandas_object(part, index=False) for part in (inputs, pd.concat([inputs, targets], axis=1))
     )
     codes = pd.factorize(whole)[0]
-    return codes, own.nunique() <= (1.0 - SEVERAL) * (codes.max() + 1)
+    return codes, alone.nunique() <= (1.0 - SEVERAL) * (codes.max() + 1)
 
 
 def warn_of_copies(X: Array, y: Array, stacklevel: int) -> None:

@@ -88,7 +88,9 @@ class Stack:
             if any(f"{name}.weight" in part for part in (self.variance, self.factor)):
                 inputs[name], outputs[name] = before.detach(), hidden.requires_grad_()
         wanted = uncertain_part(likelihood, hidden.flatten(0, 1)).reshape(*hidden.shape[:2], -1)
-        each = [torch.autograd.grad(own.sum(), list(outputs.values()), retain_graph=True) for own in wanted.unbind(2)]
+        each = [
+            torch.autograd.grad(output.sum(), list(outputs.values()), retain_graph=True) for output in wanted.unbind(2)
+        ]
         jacobian: dict[str, Tensor] = {}
         for name, *slopes in zip(outputs, *each, strict=True):
             slope = jacobian[f"{name}.bias"] = torch.stack(slopes, dim=2)  # (M, N, K', out)
@@ -136,21 +138,21 @@ def stacked_predictions(
     Returns:
         ``None`` if the posteriors have Kronecker factors or differ in shape, or if the ensemble is too large.
     """
-    known = _STACKS.setdefault(posterior, {})
-    stack = known.get((method, mc_samples)) or _stack(method, network, posterior, mc_samples)
+    stacks = _STACKS.setdefault(posterior, {})
+    stack = stacks.get((method, mc_samples)) or _stack(method, network, posterior, mc_samples)
     if stack is None:
         return None
-    known[method, mc_samples] = stack
+    stacks[method, mc_samples] = stack
     if method == "linearized":
         outputs, covariance = stack.linearized(x.clone(), likelihoods[0])
         with torch.no_grad():
             return [
-                from_gaussian(mean, own, likelihood, How(likelihood, mc_samples, number, common=True))
-                for number, (mean, own, likelihood) in enumerate(zip(outputs, covariance, likelihoods, strict=True))
+                from_gaussian(mean, each, likelihood, How(likelihood, mc_samples, number, common=True))
+                for number, (mean, each, likelihood) in enumerate(zip(outputs, covariance, likelihoods, strict=True))
             ]
     draws = stack.outputs(x)
     with torch.no_grad():
-        return [from_outputs(own, likelihood) for own, likelihood in zip(draws, likelihoods, strict=True)]
+        return [from_outputs(each, likelihood) for each, likelihood in zip(draws, likelihoods, strict=True)]
 
 
 def _stack(method: str, network: nn.Module, posterior: Mixture, mc_samples: int) -> Stack | None:
@@ -159,10 +161,10 @@ def _stack(method: str, network: nn.Module, posterior: Mixture, mc_samples: int)
     nothing: list[dict[str, Tensor]] = [{} for _ in components]
     if method == "linearized":
         covariances = [weight_covariance(q).of_random() for q in components]
-        if any(own.left for own in covariances):
+        if any(each.left for each in covariances):
             return None
         parts = [[dict(q.mean) for q in components]]
-        parts += [[dict(own.variance) for own in covariances], [dict(own.factor) for own in covariances]]
+        parts += [[dict(each.variance) for each in covariances], [dict(each.factor) for each in covariances]]
     elif method == "mean":
         parts = [[{name: mean.unsqueeze(0) for name, mean in q.mean.items()} for q in components], nothing, nothing]
     else:
@@ -172,7 +174,7 @@ def _stack(method: str, network: nn.Module, posterior: Mixture, mc_samples: int)
     if not alike or size > LARGEST:
         return None
     return Stack(
-        network, *({name: torch.stack([own[name].to(device) for own in part]) for name in part[0]} for part in parts)
+        network, *({name: torch.stack([each[name].to(device) for each in part]) for name in part[0]} for part in parts)
     )
 
 

@@ -107,21 +107,21 @@ def transformed(functions: Sequence[Monotone], target: Floats) -> Floats:
     """Transform every column of the targets, ``(N, K)``, by its own function."""
     if all(isinstance(function, Identity) for function in functions):
         return target
-    columns = [function(torch.tensor(own)).numpy() for function, own in zip(functions, target.T, strict=True)]
+    columns = [function(torch.tensor(column)).numpy() for function, column in zip(functions, target.T, strict=True)]
     return np.stack(columns, axis=1)
 
 
 def inverted(functions: Sequence[Monotone], values: Floats) -> Floats:
     """Transform every column of transformed targets, ``(N, K)``, back, and limit it to the values of its target."""
     pairs = zip(functions, values.T, strict=True)
-    columns = [np.maximum(function.inverse(torch.tensor(own)).numpy(), function.least) for function, own in pairs]
+    columns = [np.maximum(function.inverse(torch.tensor(column)).numpy(), function.least) for function, column in pairs]
     return np.stack(columns, axis=1)
 
 
 def mean_log_slope(functions: Sequence[Monotone], target: Floats) -> float:
     """Return the mean over the rows of the log slopes, summed over the targets ``(N, K)``."""
     pairs = zip(functions, target.T, strict=True)
-    return float(sum(function.log_slope(torch.tensor(own)).mean() for function, own in pairs))
+    return float(sum(function.log_slope(torch.tensor(column)).mean() for function, column in pairs))
 
 
 def in_units(pred: GaussianPredictive, functions: Sequence[Monotone]) -> GaussianPredictive | TransformedPredictive:
@@ -138,7 +138,7 @@ def limited(functions: Sequence[Monotone], target: Floats) -> list[Monotone]:
     Other targets that are not transformed have no least value.
     """
     pairs = zip(functions, target.T, strict=True)
-    return [Identity(least=_least(own)) if isinstance(f, Identity) else f for f, own in pairs]
+    return [Identity(least=_least(column)) if isinstance(f, Identity) else f for f, column in pairs]
 
 
 class LimitedGaussian(GaussianPredictive):
@@ -173,13 +173,13 @@ def _power(values: Floats, weight: Floats | None) -> float:
 
     The result is that of scikit-learn's ``PowerTransformer``, with weights.
     """
-    known = torch.from_numpy(values)
+    observed = torch.from_numpy(values)
     slope = np.average(np.sign(values) * np.log1p(np.abs(values)), weights=weight)
 
     def loss(power: float) -> float:
-        found = YeoJohnson(power)(known).numpy()
-        mean = np.average(found, weights=weight)
-        variance = np.average((found - mean) ** 2, weights=weight)
+        transformed_values = YeoJohnson(power)(observed).numpy()
+        mean = np.average(transformed_values, weights=weight)
+        variance = np.average((transformed_values - mean) ** 2, weights=weight)
         return float(0.5 * np.log(max(variance, np.finfo(float).tiny)) - (power - 1.0) * slope)
 
     return float(minimize_scalar(loss, bounds=POWERS, method="bounded", options={"xatol": 1e-6}).x)

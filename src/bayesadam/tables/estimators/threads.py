@@ -35,7 +35,7 @@ class _Limits:
     lock = threading.Lock()
     users = 0
     usual = 1
-    own = threading.local()
+    thread = threading.local()
     blas = threading.Lock()
     forked = False
 
@@ -53,20 +53,20 @@ def torch_threads_for(rows: int) -> Iterator[None]:
 
     Afterwards the number is as before, also for Python threads that start later, if several of them predict at a time.
     """
-    if (rows > MANY and not _Limits.forked) or getattr(_Limits.own, "limited", False):
+    if (rows > MANY and not _Limits.forked) or getattr(_Limits.thread, "limited", False):
         yield
         return
     with _Limits.lock:
         if not _Limits.users:
             _Limits.usual = torch.get_num_threads()
         _Limits.users += 1
-    _Limits.own.limited = True
+    _Limits.thread.limited = True
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(_Limits.usual)
-        _Limits.own.limited = False
+        _Limits.thread.limited = False
         with _Limits.lock:
             _Limits.users -= 1
 

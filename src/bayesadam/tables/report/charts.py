@@ -153,7 +153,7 @@ def effect(entry: Mapping[str, Any], name: str, task: str, target: str, classes:
     """Return a chart of the mean prediction, with bands, if all rows had the same value of an input."""
     regression, texts = task == "regression", entry["at"]
     lines = [[curve["mean"], *(end for band in curve["bands"] for end in band)] for curve in entry["curves"]]
-    curves = [np.array(own, dtype=np.float64) for own in lines]
+    curves = [np.array(line, dtype=np.float64) for line in lines]
     labels = ["mean prediction" if regression else f"is {classes[curve['label']]}" for curve in entry["curves"]]
     cells = []
     for curve in curves:
@@ -170,7 +170,7 @@ def effect(entry: Mapping[str, Any], name: str, task: str, target: str, classes:
         {
             "value": [text for _ in curves for text in texts],
             "curve": [label for label in labels for _ in texts],
-            "mean": [cell for own in cells for cell in own],
+            "mean": [cell for line in cells for cell in line],
         },
     )
     x = np.arange(len(texts)) if entry["order"] is None else np.array(entry["order"], dtype=np.float64)

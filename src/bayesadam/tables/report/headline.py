@@ -70,12 +70,12 @@ def _knows(rows: Predicted) -> Markup:
         return Markup("")
     parts = np.array_split(np.argsort(expected, kind="stable"), 2)
     (sure, one), (unsure, other) = (mean_and_error(actual[part], weight_of(rows, part)) for part in parts)
-    known = unsure - sure > 2.0 * math.hypot(one, other)
+    wider = unsure - sure > 2.0 * math.hypot(one, other)
     regression = isinstance(rows, PredictedNumbers)
     halves = [number(math.sqrt(mean)) if regression else percent(mean, 1) for mean in (sure, unsure)]
     return _fill(
         "{}: the {} is <strong>{}</strong> on the half it is surest of, <strong>{}</strong> on the other half.",
-        "It knows when it is wrong" if known else "Whether it knows when it is wrong cannot be told from these rows",
+        "It knows when it is wrong" if wider else "Whether it knows when it is wrong cannot be told from these rows",
         "error" if regression else "share of errors",
         *halves,
     )
@@ -87,8 +87,8 @@ def _comparison(margins: Mapping[str, Any]) -> Markup:
     If a difference is within two of its standard errors, neither model is called better.
     """
     groups: dict[str, list[str]] = {"better than": [], "worse than": [], "not clearly different from": []}
-    known = {model: margin for model, margin in margins.items() if margin is not None}
-    for model, (above, error) in known.items():
+    comparable = {model: margin for model, margin in margins.items() if margin is not None}
+    for model, (above, error) in comparable.items():
         clear = "better than" if above > 0 else "worse than"
         groups[clear if abs(above) > 2.0 * error else "not clearly different from"].append(model)
     parts = [f"{words} {' and '.join(models)}" for words, models in groups.items() if models]

@@ -49,34 +49,34 @@ def _charts(data: Mapping[str, Any], held_out: Any, unseen: Any) -> dict[str, li
     """Return the charts of the sections."""
     task, target, classes = data["task"], data["target"], data["classes"]
     entries = data["explained"].get("dependence", [])[:_EFFECTS]
-    found = {
+    sections = {
         "inputs": [drawn.effect(entry, f"dependence-{i}", task, target, classes) for i, entry in enumerate(entries)]
     }
     if isinstance(held_out, PredictedNumbers):
-        found["predictions"] = [drawn.predictions(held_out, target)]
+        sections["predictions"] = [drawn.predictions(held_out, target)]
     if unseen is not None and len(unseen) >= FEW:
-        found["calibration"] = [(drawn.coverage if task == "regression" else drawn.reliability)(unseen)]
+        sections["calibration"] = [(drawn.coverage if task == "regression" else drawn.reliability)(unseen)]
         if np.isfinite(unseen.errors[1]).all():
-            found["knows"] = [drawn.error_by_uncertainty(unseen, target)]
-    return found
+            sections["knows"] = [drawn.error_by_uncertainty(unseen, target)]
+    return sections
 
 
 def _tables(data: Mapping[str, Any], held_out: Any) -> dict[str, Any]:
     """Return the contents of the tables of the sections; a section without them has none, or an empty one."""
     metrics, explained, given = data["metrics"], data["explained"], data["reproduce"]
     settings = {name: value for name, value in given["config"].items() if value not in (None, [], False)}
-    found = {
+    tables = {
         "scores": {"columns": scores(metrics), "models": list(metrics), "ours": OURS},
         "surprises": data["surprises"] and {"rows": data["surprises"], "target": data["target"]},
         "data": data["data"],
         "reproduce": {**given, "config": json.dumps(settings, indent=2, ensure_ascii=False)},
     }
     if explained:
-        found["inputs"] = importance(explained["importance"])
-        found["failures"] = explained["groups"] and verdict.failures(explained["groups"], data["task"])
+        tables["inputs"] = importance(explained["importance"])
+        tables["failures"] = explained["groups"] and verdict.failures(explained["groups"], data["task"])
     if isinstance(held_out, PredictedClasses):
-        found["predictions"] = {**confusion(held_out, data["classes"]), "counted": counted(held_out, "held-out row")}
-    return found
+        tables["predictions"] = {**confusion(held_out, data["classes"]), "counted": counted(held_out, "held-out row")}
+    return tables
 
 
 def _style() -> str:

@@ -143,12 +143,12 @@ def predicted(columns: Mapping[str, Any], task: str) -> Predicted | None:
     names = [name for name in kind.__dataclass_fields__ if name != "drawn_from" and name in columns]
     arrays: dict[str, Array] = {name: np.array(columns[name], dtype=np.float64) for name in names}
     required = ("y", "mean", "lower", "upper", "pit") if task == "regression" else ("label", "probs")
-    known = np.logical_and.reduce(
+    finite = np.logical_and.reduce(
         [np.isfinite(arrays[name]).reshape(len(arrays[name]), -1).all(1) for name in required]
     )
-    if not known.any():
+    if not finite.any():
         return None
-    arrays = {name: values[known] for name, values in arrays.items()}
+    arrays = {name: values[finite] for name, values in arrays.items()}
     drawn_from = columns.get("drawn_from")
     if task == "regression":
         return PredictedNumbers(**arrays, drawn_from=drawn_from)

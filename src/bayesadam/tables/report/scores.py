@@ -27,14 +27,14 @@ def scores(metrics: Mapping[str, Any]) -> list[Column]:
 
 def _column(name: str, values: Mapping[str, float | None]) -> Column:
     hint, distance = _aim(name)
-    known = {model: value for model, value in values.items() if value is not None and math.isfinite(value)}
+    comparable = {model: value for model, value in values.items() if value is not None and math.isfinite(value)}
     shares = name in ("accuracy", "coverage 95%")
-    shown = [percent(value, 1) for value in known.values()] if shares else same_decimals(known.values())
-    texts = dict.fromkeys(values, NONE) | dict(zip(known, shown, strict=True))
+    shown = [percent(value, 1) for value in comparable.values()] if shares else same_decimals(comparable.values())
+    texts = dict.fromkeys(values, NONE) | dict(zip(comparable, shown, strict=True))
     leaders: set[str] = set()
-    if hint and len(known) > 1:
-        least = min(map(distance, known.values()))
-        leaders = {texts[model] for model, value in known.items() if distance(value) == least}
+    if hint and len(comparable) > 1:
+        least = min(map(distance, comparable.values()))
+        leaders = {texts[model] for model, value in comparable.items() if distance(value) == least}
     # Scores with the same text are equally good.
     return name, hint, {model: (text, text in leaders) for model, text in texts.items()}
 

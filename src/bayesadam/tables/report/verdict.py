@@ -29,12 +29,12 @@ def verdict(rows: Predicted) -> str:
     together (Kolmogorov). Each test is at a third of 5%.
     """
     intervals = isinstance(rows, PredictedNumbers)
-    kept, promised, key = rows.promises
-    shown = rows.inside if isinstance(rows, PredictedNumbers) else kept
+    observed, promised, key = rows.promises
+    shown = rows.inside if isinstance(rows, PredictedNumbers) else observed
     order = np.argsort(key, kind="stable")
     weight = np.ones(len(rows)) if rows.weight is None else rows.weight / rows.weight.mean()
     variance = (weight**2 * promised * (1.0 - promised)).sum()
-    excess = np.cumsum((weight * (kept - promised))[order]) / math.sqrt(max(variance, 1e-12))
+    excess = np.cumsum((weight * (observed - promised))[order]) / math.sqrt(max(variance, 1e-12))
     ends = np.flatnonzero(np.diff(key[order], append=np.inf))  # equal keys stay together
     end, worst = float(excess[-1]), int(ends[np.abs(excess[ends]).argmax()])
     if abs(end) > stats.norm.isf(CHANCE / 6):
@@ -122,7 +122,7 @@ def failures(groups: Sequence[Mapping[str, Any]], task: str) -> dict[str, Any]:
         for i in np.argsort(chances, kind="stable")
         if wrong[i]
     ]
-    kept = "inside their intervals" if task == "regression" else "predicted right"
+    goal = "inside their intervals" if task == "regression" else "predicted right"
     first = f"{len(rows)} of {len(groups)}" if rows else f"None of {len(groups)}"
-    sentence = f"{first} groups of rows, by values of the inputs, are {kept} less often than promised, beyond chance."
+    sentence = f"{first} groups of rows, by values of the inputs, are {goal} less often than promised, beyond chance."
     return {"sentence": sentence, "rows": rows}

@@ -64,7 +64,7 @@ def predict_held_out(pred: Any, y: NDArray[Any], weight: NDArray[np.float64] | N
         nll, below = -pred.log_prob(target), pred.cdf(target)
         discrete = isinstance(pred, MixturePredictive) and pred.likelihood.discrete
         # Quantiles are limited for targets that are never negative: 0 then has the probability of what is below it.
-        own = (-nll).exp() if discrete else below.where(target == lower, 0.0)
+        mass = (-nll).exp() if discrete else below.where(target == lower, 0.0)
         part = torch.rand(len(y), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         values = {
             "y": y,
@@ -73,7 +73,7 @@ def predict_held_out(pred: Any, y: NDArray[Any], weight: NDArray[np.float64] | N
             "epistemic_std": pred.epistemic.sqrt(),
             "lower": lower,
             "upper": upper,
-            "pit": below - own * part.to(pred.device),
+            "pit": below - mass * part.to(pred.device),
             "nll": nll,
             "crps": metrics.predictive_crps(pred, target),
         }

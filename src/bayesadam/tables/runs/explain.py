@@ -96,7 +96,7 @@ def effects(
         )
     ranked = sorted(range(len(chosen)), key=lambda i: importance[i]["error"] - importance[i]["gain"])
     donors = {chosen[i]: _representative(inputs.iloc[:, chosen[i]]) for i in ranked}
-    shown = [j for j, own in donors.items() if len(own) > 1][:SHOWN]
+    shown = [j for j, examples in donors.items() if len(examples) > 1][:SHOWN]
     behind = np.sort(rows[:BACKGROUND])
     background = matrix[behind], None if weight is None else weight[behind]
     dependence = [
@@ -135,16 +135,16 @@ def _informative(
         begin, few = time.monotonic(), matrix[:, :FEWEST]
         measure(few, targets, random_state=seed)
         clock.require((time.monotonic() - begin) * matrix.shape[1] / few.shape[1])
-    found = measure(matrix, targets, random_state=seed)
-    best = [found[part].max() for part in parts]
+    information = measure(matrix, targets, random_state=seed)
+    best = [information[part].max() for part in parts]
     return sorted(np.argsort(best)[::-1][:most].tolist())
 
 
-def _loss(found: Any, targets: NDArray[Any], weight: NDArray[np.float64] | None) -> float:
+def _loss(pred: Any, targets: NDArray[Any], weight: NDArray[np.float64] | None) -> float:
     """Return the root mean squared error, or the mean negative log-likelihood, which is limited for each row."""
-    if not hasattr(found, "probs"):
-        return float(np.sqrt(np.average((_array(means(found)) - targets) ** 2, weights=weight)))
-    density = found.log_prob(torch.as_tensor(targets, device=found.device)).clamp_min(-LARGEST_NLL)
+    if not hasattr(pred, "probs"):
+        return float(np.sqrt(np.average((_array(means(pred)) - targets) ** 2, weights=weight)))
+    density = pred.log_prob(torch.as_tensor(targets, device=pred.device)).clamp_min(-LARGEST_NLL)
     return -float(np.average(_array(density), weights=weight))
 
 
@@ -164,7 +164,7 @@ def _dependence(
     """Return predictions, averaged over the same rows, for the value of an input in one donor after another."""
     rows = np.repeat(background[None], len(donors), axis=0)
     rows[:, :, part] = values[:, None]
-    found, shape = predictive(rows.reshape(-1, rows.shape[-1])), rows.shape[:2]
+    pred, shape = predictive(rows.reshape(-1, rows.shape[-1])), rows.shape[:2]
     numbers = _numbers(column)
     entry = {
         "name": str(column.name),
@@ -172,14 +172,14 @@ def _dependence(
         "at": [text_of(column.iloc[donor]) for donor in donors],
         "order": None if numbers is None else numbers[donors].tolist(),
     }
-    if not hasattr(found, "probs"):
+    if not hasattr(pred, "probs"):
         mean, *variances = (
             np.average(_array(part).reshape(shape), axis=1, weights=weight)
-            for part in (means(found), found.variance, found.epistemic)
+            for part in (means(pred), pred.variance, pred.epistemic)
         )
         bands = [[(mean + sign * np.sqrt(variance)).tolist() for sign in (-2, 2)] for variance in variances]
         return entry | {"curves": [{"label": None, "mean": mean.tolist(), "bands": bands}]}
-    draws = _array(found.log_probs.exp())
+    draws = _array(pred.log_probs.exp())
     draws = np.average(draws.reshape(len(draws), *shape, -1), axis=2, weights=weight)  # (samples, values, classes)
     mean = draws.mean(0)
     low, high = np.quantile(draws, [0.5 - 0.5 * LEVEL, 0.5 + 0.5 * LEVEL], axis=0)
@@ -213,8 +213,8 @@ def _representative(column: pd.Series) -> list[int]:
         first = ~column.duplicated().to_numpy() & column.notna().to_numpy()
         counts = column.map(column.value_counts()).to_numpy(dtype=np.float64, na_value=0.0)
         return sorted(np.flatnonzero(first).tolist(), key=lambda row: -counts[row])[:LEVELS]
-    known = np.flatnonzero(~np.isnan(numbers))
-    ranked = known[np.argsort(numbers[known], kind="stable")]
+    present = np.flatnonzero(~np.isnan(numbers))
+    ranked = present[np.argsort(numbers[present], kind="stable")]
     at = np.linspace(0.02, 0.98, GRID) * max(len(ranked) - 1, 0)
     chosen = ranked[at.round().astype(int)] if len(ranked) else ranked
     return [int(chosen[i]) for i in np.unique(numbers[chosen], return_index=True)[1]]
@@ -233,17 +233,17 @@ def groups(inputs: pd.DataFrame, names: Sequence[str], predictions: Arrays) -> l
     else:
         y = predictions["y"]
         expected, right = np.full(len(y), COVERAGE), (predictions["lower"] <= y) & (y <= predictions["upper"])
-    weight, found = predictions.get("weight"), []
+    weight, entries = predictions.get("weight"), []
     for name in names[:GROUPED]:
-        for values, own in pd.Series(range(len(right))).groupby(_group_names(inputs[name]).to_numpy(), sort=False):
-            if len(own) >= LEAST:
-                share = None if weight is None else weight[own]
-                count = effective(len(own), share)
+        for values, places in pd.Series(range(len(right))).groupby(_group_names(inputs[name]).to_numpy(), sort=False):
+            if len(places) >= LEAST:
+                share = None if weight is None else weight[places]
+                count = effective(len(places), share)
                 sums = {} if share is None else {"effective": count}
                 for what, each in (("right", right), ("expected", expected)):
-                    sums[what] = count * float(np.average(each[own], weights=share))
-                found.append({"name": name, "values": values, "rows": len(own), **sums})
-    return found
+                    sums[what] = count * float(np.average(each[places], weights=share))
+                entries.append({"name": name, "values": values, "rows": len(places), **sums})
+    return entries
 
 
 def _group_names(column: pd.Series) -> pd.Series:

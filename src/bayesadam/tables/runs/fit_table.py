@@ -195,8 +195,8 @@ def _left_out(prepared: Prepared, estimator: Any) -> tuple[NDArray[np.int64], Ar
     if estimator.left_out_ is None or prepared.settings.time:
         return None
     rows, pred = estimator.left_out_
-    own = prepared.split.training[rows]
-    return own, predict_held_out(pred, prepared.y[own], prepared.weights_of(own))
+    table_rows = prepared.split.training[rows]
+    return table_rows, predict_held_out(pred, prepared.y[table_rows], prepared.weights_of(table_rows))
 
 
 def _train(prepared: Prepared, watcher: Watcher, clock: Clock) -> Any:

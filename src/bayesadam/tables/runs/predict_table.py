@@ -161,7 +161,7 @@ def _regression(pred: Any, coverage: float, quantiles: Sequence[float]) -> dict[
     std, width = _rounded(_array(pred.variance.sqrt())), upper - lower
     columns = {"mean": _rounded(_array(means(pred)), width), "std": np.where(np.isfinite(std), std, np.nan)}
     columns |= {"lower": _rounded(lower, width), "upper": _rounded(upper, width)}
-    return columns | {f"quantile_{level}": _rounded(own, width) for level, own in zip(quantiles, others, strict=True)}
+    return columns | {f"quantile_{level}": _rounded(each, width) for level, each in zip(quantiles, others, strict=True)}
 
 
 def _classification(pred: Any, classes: NDArray[Any]) -> dict[str, NDArray[Any]]:

@@ -165,9 +165,9 @@ def _with_names(settings: Settings, columns: list[str]) -> tuple[Settings, list[
         if name in columns:
             return name
         if lower.count(name.lower()) == 1:
-            own = columns[lower.index(name.lower())]
-            notes.append(f"{name!r} is the column {own!r}")
-            return own
+            column = columns[lower.index(name.lower())]
+            notes.append(f"{name!r} is the column {column!r}")
+            return column
         near = get_close_matches(name, columns, 1) or get_close_matches(name.lower(), columns, 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         wrong.append(f"{option} must be a column of the table, got {name!r}{hint}")
@@ -186,14 +186,14 @@ def _with_names(settings: Settings, columns: list[str]) -> tuple[Settings, list[
 
 def _copies(settings: Settings, table: pa.Table, place: Place) -> tuple[Codes, list[str]]:
     """Return a number for each row, equal for copies that must stay together, and notes about copies."""
-    own = [
+    compared = [
         field.name
         for field in table.schema
         if not pa.types.is_nested(field.type)
         and field.name != settings.target
         and (field.name in settings.keep or not (field.name in settings.drop or numbers_rows(table.column(field.name))))
     ]
-    copies, by_chance = copies_of(table.select(own).to_pandas(), table.select([settings.target]).to_pandas())
+    copies, by_chance = copies_of(table.select(compared).to_pandas(), table.select([settings.target]).to_pandas())
     _, first, count = np.unique(copies, return_index=True, return_counts=True)
     more = len(copies) - len(first)
     if not more:

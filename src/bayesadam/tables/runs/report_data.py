@@ -108,7 +108,7 @@ def _explained(
     if len(rows) < FEWEST:
         return {}
     ends = np.cumsum([0, *(len(column.features) for column in prepared.encoder.columns_)])
-    found = effects(
+    explained = effects(
         prepared.inputs.iloc[rows],
         prepared.y[rows],
         prepared.matrix[rows],
@@ -119,9 +119,9 @@ def _explained(
         weight=prepared.weights_of(rows),
         classes=len(prepared.target.classes) > 0,
     )
-    names = [entry["name"] for entry in found["importance"]]
-    found["groups"] = groups(prepared.inputs.iloc[unseen_rows], names, unseen)
-    return found | {"about": f"Computed on {'all' if few else 'the held-out'} rows."}
+    names = [entry["name"] for entry in explained["importance"]]
+    explained["groups"] = groups(prepared.inputs.iloc[unseen_rows], names, unseen)
+    return explained | {"about": f"Computed on {'all' if few else 'the held-out'} rows."}
 
 
 def _thinned(predictions: dict[str, Any], lines: NDArray[np.int64], seed: int) -> dict[str, Any]:
@@ -138,16 +138,16 @@ def _thinned(predictions: dict[str, Any], lines: NDArray[np.int64], seed: int) -
 
 def _described(values: pd.Series) -> dict[str, Any]:
     """Describe an input by its "name", "kind", "missing" (share of the rows) and "summary"."""
-    known, kind = values.dropna(), kind_of(values)
+    present, kind = values.dropna(), kind_of(values)
     if kind == "date":
-        summary = f"{text_of(known.min())} to {text_of(known.max())}"
+        summary = f"{text_of(present.min())} to {text_of(present.max())}"
     elif kind == "number":
-        numbers = known.to_numpy(dtype=np.float64)
+        numbers = present.to_numpy(dtype=np.float64)
         low, middle, high = (text_of(float(part(numbers))) for part in (np.min, np.median, np.max))
         summary = f"{low} to {high}, median {middle}"
     else:
-        counts = known.value_counts()
-        shown = [f"{text_of(level)} ({percent(count / len(known))})" for level, count in counts[:_LEVELS].items()]
+        counts = present.value_counts()
+        shown = [f"{text_of(level)} ({percent(count / len(present))})" for level, count in counts[:_LEVELS].items()]
         summary = f"{len(counts)} levels: {', '.join(shown)}"
     return {"name": str(values.name), "kind": kind, "missing": float(values.isna().mean()), "summary": summary}
 
@@ -166,11 +166,11 @@ def _surprises(prepared: Prepared, predictions: Arrays, lines: NDArray[np.int64]
         texts = np.array(column(np.concatenate(parts))).reshape(4, -1)
         actual = texts[0].tolist()
         predicted = [f"{mean} ({low} to {high})" for mean, low, high in texts[1:].T]
-    found = []
+    surprises = []
     for place, row in enumerate(prepared.split.held_out[worst]):
         values = {str(name): text_of(value) for name, value in prepared.inputs.iloc[int(row)].items()}
-        found.append({"row": int(lines[row]), "values": values, "y": actual[place], "predicted": predicted[place]})
-    return found
+        surprises.append({"row": int(lines[row]), "values": values, "y": actual[place], "predicted": predicted[place]})
+    return surprises
 
 
 def _plain(value: Any) -> Any:
