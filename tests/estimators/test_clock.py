@@ -58,14 +58,6 @@ class TestClock:
         assert whole.left_out == ["trees"]
 
 
-def test_thinned_rows_are_evenly_spaced():
-    whole = plan(400, 6, np.arange(400), 0)
-    assert whole.thinned(400) is whole
-    few = whole.thinned(5)
-    assert few.rows.tolist() == [0, 99, 199, 299, 399]
-    np.testing.assert_array_equal(few.left_out[:, few.rows], whole.left_out[:, few.rows])
-
-
 def test_boosted_trees_end_within_a_fit():
     generator = np.random.default_rng(0)
     x, labels, divided = generator.normal(size=(1_000, 5)), np.arange(1_000) % 40, plan(1_000, 4, np.arange(1_000), 0)
@@ -77,7 +69,7 @@ def test_boosted_trees_end_within_a_fit():
 
 @pytest.mark.parametrize(("classes", "rows", "columns"), [(40, 1_200, 4), (0, 1_200, 800)])
 def test_the_whole_fit_keeps_to_its_budget(classes, rows, columns):
-    """If only the training had one, these fits would take 9 and 12 seconds."""
+    """Beside what is always done: the posteriors, and the calibration on all rows left out."""
     generator = np.random.default_rng(0)
     x = generator.normal(size=(rows, columns))
     model = BayesianMLPClassifier if classes else BayesianMLPRegressor
@@ -85,7 +77,7 @@ def test_the_whole_fit_keeps_to_its_budget(classes, rows, columns):
     begin = time.process_time()
     with pytest.warns(UserWarning, match="to keep to the time budget, the fit leaves out: .*boosted trees"):
         fitted = model(time_budget=0.5, random_state=0).fit(x, y)
-    assert time.process_time() - begin < 1.3 * 0.5 + 5.0
+    assert time.process_time() - begin < 1.3 * 0.5 + 10.0
     assert np.isfinite(fitted.predict(x[:5])).all()
 
 

@@ -10,7 +10,6 @@ from torch import nn
 import bayesadam as ba
 from bayesadam import population
 from bayesadam.sklearn import BayesianMLPRegressor
-from bayesadam.tables.estimators.clock import Clock
 from bayesadam.tables.estimators.members import posteriors
 from bayesadam.tables.estimators.methods import method_named
 
@@ -24,9 +23,7 @@ def test_badam_of_members_is_that_of_the_optimiser_they_are_trained_by():
     alone = copy.deepcopy(models)
     options = {"method": "adam", "epochs": 7, "batch_size": 20, "lr": 0.02, "progress": False}
     nets = population.train(models, data, likelihood=likelihood, **options)
-    found, _ = posteriors(
-        method_named("badam"), nets, models, data, None, [9.0, 14.0], prior_precision=0.3, steps=7, clock=Clock()
-    )
+    found, _ = posteriors(method_named("badam"), nets, models, data, None, [9.0, 14.0], prior_precision=0.3, steps=7)
     for q, model, (x, y) in zip(found, alone, data, strict=True):
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
         for _ in range(7):

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from bayesadam.predictive import ClassificationPredictive, GaussianPredictive
-from bayesadam.tables.estimators.clock import Clock
 from bayesadam.tables.runs import explain
 
 ROWS = 240
@@ -59,7 +58,7 @@ def drawn(inputs, classes=False):
 
 def explained(inputs, classes=False):
     y = drawn(inputs, classes)[1]
-    return explain.effects(inputs, y, matrix(inputs), PARTS, formula(classes), 0, clock=Clock(), classes=classes)
+    return explain.effects(inputs, y, matrix(inputs), PARTS, formula(classes), 0, classes=classes)
 
 
 class TestRegression:
@@ -68,9 +67,7 @@ class TestRegression:
         pred, y = drawn(inputs)
         weight = np.where(np.arange(ROWS) % 2, 1.0, 1e-12)
         y = np.where(weight == 1.0, pred.mean.numpy(), 1e4)
-        found = explain.effects(
-            inputs, y, matrix(inputs), PARTS, formula(), 0, clock=Clock(), weight=weight, classes=False
-        )
+        found = explain.effects(inputs, y, matrix(inputs), PARTS, formula(), 0, weight=weight, classes=False)
         (size,) = (entry for entry in found["importance"] if entry["name"] == "size")
         assert 2.0 < size["gain"] < 4.0
         city = next(entry for entry in found["dependence"] if entry["name"] == "city")
@@ -146,7 +143,7 @@ def test_classes(inputs):
 
 def test_columns_without_two_values_have_no_effect(inputs):
     constant = inputs.assign(size=np.nan, city=None)
-    found = explain.effects(constant, np.zeros(ROWS), matrix(inputs), PARTS, formula(), 0, clock=Clock(), classes=False)
+    found = explain.effects(constant, np.zeros(ROWS), matrix(inputs), PARTS, formula(), 0, classes=False)
     assert len(found["importance"]) == 3
     assert [entry["name"] for entry in found["dependence"]] == ["sold"]
     predictions = {"y": np.zeros(ROWS), "lower": np.zeros(ROWS), "upper": np.ones(ROWS)}
@@ -168,7 +165,7 @@ def test_the_work_is_bounded_for_many_inputs(inputs, classes):
         return formula(classes)(rows[:, 200:])
 
     y, encoded = drawn(inputs, classes)[1], np.concatenate([noise, matrix(inputs)], axis=1)
-    found = explain.effects(wide, y, encoded, parts, predictive, 0, clock=Clock(), classes=classes)
+    found = explain.effects(wide, y, encoded, parts, predictive, 0, classes=classes)
     assert len(found["importance"]) == explain.PREDICTIONS // (explain.SHUFFLES * explain.FEWEST)
     assert found["importance"][0]["name"] == "size"
     assert sum(asked) < 1.5 * explain.PREDICTIONS

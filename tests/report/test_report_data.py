@@ -183,7 +183,7 @@ def test_without_a_mean_there_is_the_median():
 
     found = predict_held_out(predictive(matrix), matrix[:, 0])
     np.testing.assert_allclose(found["mean"], matrix[:, 0], atol=1e-3)
-    found = effects(area, matrix[:, 0], matrix, [slice(0, 1)], predictive, 0, clock=Clock(), classes=False)
+    found = effects(area, matrix[:, 0], matrix, [slice(0, 1)], predictive, 0, classes=False)
     assert found["importance"][0]["gain"] > 10
     curve = found["dependence"][0]["curves"][0]
     assert np.all(np.diff(curve["mean"]) > 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -43,13 +42,8 @@ from bayesadam.tables.estimators.storage import save_estimator
 
 Array = NDArray[Any]
 
-COMPANIONS, TRAINING, POSTERIORS = 0.4, 0.75, 0.5
-"""Shares of the remaining time budget that the companions, the training and the posteriors may take."""
-
-FIRST_ROWS, FIRST_NUMBERS, MORE_ROWS = 1_024, 2**20, 8
-"""With a time budget, maximum number of rows for a first calibration, and of their predictions' numbers; and the factor
-between its rows and those of the next one.
-"""
+COMPANIONS, TRAINING = 0.4, 0.75
+"""Shares of the remaining time budget that the companions and the training may take."""
 
 FARTHEST = 1e15
 """Largest standardised input. The variance of an output grows with its square, which has to be finite in single
@@ -248,17 +242,13 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             sizes,
             prior_precision=self.prior_precision,
             steps=self.epochs_ * training.steps_per_epoch,
-            clock=self._clock.part(POSTERIORS),
         )
         if priors:
             for likelihood, before, mask in zip(learned, self._likelihoods, divided.left_out, strict=True):
                 average_with_earlier_(likelihood, before, effective_rows(whole[~mask]))
         self._likelihoods = learned
         self.posterior_ = Mixture(members_posteriors, hyperparameters={"method": self.method_})
-        if priors:
-            self._calibrate(divided, inputs, targets, whole, [], self.calibration_)
-        else:
-            self._calibrate_in_time(divided, inputs, targets, whole, complements)
+        self._calibrate(divided, inputs, targets, whole, complements, self.calibration_ if priors else None)
         if self.left_out_ is not None:
             self.left_out_ = rows[self.left_out_[0]], self.left_out_[1]
         left_out = [*([training.shortened] if training.shortened else []), *dict.fromkeys(self._clock.left_out)]
@@ -266,24 +256,6 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             message = f"to keep to the time budget, the fit leaves out: {', '.join(left_out)}"
             warnings.warn(message, UserWarning, stacklevel=4)
         return self
-
-    def _calibrate_in_time(
-        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, complements: list[Any]
-    ) -> None:
-        """Calibrate on all rows left out, or on as many as there is time for, which is found by calibrating on few."""
-        total = len(divided.rows)
-        rows = total
-        if self._clock.limited and self._calibrates:
-            rows = min(FIRST_ROWS, max(2, FIRST_NUMBERS // (2 * self.mc_samples * self._outputs())))
-        while True:
-            begin = time.monotonic()
-            self._calibrate(divided.thinned(rows), inputs, targets, weight, complements, None)
-            if rows >= total:
-                return
-            if MORE_ROWS * (time.monotonic() - begin) > self._clock.left:
-                self._clock.left_out.append(f"{total - rows:,} of {total:,} rows for the calibration")
-                return
-            rows *= MORE_ROWS
 
     def _network(self, inputs: int) -> nn.Module:
         """Create a network with new random weights, without changing the state of PyTorch's generator."""

@@ -65,8 +65,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             of three tenths of the epochs so far. Without it the weights of the last epoch are kept.
         calibrate: Whether to fit the temperature and the weights of the companions on the rows left out. Otherwise the
             temperature is 1, and there are no companions.
-        time_budget: Duration of the fit in seconds. It limits the number of epochs, the companions and the rows for the
-            calibration. A warning says what is left out.
+        time_budget: Duration of the fit in seconds. It limits the number of epochs and the companions. A warning says
+            what is left out.
         device: Device of PyTorch on which the networks are trained.
         random_state: Seed of the random numbers: a number, a ``RandomState`` or ``None``, as in scikit-learn.
         encoder: A :class:`bayesadam.sklearn.TableEncoder` for the columns of a data frame; ``None`` is one with its

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ from bayesadam.population import Pair, Population
 from bayesadam.posterior import DiagonalGaussian, GaussianPosterior
 from bayesadam.posthoc import LaplaceApproximation, badam_from_moments, unbiased
 from bayesadam.predictive import How, Predictive, network_outputs
-from bayesadam.tables.estimators.clock import Clock
 from bayesadam.tables.estimators.methods import Method
 
 DENSE = 128
@@ -34,9 +32,6 @@ LAPLACE_ROWS, REPEATS = 20_000, 10
 """Maximum number of rows for the curvature, which is scaled to the effective number of all rows; and how often a row of
 average weight is among them if weights differ.
 """
-
-FEWEST = 200
-"""Minimum number of rows for the curvature if the time is limited, by which its time is measured first."""
 
 ROWS = 8_192
 """Number of rows that are predicted at a time."""
@@ -74,7 +69,6 @@ def posteriors(
     *,
     prior_precision: float,
     steps: int,
-    clock: Clock,
 ) -> tuple[list[GaussianPosterior], list[Likelihood]]:
     """Return the posterior and the likelihood of every member, and set the weights of the networks to the trained ones.
 
@@ -87,11 +81,9 @@ def posteriors(
         sizes: Effective numbers of these rows.
         prior_precision: Precision of the prior.
         steps: Number of steps that the optimiser took.
-        clock: The time for the posteriors, which limits the number of rows for the curvature.
     """
     members_posteriors: list[GaussianPosterior] = []
     likelihoods = [copy.deepcopy(likelihood).requires_grad_(False) for likelihood in nets.likelihoods]
-    most = LAPLACE_ROWS
     for number, (network, (x, y)) in enumerate(zip(networks, data, strict=True)):
         with torch.no_grad():
             for name, parameter in network.named_parameters():
@@ -102,14 +94,7 @@ def posteriors(
         elif method.posterior == "laplace":
             weight = None if weights is None else weights[number]
             given = network, x, y, weight, sizes[number], likelihoods[number], prior_precision
-            if clock.limited and number == 0:
-                begin = time.monotonic()
-                _laplace(*given, FEWEST)
-                each = len(data) * (time.monotonic() - begin) / FEWEST
-                most = int(min(max(clock.left / each, FEWEST), LAPLACE_ROWS))
-                if most < min(len(x), LAPLACE_ROWS):
-                    clock.left_out.append(f"all but {most:,} rows for the curvature")
-            members_posteriors.append(_laplace(*given, most))
+            members_posteriors.append(_laplace(*given))
         elif method.posterior == "badam":
             members_posteriors.append(_badam(nets, number, sizes[number], prior_precision, steps))
         else:
@@ -150,18 +135,17 @@ def _laplace(
     num_data: float,
     likelihood: Likelihood,
     precision: float,
-    most: int,
 ) -> GaussianPosterior:
     """Return the Laplace approximation around a trained member, in at most a few hundred kilobytes.
 
-    Its curvature is that of rows at equal distances in the running sum of the weights, ``most`` at most.
+    Its curvature is that of rows at equal distances in the running sum of the weights.
 
     For Gaussian targets, networks of medium size get a diagonal and the widest directions. The variance then grows away
     from the data as with a full covariance, and more than with Kronecker factors. Within the data it is too large. The
     calibrated factor of a Gaussian's epistemic variance corrects this; a classifier's temperature could not.
     """
     weights = sum(p.numel() for p in network.parameters())
-    count = min(len(x) if weight is None else REPEATS * len(x), most)
+    count = min(len(x) if weight is None else REPEATS * len(x), LAPLACE_ROWS)
     total = (x.new_ones(len(x)) if weight is None else weight).double().cumsum(0)
     places = (torch.arange(count, dtype=torch.float64, device=x.device) + 0.5) * (total[-1] / count)
     rows = torch.searchsorted(total, places)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,15 +48,6 @@ class Plan:
         """Return weights of ``rows`` that add up to the number of independent rows."""
         row_weights = weight[self.rows]
         return np.asarray(row_weights * (self.independent * effective_rows(row_weights) / row_weights.sum()))
-
-    def thinned(self, count: int) -> Plan:
-        """Return a plan in which members leave out ``count`` of the rows at most, evenly spaced."""
-        rows, left_out = self.rows, np.zeros_like(self.left_out)
-        if count >= len(rows):
-            return self
-        few = rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)]
-        left_out[:, few] = self.left_out[:, few]
-        return replace(self, left_out=left_out)
 
     def masks(self, count: int) -> list[NDArray[np.bool_]]:
         """Return masks of the rows that the fits of other models leave out one after another, ``count`` at most."""

@@ -27,8 +27,8 @@ MAX_ROWS, MAX_VALUES = 100_000, 20_000_000
 """Maximum number of training rows of a baseline, drawn at random, and of their values: more would take minutes and
 change little.
 """
-ITERATIONS, PILOT = 500, 3
-"""Maximum number of iterations of a logistic regression, and number by which its time is measured."""
+ITERATIONS = 500
+"""Maximum number of iterations of a logistic regression."""
 _CALIBRATION = 0.2
 
 Arrays = dict[str, NDArray[np.float64]]
@@ -160,11 +160,13 @@ def baselines(prepared: Prepared, clock: Clock) -> dict[str, tuple[Arrays, float
         with warnings.catch_warnings(), threads_for(1):
             warnings.simplefilter("ignore")  # a baseline that has not converged is still useful
             try:
+                part.require()
                 if not classes:
-                    _fit(model, part, 2, x[few:], y[few:], None if weight is None else weight[few:])
+                    model.fit(x[few:], y[few:], None if weight is None else weight[few:])
                     residuals = y[:few] - model.predict(x[:few])
                 begin = time.perf_counter()
-                _fit(model, part, 1, x, y, weight)
+                part.require()
+                model.fit(x, y, weight)
                 seconds = time.perf_counter() - begin
             except OutOfTimeError:
                 clock.left_out.append(f"the {name}" if name == "linear model" else name)
@@ -179,27 +181,6 @@ def baselines(prepared: Prepared, clock: Clock) -> dict[str, tuple[Arrays, float
             pred = gaussian(model.predict(x_test).astype(np.float64), std)
         results[name] = predict_held_out(pred, y_test, weight_test), seconds
     return results
-
-
-def _fit(model: Any, clock: Clock, fits: int, x: Any, y: Any, weight: Any) -> None:
-    """Fit a baseline, the first of ``fits`` times; OutOfTimeError if there is not enough time."""
-    clock.require()
-    begin = time.perf_counter()
-    if isinstance(model, Ridge) or not clock.limited:
-        model.fit(x, y, weight)
-    elif isinstance(model, LogisticRegression):
-        LogisticRegression(max_iter=PILOT).fit(x, y, weight)
-        most = int(clock.left * PILOT / (time.perf_counter() - begin))
-        model.set_params(max_iter=min(max(most, 1), ITERATIONS)).fit(x, y, weight)
-        if most < ITERATIONS and model.n_iter_.max() >= most:
-            raise OutOfTimeError
-    else:
-        whole = model.max_iter
-        for share in (0.03, 0.2):  # a pilot, and one that shows more exactly how long an iteration takes
-            model.set_params(warm_start=True, max_iter=math.ceil(share * whole)).fit(x, y, weight)
-            passed = time.perf_counter() - begin
-            clock.require(fits * passed / share - passed if share > 0.1 else fits * passed)
-        model.set_params(max_iter=whole).fit(x, y, weight)
 
 
 def gaussian(mean: NDArray[np.float64], std: float) -> GaussianPredictive:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from sklearn.feature_selection import mutual_info_classif, mutual_info_regression
 
-from bayesadam.tables.estimators.clock import Clock
 from bayesadam.tables.report.numbers import NONE
 from bayesadam.tables.report.weighted import effective
 from bayesadam.tables.runs.evaluation import COVERAGE, Arrays
@@ -51,7 +49,6 @@ def effects(
     predictive: Predictive,
     seed: int,
     *,
-    clock: Clock,
     weight: NDArray[np.float64] | None = None,
     classes: bool,
 ) -> dict[str, Any]:
@@ -68,7 +65,6 @@ def effects(
         parts: The columns of the matrix that belong to each input.
         predictive: Function that returns the predictive distribution of the rows of a matrix.
         seed: Seed of the choice of rows and of the shuffles.
-        clock: The time for all predictions, which limits their number.
         weight: Weights of the rows, ``(N,)``; with ``None`` they are equal.
         classes: Whether the targets are classes.
 
@@ -79,9 +75,8 @@ def effects(
     """
     generator = np.random.default_rng(seed)
     rows = generator.permutation(len(inputs))[:ROWS]
-    predictions = _affordable(matrix[rows[:FEWEST]], predictive, clock)
-    chosen = _informative(matrix[rows], targets[rows], parts, seed, classes, predictions, clock)
-    rows = rows[: max(FEWEST, predictions // (SHUFFLES * len(chosen)))]
+    chosen = _informative(matrix[rows], targets[rows], parts, seed, classes)
+    rows = rows[: max(FEWEST, PREDICTIONS // (SHUFFLES * len(chosen)))]
     own_weight = None if weight is None else weight[rows]
     before = _loss(predictive(matrix[rows]), targets[rows], own_weight)
     importance: list[dict[str, Any]] = []
@@ -106,35 +101,12 @@ def effects(
     return {"importance": [importance[i] for i in ranked], "dependence": dependence}
 
 
-def _affordable(rows: Matrix, predictive: Predictive, clock: Clock) -> int:
-    """Return the number of predictions for the importance of inputs, beside those for the effects."""
-    if not clock.limited:
-        return PREDICTIONS
-    begin = time.monotonic()
-    predictive(rows)
-    each, effects = (time.monotonic() - begin) / len(rows), SHOWN * GRID * BACKGROUND
-    clock.require(each * (SHUFFLES * FEWEST + effects))
-    return int(min(clock.left / each - effects, PREDICTIONS))
-
-
-def _informative(
-    matrix: Matrix,
-    targets: NDArray[Any],
-    parts: Sequence[slice],
-    seed: int,
-    classes: bool,
-    predictions: int,
-    clock: Clock,
-) -> list[int]:
+def _informative(matrix: Matrix, targets: NDArray[Any], parts: Sequence[slice], seed: int, classes: bool) -> list[int]:
     """Return places of the inputs with the largest mutual information with the target, as many as are affordable."""
-    most = predictions // (SHUFFLES * FEWEST)
+    most = PREDICTIONS // (SHUFFLES * FEWEST)
     if len(parts) <= most:
         return list(range(len(parts)))
     measure = mutual_info_classif if classes else mutual_info_regression
-    if clock.limited:
-        begin, few = time.monotonic(), matrix[:, :FEWEST]
-        measure(few, targets, random_state=seed)
-        clock.require((time.monotonic() - begin) * matrix.shape[1] / few.shape[1])
     information = measure(matrix, targets, random_state=seed)
     best = [information[part].max() for part in parts]
     return sorted(np.argsort(best)[::-1][:most].tolist())

@@ -30,12 +30,8 @@ from bayesadam.tables.runs.report_data import report_data
 from bayesadam.tables.runs.settings import RunError, Settings
 
 _FEW_EPOCHS = 10
-ESTIMATOR, SCORES, BASELINES, EFFECTS = 0.6, 0.3, 0.5, 0.5
-"""Shares of the remaining time budget of the estimator, the scores of held-out rows, the other models, and the effects
-of the inputs.
-"""
-FIRST_ROWS = 64
-"""Minimum number of held-out rows that are scored, whatever the time budget is."""
+ESTIMATOR, BASELINES, EFFECTS = 0.7, 0.5, 0.5
+"""Shares of the remaining time budget of the estimator, the other models, and the effects of the inputs."""
 
 
 class Watcher:
@@ -131,7 +127,7 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
             estimator = _train(prepared, watcher, clock.part(ESTIMATOR))
         watcher.stage("scores of the held-out rows")
         with _timed(seconds, "predictions"):
-            prepared, held_out = _held_out(prepared, estimator, clock.part(SCORES))
+            held_out = _held_out(prepared, estimator)
             left_out = _left_out(prepared, estimator)
         watcher.stage("linear model and gradient boosting")
         with _timed(seconds, "baselines"):
@@ -168,23 +164,14 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
     return TableFit(estimator, done, metrics, report, notes[announced:], seconds)
 
 
-def _held_out(prepared: Prepared, estimator: Any, clock: Clock) -> tuple[Prepared, Arrays]:
-    """Return the predictions of the held-out rows. If there is not enough time, other rows are held out no longer."""
-    rows = np.random.default_rng(0).permutation(prepared.split.held_out) if clock.limited else prepared.split.held_out
-    parts, done, size = [], 0, FIRST_ROWS if clock.limited else ROWS
-    while done < len(rows) and (not done or clock.left > 0.0):
-        begin, part = time.perf_counter(), rows[done : done + size]
-        pred = estimator.predictive(Encoded(prepared.matrix[part]))
-        parts.append(predict_held_out(pred, prepared.y[part], prepared.weights_of(part)))
-        done += len(part)
-        if clock.limited:
-            each = (time.perf_counter() - begin) / len(part)
-            size = int(min(max(0.5 * clock.left / each, 1), ROWS))
-    order = np.argsort(rows[:done])
-    if done < len(rows):
-        clock.left_out.append(f"{len(rows) - done:,} of {len(rows):,} held-out rows")
-        prepared = replace(prepared, split=replace(prepared.split, held_out=rows[:done][order]))
-    return prepared, {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
+def _held_out(prepared: Prepared, estimator: Any) -> Arrays:
+    """Return the predictions of the held-out rows."""
+    parts = []
+    for first in range(0, len(prepared.split.held_out), ROWS):
+        rows = prepared.split.held_out[first : first + ROWS]
+        pred = estimator.predictive(Encoded(prepared.matrix[rows]))
+        parts.append(predict_held_out(pred, prepared.y[rows], prepared.weights_of(rows)))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _left_out(prepared: Prepared, estimator: Any) -> tuple[NDArray[np.int64], Arrays] | None:

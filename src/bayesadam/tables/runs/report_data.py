@@ -61,7 +61,8 @@ def report_data(
         unseen_rows = np.concatenate([split.held_out, left_out[0]])
         unseen = {name: np.concatenate([values, left_out[1][name]]) for name, values in held_out.items()}
     try:
-        explained = _explained(prepared, estimator, settings.seed, unseen_rows, unseen, clock)
+        clock.require()
+        explained = _explained(prepared, estimator, settings.seed, unseen_rows, unseen)
     except OutOfTimeError:
         notes.append("to keep to the time budget, the report does not describe the inputs")
     except Exception as error:  # no finished fit is lost for a part of the report
@@ -98,7 +99,7 @@ def report_data(
 
 
 def _explained(
-    prepared: Prepared, estimator: Any, seed: int, unseen_rows: NDArray[np.int64], unseen: Arrays, clock: Clock
+    prepared: Prepared, estimator: Any, seed: int, unseen_rows: NDArray[np.int64], unseen: Arrays
 ) -> dict[str, Any]:
     """Return the effects of the inputs, computed on the held-out rows, or on all rows if those are too few, and groups
     of the unseen rows; an empty dictionary if all rows are too few.
@@ -115,7 +116,6 @@ def _explained(
         [slice(start, end) for start, end in itertools.pairwise(ends.tolist())],
         lambda matrix: estimator.predictive(Encoded(matrix)),
         seed,
-        clock=clock,
         weight=prepared.weights_of(rows),
         classes=len(prepared.target.classes) > 0,
     )
