@@ -404,7 +404,7 @@ class TestResources:
         message = refused(*self.fit(numbers, tmp_path / "run"))
         assert message == 'this command needs matplotlib: pip install "bayesadam[all]"'
 
-    @pytest.mark.parametrize("module", ["bayesadam.sklearn", "bayesadam.tables.cli.screen"])
+    @pytest.mark.parametrize("module", ["bayesadam.tables.runs.fit_table", "bayesadam.tables.cli.screen"])
     def test_a_package_that_is_too_old(self, refused, numbers, tmp_path, monkeypatch, module):
         """While the library is imported, and after it."""
         monkeypatch.setitem(sys.modules, module, ModuleType(module))

@@ -382,19 +382,19 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     def _inputs(self, X: Array) -> Tensor:
         with np.errstate(over="ignore"):
             inputs = standardized(X, self._x_mean, self._x_std)
+        far = np.abs(inputs) > FARTHEST
+        if far.any():
+            row, column = np.argwhere(far)[0].tolist()
+            names = range(X.shape[1]) if self.inputs_ is None else self.inputs_.get_feature_names_out()
+            raise TableError(
+                f"X must be near the training inputs, got {X[row, column]:g} in row {row}, column {names[column]!r}"
+            )
         if (absent := np.isnan(X)).any():  # missing values of a column that had none in training become its mean
             inputs[absent] = 0.0
             findings = Findings()
             for name, rows in zip(getattr(self, "feature_names_in_", range(X.shape[1])), absent.T, strict=True):
                 findings.missing(name, rows)
             warnings.warn("; ".join(findings.cells), UserWarning, stacklevel=4)
-        near = np.abs(inputs) <= FARTHEST
-        if not near.all():
-            row, column = np.argwhere(~near)[0].tolist()
-            names = range(X.shape[1]) if self.inputs_ is None else self.inputs_.get_feature_names_out()
-            raise TableError(
-                f"X must be near the training inputs, got {X[row, column]:g} in row {row}, column {names[column]!r}"
-            )
         return torch.from_numpy(inputs).to(self.device)
 
     def _learn_x(self, X: Array, weight: Array | None) -> None:

@@ -103,8 +103,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             Otherwise both scales are 1, the noise is constant, and there are no companions. There are none either with
             fewer than 40 rows, with a known standard deviation of the noise, and if the targets are not Gaussian. With
             a likelihood that is not Gaussian, one scale is fitted: that of the variance of each member's outputs.
-        time_budget: Duration of the fit in seconds. It limits the number of epochs, the companions and the choice of the
-            transform. A warning says what is left out.
+        time_budget: Duration of the fit in seconds. It limits the number of epochs, the companions and the choice of
+            the transform. A warning says what is left out.
         device: Device of PyTorch on which the networks are trained.
         random_state: Seed of the random numbers: a number, a ``RandomState`` or ``None``, as in scikit-learn.
         encoder: A :class:`bayesadam.sklearn.TableEncoder` for the columns of a data frame; ``None`` is one with its
