@@ -78,7 +78,20 @@ def test_layers_import_downwards_only(layer):
     assert TABLE[layer] == ("many" if len(found) > 6 else ", ".join(found) or "nothing")
 
 
-@pytest.mark.parametrize("package", ["core", "likelihoods", "optim", "population"])
+ACYCLIC = [
+    "bayes_by_backprop",
+    "core",
+    "likelihoods",
+    "modules",
+    "moments",
+    "optim",
+    "population",
+    "posterior",
+    "predictive",
+]
+
+
+@pytest.mark.parametrize("package", ACYCLIC)
 def test_no_cycles_inside_a_package(package):
     """Imports for types alone are counted, too: what knows of each other is one thing."""
     root = PACKAGE / package
@@ -88,7 +101,7 @@ def test_no_cycles_inside_a_package(package):
         for path in root.glob("*.py")
         if path.stem != "__init__"
     }
-    assert len(graph) > 7
+    assert len(graph) > 5
     order = graphlib.TopologicalSorter(graph)
     order.prepare()  # raises CycleError with the modules in it
 

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from bayesadam.checks import check_count, check_new, check_pair, check_positive, made_by
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.likelihoods import Likelihood, check_likelihood
-from bayesadam.modules.buffers import statistics_are_fixed
+from bayesadam.modules.batch_norm import statistics_are_fixed
 from bayesadam.optim import OPTIMIZERS, VOGN, BayesAdam, PerturbedOptimizer
 from bayesadam.population import METHODS, order
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, KroneckerGaussian, Mixture, PartialGaussian

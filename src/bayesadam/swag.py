@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from bayesadam.checks import check, check_positive, is_whole, truths
 from bayesadam.functional.curvature import wide
-from bayesadam.modules.buffers import buffers_of, of_training
-from bayesadam.modules.wrappers import innermost
+from bayesadam.modules.batch_norm import of_training
+from bayesadam.modules.wrappers import buffers_of, innermost
 from bayesadam.posterior import LowRankGaussian
 
 

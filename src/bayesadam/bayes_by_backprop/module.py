@@ -33,7 +33,7 @@ from bayesadam.checks import check_count
 from bayesadam.functional import kl as divergences
 from bayesadam.functional.reparameterized import inverse_softplus, softplus
 from bayesadam.likelihoods import Likelihood
-from bayesadam.modules.buffers import of_training
+from bayesadam.modules.batch_norm import of_training
 from bayesadam.modules.calls import Inputs, call
 from bayesadam.modules.recomputation import in_backward, recomputed_by
 from bayesadam.posterior import DiagonalGaussian

@@ -19,8 +19,8 @@ from bayesadam.checks import check_model
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood
-from bayesadam.modules.buffers import buffers_of
 from bayesadam.modules.calls import Inputs, arguments, computes_as, version_of
+from bayesadam.modules.wrappers import buffers_of
 from bayesadam.moments.objectives import expected_log_likelihood
 from bayesadam.moments.observer import Observer
 from bayesadam.moments.values import Moments

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bayesadam.bayes_by_backprop.parameters import InitialStd, as_posterior, escaped, initial, random_parameters
 from bayesadam.functional import empirical, kl
 from bayesadam.functional.curvature import wide
-from bayesadam.modules.buffers import buffers_of
+from bayesadam.modules.wrappers import buffers_of
 from bayesadam.moments.values import Moments
 from bayesadam.posterior import BernoulliPosterior, DiagonalGaussian
 from bayesadam.priors import EmpiricalGaussianPrior, Prior, as_prior

@@ -27,12 +27,17 @@ def names_of(layout: Layout, model: nn.Module) -> dict[Tensor, str]:
     names = names_in(inner)
     for parameter, group, _ in layout.members():
         if parameter not in names and group["perturb"]:
-            raise ValueError(
-                f"model must have all perturbed parameters of the optimiser, got a model without "
-                f"{layout.name_of(parameter)} of shape {tuple(parameter.shape)} (those of a likelihood belong into a "
-                "group with perturb=False)"
-            )
+            raise not_in_model(layout, parameter)
     return names
+
+
+def not_in_model(layout: Layout, parameter: Tensor) -> ValueError:
+    """The error for a perturbed parameter that does not belong to the model."""
+    return ValueError(
+        f"model must have all perturbed parameters of the optimiser, got a model without "
+        f"{layout.name_of(parameter)} of shape {tuple(parameter.shape)} (those of a likelihood belong into a "
+        "group with perturb=False)"
+    )
 
 
 def named_alike(group: dict[str, Any], groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, str]) -> Any:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from bayesadam import noise
-from bayesadam.checks import require
 from bayesadam.functional import gaussian
-from bayesadam.posterior.gaussian import GaussianPosterior, mean_rule
+from bayesadam.posterior.correlated import CorrelatedGaussian
+from bayesadam.posterior.gaussian import check_means
 
 MAX_WEIGHTS = 10_000
 """Largest number of weights. A float64 matrix then has 0.8 GB, several copies are needed, and its factor takes ten
@@ -26,7 +26,7 @@ ROWS = 256
 """Number of rows of the factor in one product, of which the zeros to the right are left out."""
 
 
-class DenseGaussian(GaussianPosterior):
+class DenseGaussian(CorrelatedGaussian):
     """A Gaussian over all ``D`` weights of a small network together, with any covariance.
 
     The weights are numbered tensor by tensor, in the order of ``mean``, each flattened row by row. The posterior keeps
@@ -255,9 +255,9 @@ def _checked(mean: Mapping[str, Tensor], matrix: Tensor, what: str) -> Tensor:
         raise ValueError(f"{what} must be of shape {(size, size)}, got {tuple(matrix.shape)}")
     if not matrix.is_floating_point():
         raise ValueError(f"{what} must be a floating-point tensor, got dtype {matrix.dtype}")
-    rules = [mean_rule(name, value) for name, value in mean.items()]
-    rules.append((matrix.isfinite().all(), lambda: ValueError(f"{what} must be finite, got inf or nan")))
-    require(rules)
+    check_means(mean)
+    if not matrix.isfinite().all():
+        raise ValueError(f"{what} must be finite, got inf or nan")
     return matrix.detach().to(device=device, dtype=torch.float64)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,9 +14,6 @@ from bayesadam.functional import gaussian
 from bayesadam.posterior.base import Posterior
 from bayesadam.posterior.report import PosteriorReport, report_of
 
-if TYPE_CHECKING:
-    from bayesadam.posterior.diagonal import DiagonalGaussian
-
 Self = TypeVar("Self", bound="GaussianPosterior")
 PRUNING = ("signal_to_noise", "magnitude")
 """Criteria by which weights can be ranked for pruning."""
@@ -24,6 +21,10 @@ PRUNING = ("signal_to_noise", "magnitude")
 
 class GaussianPosterior(Posterior):
     """Base class of Gaussians over named weights; a weight of variance 0 is a point mass."""
+
+    @abc.abstractmethod
+    def marginal(self) -> GaussianPosterior:
+        """Return the Gaussian with the same means and marginal variances, and independent weights."""
 
     @abc.abstractmethod
     def _scale(self, names: Iterable[str]) -> Tensor:
@@ -72,13 +73,6 @@ class GaussianPosterior(Posterior):
         return gaussian.dense_kl_divergence(
             mean, self._scale(self.mean), prior_mean.to(device), prior_scale.to(device)
         ).cpu()
-
-    def marginal(self) -> DiagonalGaussian:
-        """Return the diagonal Gaussian with the same means and marginal variances."""
-        from bayesadam.posterior.diagonal import DiagonalGaussian  # a subclass
-
-        marginal = DiagonalGaussian(self.mean, self.variance, hyperparameters=self.hyperparameters)
-        return marginal.with_buffers(self.buffers)
 
     def signal_to_noise(self) -> dict[str, Tensor]:
         """``|mean| / standard deviation`` of every weight; 0 for a pruned weight, infinite for any other point mass."""
@@ -156,11 +150,27 @@ class GaussianPosterior(Posterior):
             check("prior", prior, "a positive, finite precision or a Gaussian posterior", is_positive)
 
 
-def mean_rule(name: str, value: Tensor) -> tuple[Tensor, Callable[[], ValueError]]:
-    """Check that a mean is floating-point; return the rule that it is finite for :func:`bayesadam.checks.require`."""
-    if not value.is_floating_point():
-        raise ValueError(f"mean of {name!r} must be a floating-point tensor, got dtype {value.dtype}")
-    return value.isfinite().all(), lambda: ValueError(f"mean of {name!r} must be finite, got inf or nan")
+def check_means(mean: Mapping[str, Tensor]) -> None:
+    """Check that means are floating-point tensors and finite."""
+    for name, value in mean.items():
+        if not value.is_floating_point():
+            raise ValueError(f"mean of {name!r} must be a floating-point tensor, got dtype {value.dtype}")
+        if not value.isfinite().all():
+            raise ValueError(f"mean of {name!r} must be finite, got inf or nan")
+
+
+def sum_of_tensors(terms: Iterable[Tensor]) -> Tensor:
+    """Sum of the log densities of several tensors of weights, which may be on several devices, in float64."""
+    total = torch.zeros((), dtype=torch.float64)
+    for term in terms:
+        total = total.to(term.device) + term
+    return total
+
+
+def sum_all(terms: Any) -> Tensor:
+    """Sum over the elements of many tensors, 0-d float64 on the CPU."""
+    sums = [term.sum() for term in terms]
+    return torch.stack([each.to(sums[0].device) for each in sums]).sum().cpu()
 
 
 def check_fraction(name: str, value: float) -> None:

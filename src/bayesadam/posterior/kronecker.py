@@ -15,12 +15,13 @@ from bayesadam.checks import require
 from bayesadam.functional import gaussian
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.functional.kronecker import between, rotate
+from bayesadam.posterior.correlated import CorrelatedGaussian
 from bayesadam.posterior.dense import MAX_WEIGHTS
-from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all, sum_of_tensors
-from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.posterior.diagonal import DiagonalGaussian
+from bayesadam.posterior.gaussian import GaussianPosterior, sum_all, sum_of_tensors
 
 
-class KroneckerGaussian(GaussianPosterior):
+class KroneckerGaussian(CorrelatedGaussian):
     """Independent Gaussians over weight tensors, each with covariance ``(L kron R) diag(v) (L kron R)'``.
 
     A tensor is treated as a matrix: its first axis gives the ``O`` rows, all other axes together the ``I`` columns, and

@@ -14,15 +14,16 @@ from bayesadam.checks import check, is_whole, require
 from bayesadam.functional import gaussian
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.functional.curvature import wide
+from bayesadam.posterior.correlated import CorrelatedGaussian
 from bayesadam.posterior.dense import MAX_WEIGHTS
-from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all
-from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.posterior.diagonal import DiagonalGaussian
+from bayesadam.posterior.gaussian import GaussianPosterior, sum_all
 
 _STEP = 1
 """Step number of the noise of the factors; the noise of the weights has step 0."""
 
 
-class LowRankGaussian(GaussianPosterior):
+class LowRankGaussian(CorrelatedGaussian):
     """A Gaussian over all weights together, with covariance ``diag(d) + sum_r f_r f_r'``.
 
     No matrix of the size of the covariance is formed, so it can be used for networks of any size. A weight whose ``d``

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.checks import check, is_positive
-from bayesadam.modules.buffers import OF_TRAINING, STATISTICS
+from bayesadam.modules.batch_norm import OF_TRAINING, STATISTICS
 from bayesadam.posterior.diagonal import DiagonalGaussian
 
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam import noise
-from bayesadam.modules.buffers import buffers_of
-from bayesadam.modules.wrappers import innermost
+from bayesadam.modules.wrappers import buffers_of, innermost
 from bayesadam.posterior.base import Posterior, posterior_kinds
 from bayesadam.posterior.diagonal import DiagonalGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior

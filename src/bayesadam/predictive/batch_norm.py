@@ -18,9 +18,10 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bayesadam.modules.buffers import OF_MEAN, OF_TRAINING, STATISTICS, buffers_of, statistics_are_fixed
+from bayesadam.modules.batch_norm import OF_MEAN, OF_TRAINING, STATISTICS, statistics_are_fixed
 from bayesadam.modules.calls import call
 from bayesadam.modules.exclusive import Parts, exclusively
+from bayesadam.modules.wrappers import buffers_of
 from bayesadam.posterior import Mixture, NetworkDistribution, Posterior
 from bayesadam.posterior.report import PER_TENSOR
 from bayesadam.predictive.batches import Rows, as_batches, groups, in_eval_mode, no_batches
