@@ -160,8 +160,8 @@ class PerturbedOptimizer(Checkpointed):
             raise RuntimeError("add_param_group() must be called when the weights hold the mean: call eval() first")
         groups.check_ordered(param_group["params"])
         groups.check_effective(param_group, self.defaults)
-        known = {name: value for name, value in param_group.items() if name in self.defaults}
-        param_group = {**param_group, **groups.settled(known)}
+        settings = {name: value for name, value in param_group.items() if name in self.defaults}
+        param_group = {**param_group, **groups.settled(settings)}
         group = {**self.defaults, **param_group}
         self.check_group(group)
         groups.check_shared(group, self.param_groups, self.shared)

@@ -59,7 +59,7 @@ class Posterior(NetworkDistribution):
     hyperparameters: dict[str, Any]
     buffers: Mapping[str, Tensor] = MappingProxyType({})
     parts: ClassVar[tuple[str, ...]] = ()
-    _known_random: tuple[list[int] | None, list[Tensor], tuple[str, ...]] = (None, [], ())
+    _latest_random: tuple[list[int] | None, list[Tensor], tuple[str, ...]] = (None, [], ())
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -111,11 +111,11 @@ class Posterior(NetworkDistribution):
         values = list(self.variance.values())
         counted = not any(map(Tensor.is_inference, values))  # the changes of others are not
         versions = [*map(id, values), *map(_VERSION, values)] if counted else None
-        known, _, names = self._known_random  # together, since another thread may replace them
-        if versions is None or known != versions:
+        latest, _, names = self._latest_random  # together, since another thread may replace them
+        if versions is None or latest != versions:
             has = truths(value.any() for value in values)
             names = tuple(name for name, random in zip(self.variance, has, strict=True) if random)
-            self._known_random = versions, values, names  # the tensors are kept, so that their identities stay theirs
+            self._latest_random = versions, values, names  # the tensors are kept, so that their identities stay theirs
         return names
 
     @abc.abstractmethod
@@ -142,8 +142,8 @@ class Posterior(NetworkDistribution):
             TypeError: The class of the posterior does not define how it is scaled.
         """
         check("factor", factor, "a finite number of at least 0", lambda value: 0 <= value < math.inf)
-        told = {**self.hyperparameters, "scaled": self.hyperparameters.get("scaled", 1.0) * float(factor)}
-        return self._scaled(float(factor), told).with_buffers(self.buffers)
+        hyperparameters = {**self.hyperparameters, "scaled": self.hyperparameters.get("scaled", 1.0) * float(factor)}
+        return self._scaled(float(factor), hyperparameters).with_buffers(self.buffers)
 
     def _scaled(self: Self, factor: float, hyperparameters: Mapping[str, Any]) -> Self:
         """The result of :meth:`scaled`, with the given hyper-parameters."""
@@ -194,12 +194,12 @@ class Posterior(NetworkDistribution):
     @classmethod
     def _from_tensors(cls: type[Self], tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Self:
         """The inverse of :meth:`_tensors`."""
-        found: dict[str, dict[str, Tensor]] = {part: {} for part in cls.parts}
+        values_by_part: dict[str, dict[str, Tensor]] = {part: {} for part in cls.parts}
         for key, value in tensors.items():
             part, _, name = key.partition("/")
-            found[part][name] = value
+            values_by_part[part][name] = value
         make: Any = cls
-        posterior: Self = make(*found.values(), hyperparameters=hyperparameters)
+        posterior: Self = make(*values_by_part.values(), hyperparameters=hyperparameters)
         return posterior
 
     def _with_parts(self: Self, hyperparameters: Mapping[str, Any], **parts: Mapping[str, Tensor]) -> Self:

@@ -111,21 +111,21 @@ class GaussianPosterior(Posterior):
         check_fraction("fraction", fraction)
         if by not in PRUNING:
             raise ValueError(f"by must be one of {PRUNING}, got {by!r}")
-        found = self.signal_to_noise() if by == "signal_to_noise" else {n: m.abs() for n, m in self.mean.items()}
-        scores = torch.cat([score.flatten() for score in found.values()])
+        criterion = self.signal_to_noise() if by == "signal_to_noise" else {n: m.abs() for n, m in self.mean.items()}
+        scores = torch.cat([score.flatten() for score in criterion.values()])
         if len(scores) and scores.isinf().all():
             raise ValueError(f"by must be 'magnitude' for a posterior in which no weight has a variance, got {by!r}")
         order = scores.argsort(stable=True)
-        kept = torch.ones_like(order, dtype=torch.bool)
-        kept[order[: round(fraction * len(order))]] = False
-        pruned = self._keeping(self._split(kept), {**self.hyperparameters, "pruned_fraction": fraction})
+        remaining = torch.ones_like(order, dtype=torch.bool)
+        remaining[order[: round(fraction * len(order))]] = False
+        pruned = self._keeping(self._split(remaining), {**self.hyperparameters, "pruned_fraction": fraction})
         return pruned.with_buffers(self.buffers)
 
-    def _keeping(self: Self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Self:
+    def _keeping(self: Self, remaining: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Self:
         """A copy with other hyper-parameters in which weights outside the masks ``kept`` (by name, in their shapes) are
         zero.
         """
-        zeroed = {key: torch.where(kept[key.partition("/")[2]], v, 0.0) for key, v in self._tensors().items()}
+        zeroed = {key: torch.where(remaining[key.partition("/")[2]], v, 0.0) for key, v in self._tensors().items()}
         return self._from_tensors(zeroed, hyperparameters)
 
     def _split(self, flat: Tensor) -> dict[str, Tensor]:

@@ -120,15 +120,15 @@ class LowRankGaussian(CorrelatedGaussian):
                 f"precision must be positive definite, got {values[0].item():.3g} as the smallest eigenvalue of its "
                 "correlations"
             )
-        kept = values[:rank]
-        kept = kept[kept < 1.0]
-        rows = (vectors[:, : len(kept)] * (1.0 / kept - 1.0).sqrt()).T * spread
+        eigenvalues = values[:rank]
+        eigenvalues = eigenvalues[eigenvalues < 1.0]
+        rows = (vectors[:, : len(eigenvalues)] * (1.0 / eigenvalues - 1.0).sqrt()).T * spread
         sizes = [value.numel() for value in mean.values()]
         diagonal, factors = {}, {}
-        for (name, value), own, part in zip(
+        for (name, value), variance, part in zip(
             mean.items(), torch.split(spread.square(), sizes), torch.split(rows, sizes, 1), strict=True
         ):
-            diagonal[name] = own.view(value.shape).to(wide(value.dtype))
+            diagonal[name] = variance.view(value.shape).to(wide(value.dtype))
             factors[name] = part.reshape(len(rows), *value.shape).to(wide(value.dtype))
         return cls(mean, diagonal, factors, hyperparameters=hyperparameters)
 

@@ -151,10 +151,10 @@ class PartialGaussian(CorrelatedGaussian):
             self.random.scaled(factor), self.fixed, order=list(self.mean), hyperparameters=hyperparameters
         )
 
-    def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> PartialGaussian:
+    def _keeping(self, remaining: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> PartialGaussian:
         """The pruned posterior, as in the base class."""
-        fixed = {name: torch.where(kept[name], value, 0.0) for name, value in self.fixed.items()}
-        random = self.random._keeping(kept, self.random.hyperparameters)
+        fixed = {name: torch.where(remaining[name], value, 0.0) for name, value in self.fixed.items()}
+        random = self.random._keeping(remaining, self.random.hyperparameters)
         return type(self)(random, fixed, order=list(self.mean), hyperparameters=hyperparameters)
 
     def _to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> PartialGaussian:

@@ -61,8 +61,7 @@ def linearized_outputs(
         check_weights_are_used(inner, weights.names)
         network = MeanNetwork(inner, weights.names, how.output, partial(uncertain_part, how.likelihood))
         function = _Linearized(network, weights, most)
-        found = over_batches(function, inputs, device, batch_size=how.batch_size, progress=how.progress)
-    outputs, covariance = found
+        outputs, covariance = over_batches(function, inputs, device, batch_size=how.batch_size, progress=how.progress)
     return outputs, covariance
 
 
@@ -79,7 +78,7 @@ class _Linearized:
         outputs = self.network.outputs(rows.batch)
         wanted = self.network.part(outputs)
         total, width = rows.count, math.prod(wanted.shape[1:])
-        rows.check(wanted, known=True)
+        rows.check(wanted, counted=True)
         if width > self.most:
             raise TooManyOutputsError(f"a row must have at most {self.most:g} outputs, got {width}")
         like = wanted.new_empty((), dtype=wide(wanted.dtype))

@@ -68,9 +68,9 @@ def propagated_outputs(model: nn.Module, posterior: NetworkDistribution, inputs:
     names = own_names(inner, covered)
     covered = {names[name]: tensor for name, tensor in covered.items()}
     weights = {names[name]: value for name, value in weights.items()}
-    known = {name: value.variance for name, value in weights.items() if value.variance is not None}
-    has = truths(variance.any() for variance in known.values())
-    random = {name for name, random in zip(known, has, strict=True) if random}
+    variances = {name: value.variance for name, value in weights.items() if value.variance is not None}
+    has = truths(variance.any() for variance in variances.values())
+    random = {name for name, random in zip(variances, has, strict=True) if random}
     buffers = cast(Posterior, posterior).buffers  # read where they are; parameters are not
     device = next(model.parameters(), torch.empty(0)).device
     with in_eval_mode(model), posterior.draws(model) if buffers else nullcontext(lambda _: None) as put:
@@ -112,5 +112,5 @@ def _placed(value: Moments, random: bool, target: Tensor, device: torch.device) 
     """The moments in the dtype that the model computes in, as for a sample; a posterior's variances may have another
     one.
     """
-    known = value if random else Moments(value.mean)
-    return known.moved(lambda tensor: tensor.to(device, wide(target.dtype)))
+    moments = value if random else Moments(value.mean)
+    return moments.moved(lambda tensor: tensor.to(device, wide(target.dtype)))

@@ -205,8 +205,8 @@ def mark_as_tuned(posterior: Posterior, method: str) -> None:
 
 def _is_of_last_layer(posterior: Posterior) -> bool:
     """Whether a Laplace posterior is over the layer that gives the outputs; in anchored ensembles it always is."""
-    told = posterior.hyperparameters
-    return told.get("structure") in LAST_LAYER and told.get("gives_outputs", True)
+    hyperparameters = posterior.hyperparameters
+    return hyperparameters.get("structure") in LAST_LAYER and hyperparameters.get("gives_outputs", True)
 
 
 def _is_local(posterior: NetworkDistribution) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bayesadam.checks import check_model
 from bayesadam.likelihoods import Likelihood
-from bayesadam.modules.exclusive import Parts, exclusively
+from bayesadam.modules.exclusive import exclusively
 from bayesadam.modules.fsdp import unsharded
 from bayesadam.posterior import Mixture, NetworkDistribution
 from bayesadam.posterior.mixture import component_seed
@@ -193,8 +193,7 @@ def network_outputs(
     if how.method == "linearized" and isinstance(posterior, Mixture):
         return _linearized_mixture(model, posterior, inputs, how, most)
     if isinstance(how.batch_norm, str):
-        if Parts(model).normalized:
-            warn_of_statistics(model, posterior)
+        warn_of_statistics(model, posterior)
     elif how.batch_norm is not None and how.method in GAUSSIAN:
         posterior = with_batch_norm(model, posterior, how.batch_norm)
     elif how.batch_norm is not None:
