@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bayesadam.posterior.diagonal import DiagonalGaussian
-from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.posterior.gaussian_posterior import GaussianPosterior
 
 
 class CorrelatedGaussian(GaussianPosterior):

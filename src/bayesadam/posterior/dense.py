@@ -12,7 +12,7 @@ from torch import Tensor
 from bayesadam import noise
 from bayesadam.functional import gaussian
 from bayesadam.posterior.correlated import CorrelatedGaussian
-from bayesadam.posterior.gaussian import check_means
+from bayesadam.posterior.gaussian_posterior import check_means
 
 MAX_WEIGHTS = 10_000
 """Largest number of weights. A float64 matrix then has 0.8 GB, several copies are needed, and its factor takes ten

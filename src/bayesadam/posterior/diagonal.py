@@ -13,7 +13,7 @@ from bayesadam.checks import truths
 from bayesadam.functional import gaussian
 from bayesadam.modules.wrappers import buffers_of, innermost
 from bayesadam.posterior import around
-from bayesadam.posterior.gaussian import GaussianPosterior, sum_all, sum_of_tensors
+from bayesadam.posterior.gaussian_posterior import GaussianPosterior, sum_all, sum_of_tensors
 
 Self = TypeVar("Self", bound="DiagonalGaussian")
 
@@ -94,7 +94,9 @@ class DiagonalGaussian(GaussianPosterior):
 
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
         """Return a function that writes samples in place, as in the base class; see also :meth:`writer_around`."""
-        std = {name: self.variance[name].sqrt() for name in self.random_names}
+        std = {}
+        for name in self.random_names:
+            std[name] = self.variance[name].sqrt()
         return self.writer_around(std, seed)
 
     def writer_around(self, std: Mapping[str, Tensor], seed: int) -> Callable[[Mapping[str, Tensor], int | None], None]:

@@ -18,7 +18,7 @@ from bayesadam.functional.kronecker import between, rotate
 from bayesadam.posterior.correlated import CorrelatedGaussian
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.posterior.diagonal import DiagonalGaussian
-from bayesadam.posterior.gaussian import GaussianPosterior, sum_all, sum_of_tensors
+from bayesadam.posterior.gaussian_posterior import GaussianPosterior, sum_all, sum_of_tensors
 
 
 class KroneckerGaussian(CorrelatedGaussian):

@@ -17,7 +17,7 @@ from bayesadam.functional.curvature import wide
 from bayesadam.posterior.correlated import CorrelatedGaussian
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.posterior.diagonal import DiagonalGaussian
-from bayesadam.posterior.gaussian import GaussianPosterior, sum_all
+from bayesadam.posterior.gaussian_posterior import GaussianPosterior, sum_all
 
 _STEP = 1
 """Step number of the noise of the factors; the noise of the weights has step 0."""

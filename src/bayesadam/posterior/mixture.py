@@ -14,7 +14,7 @@ from bayesadam import noise
 from bayesadam.modules.wrappers import buffers_of, innermost
 from bayesadam.posterior.base import Posterior, posterior_kinds
 from bayesadam.posterior.diagonal import DiagonalGaussian
-from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.posterior.gaussian_posterior import GaussianPosterior
 
 _WORD = 2**64 - 1
 

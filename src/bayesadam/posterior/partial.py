@@ -13,7 +13,7 @@ from bayesadam.posterior.base import posterior_kinds
 from bayesadam.posterior.correlated import CorrelatedGaussian
 from bayesadam.posterior.dense import MAX_WEIGHTS, DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
-from bayesadam.posterior.gaussian import GaussianPosterior, check_means
+from bayesadam.posterior.gaussian_posterior import GaussianPosterior, check_means
 from bayesadam.posterior.kronecker import KroneckerGaussian
 
 KINDS = (DenseGaussian, DiagonalGaussian, KroneckerGaussian)

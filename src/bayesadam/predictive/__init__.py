@@ -4,8 +4,8 @@ parts.
 
 from bayesadam.predictive.base import PredictiveDistribution as PredictiveDistribution
 from bayesadam.predictive.batch_norm import with_batch_norm as with_batch_norm
-from bayesadam.predictive.gaussian import GaussianLogitsPredictive as GaussianLogitsPredictive
-from bayesadam.predictive.gaussian import GaussianPredictive as GaussianPredictive
+from bayesadam.predictive.gaussian_outputs import GaussianLogitsPredictive as GaussianLogitsPredictive
+from bayesadam.predictive.gaussian_outputs import GaussianPredictive as GaussianPredictive
 from bayesadam.predictive.mixture import MixturePredictive as MixturePredictive
 from bayesadam.predictive.predict import predict as predict
 from bayesadam.predictive.result import ClassificationPredictive as ClassificationPredictive

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.predictive.base import check_target, variance_of_strata
-from bayesadam.predictive.gaussian import GaussianLogitsPredictive, GaussianPredictive
+from bayesadam.predictive.gaussian_outputs import GaussianLogitsPredictive, GaussianPredictive
 from bayesadam.predictive.mixture import MixturePredictive
 from bayesadam.predictive.result import ClassificationPredictive, Predictive, RegressionPredictive
 

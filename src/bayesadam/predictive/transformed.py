@@ -14,7 +14,7 @@ from bayesadam.functional.moments.quadrature import gauss_hermite
 from bayesadam.functional.monotone import Monotone
 from bayesadam.likelihoods.parameters import summed
 from bayesadam.predictive.base import PredictiveDistribution, check_target
-from bayesadam.predictive.gaussian import GaussianPredictive
+from bayesadam.predictive.gaussian_outputs import GaussianPredictive
 
 NODES = 64
 """Number of nodes of the quadrature for means and variances. If ``f`` has kinks, or the target is censored, means have

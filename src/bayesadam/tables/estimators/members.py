@@ -15,10 +15,10 @@ from bayesadam.likelihoods import Likelihood
 from bayesadam.population import Population
 from bayesadam.population.batches import Pair
 from bayesadam.posterior import DiagonalGaussian
-from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.posterior.gaussian_posterior import GaussianPosterior
 from bayesadam.posthoc import LaplaceApproximation
 from bayesadam.posthoc.badam import badam_from_moments, unbiased
-from bayesadam.predictive.plan import How
+from bayesadam.predictive.plan import Options
 from bayesadam.predictive.predict import network_outputs
 from bayesadam.predictive.result import Predictive
 from bayesadam.tables.estimators.clock import Clock
@@ -127,7 +127,7 @@ def predictions(
     prediction for a row does not depend on the rows before it.
     """
     options: dict[str, Any] = {"method": method.predict, "batch_size": ROWS, "progress": False, "common": True}
-    how = How(likelihood, mc_samples, seed, **options)
+    how = Options(likelihood, mc_samples, seed, **options)
     return network_outputs(network, posterior, x, how)(likelihood)
 
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from bayesadam.likelihoods import Likelihood
 from bayesadam.population.perceptron import Perceptron, plain_layers
 from bayesadam.posterior import Mixture
-from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.posterior.gaussian_posterior import GaussianPosterior
 from bayesadam.predictive.covariance import weight_covariance
-from bayesadam.predictive.gaussian import from_gaussian, uncertain_part
-from bayesadam.predictive.plan import How
+from bayesadam.predictive.gaussian_outputs import from_gaussian, uncertain_part
+from bayesadam.predictive.plan import Options
 from bayesadam.predictive.result import Predictive, from_outputs
 
 LARGEST = 2**24
@@ -146,7 +146,7 @@ def stacked_predictions(
         outputs, covariance = stack.linearized(x.clone(), likelihoods[0])
         with torch.no_grad():
             return [
-                from_gaussian(mean, own, likelihood, How(likelihood, mc_samples, number, common=True))
+                from_gaussian(mean, own, likelihood, Options(likelihood, mc_samples, number, common=True))
                 for number, (mean, own, likelihood) in enumerate(zip(outputs, covariance, likelihoods, strict=True))
             ]
     draws = stack.outputs(x)
