@@ -17,7 +17,7 @@ from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim import half_cosine
 from bayesadam.population import Population, initialize, train
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, Mixture, PartialGaussian
-from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.posterior.gaussian_posterior import GaussianPosterior
 from bayesadam.posthoc import LaplaceApproximation
 from bayesadam.predictive.pairs import batches
 

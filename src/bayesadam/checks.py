@@ -29,8 +29,10 @@ def check(name: str, value: Any, rule: str, holds: Callable[[Any], bool], *, wor
 
 def truths(values: Iterable[Tensor]) -> list[bool]:
     """The values of 0-d boolean tensors; a device is waited for once, not for each."""
-    each = list(values)
-    read: list[bool] = torch.stack([value.to(each[0].device) for value in each]).tolist() if each else []
+    gathered: list[Tensor] = []
+    for value in values:
+        gathered.append(value.to(gathered[0].device) if gathered else value)
+    read: list[bool] = torch.stack(gathered).tolist() if gathered else []
     return read
 
 

@@ -213,13 +213,13 @@ def _units(module: Dropout, value: Tensor) -> torch.Size:
 def _dropouts(model: nn.Module) -> dict[str, Dropout]:
     """The modules that drop units, by name."""
     check_model(model)
-    found = {name: module for name, module in model.named_modules() if isinstance(module, Dropout) and module.p > 0}
-    if not found:
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, Dropout) and module.p > 0}
+    if not layers:
         raise ValueError("the model must have a dropout module with p > 0, got none")
-    for name, module in found.items():
+    for name, module in layers.items():
         if not any(computes_as(module, kind) for kind in get_args(Dropout)):
             raise ValueError(f"dropout modules must compute as PyTorch's, got {type(module).__name__} {name!r}")
-    return found
+    return layers
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from bayesadam.checks import check_count, check_new, check_pair, check_positive, made_by
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.likelihoods import Likelihood, check_likelihood
-from bayesadam.modules.buffers import statistics_are_fixed
+from bayesadam.modules.batch_norm import statistics_are_fixed
 from bayesadam.optim import OPTIMIZERS, VOGN, BayesAdam, PerturbedOptimizer
 from bayesadam.population import METHODS, order
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, KroneckerGaussian, Mixture, PartialGaussian
@@ -56,7 +56,7 @@ def train_ensemble(
         likelihood: What the outputs mean; all numbers in it are known.
         epochs: Passes over the data.
         batch_size: Data points per minibatch.
-        members: How many networks.
+        members: Options many networks.
         method: ``"bayesadam"`` or another name of an optimiser of the library, or ``"adam"`` for point masses, an
             ordinary deep ensemble.
         lr: Learning rate at the start; default: that of the optimiser.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bayesadam.predictive.gaussian import GaussianPredictive
+from bayesadam.predictive.gaussian_outputs import GaussianPredictive
 from bayesadam.predictive.mixture import MixturePredictive
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from bayesadam.checks import check_count, check_model, check_positive
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import DiagonalGaussian, Mixture
-from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.posterior.gaussian_posterior import GaussianPosterior
 from bayesadam.predictive.mixture import check_at_samples
 from bayesadam.predictive.monte_carlo import outputs_at_samples
-from bayesadam.predictive.plan import How
+from bayesadam.predictive.plan import Options
 from bayesadam.priors import Prior, as_prior
 
 SCHEDULES = ("uniform", "blundell")
@@ -67,12 +67,12 @@ def elbo(
     check_model(model)
     if not isinstance(posterior, GaussianPosterior | Mixture):
         raise ValueError(f"posterior must be a Gaussian over the weights or a mixture, got {type(posterior).__name__}")
-    how = How(likelihood, mc_samples=mc_samples, seed=seed, output=output, batch_size=batch_size).checked()
+    options = Options(likelihood, mc_samples=mc_samples, seed=seed, output=output, batch_size=batch_size).checked()
     if num_data is not None:
         check_positive("num_data", num_data)
-    count = how.count_for(posterior)
+    count = options.count_for(posterior)
     divergence = _divergence(posterior, prior, count, seed)
-    outputs = outputs_at_samples(model, posterior, inputs, range(count), how)
+    outputs = outputs_at_samples(model, posterior, inputs, range(count), options)
     target = target.to(outputs.device)
     check_at_samples(likelihood, outputs, target)
     log_prob = likelihood.log_prob(outputs, target).double().flatten(1)

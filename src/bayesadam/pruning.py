@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bayesadam import metrics
 from bayesadam.likelihoods import Likelihood
-from bayesadam.posterior.gaussian import GaussianPosterior, check_fraction
+from bayesadam.posterior.gaussian_posterior import GaussianPosterior, check_fraction
 from bayesadam.predictive import ClassificationPredictive, MixturePredictive, predict
 from bayesadam.predictive.batches import joined
 from bayesadam.predictive.pairs import Data, batches

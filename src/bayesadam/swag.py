@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from bayesadam.checks import check, check_positive, is_whole, truths
 from bayesadam.functional.curvature import wide
-from bayesadam.modules.buffers import buffers_of, of_training
-from bayesadam.modules.wrappers import innermost
+from bayesadam.modules.batch_norm import of_training
+from bayesadam.modules.wrappers import buffers_of, innermost
 from bayesadam.posterior import LowRankGaussian
 
 
@@ -119,8 +119,16 @@ class SWAG:
             factors[name] = mean[name].new_empty((len(self._deviations), *parameter.shape))
             for row, deviations in zip(factors[name], self._deviations, strict=True):
                 torch.mul(deviations[name], (scale / (len(self._deviations) - 1)) ** 0.5, out=row)
-        told = {"method": "swag", "rank": self.rank, "count": self.count, "scale": scale, **of_training(self._model)}
-        return LowRankGaussian(mean, diagonal, factors, hyperparameters=told).with_buffers(buffers_of(self._model))
+        hyperparameters = {
+            "method": "swag",
+            "rank": self.rank,
+            "count": self.count,
+            "scale": scale,
+            **of_training(self._model),
+        }
+        return LowRankGaussian(mean, diagonal, factors, hyperparameters=hyperparameters).with_buffers(
+            buffers_of(self._model)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for :meth:`load_state_dict` as a dict of numbers and of tensors, which are not copies."""
@@ -142,10 +150,10 @@ class SWAG:
             raise ValueError(f"rank must be that of the state, {state['rank']!r}, got {self.rank!r}")
         parts = [state["mean"], state["squares"], *state["deviations"]]
         for part in parts if state["count"] else []:
-            found = {name: tuple(value.shape) for name, value in part.items()}
+            shapes = {name: tuple(value.shape) for name, value in part.items()}
             expected = {name: tuple(p.shape) for name, p in self._parameters.items()}
-            if found != expected:
-                raise ValueError(f"the state must be of the model's parameters {expected}, got {found}")
+            if shapes != expected:
+                raise ValueError(f"the state must be of the model's parameters {expected}, got {shapes}")
         mean, squares, *deviations = [
             {name: value.to(self._parameters[name].device, copy=True) for name, value in part.items()} for part in parts
         ]

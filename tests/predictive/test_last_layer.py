@@ -12,7 +12,7 @@ import bayesadam as ba
 from bayesadam.calibration.safe import Watched
 from bayesadam.posterior import PartialGaussian
 from bayesadam.predictive.monte_carlo import outputs_at_samples
-from bayesadam.predictive.plan import How
+from bayesadam.predictive.plan import Options
 
 X = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
 
@@ -43,7 +43,7 @@ def posterior(network, kind="dense"):
 
 
 def by_passes(network, q, inputs=X, count=20):
-    return outputs_at_samples(network, q, inputs, range(count), How(ba.Categorical(), seed=3))
+    return outputs_at_samples(network, q, inputs, range(count), Options(ba.Categorical(), seed=3))
 
 
 def predicted(network, q, inputs=X, **options):

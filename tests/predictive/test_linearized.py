@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import bayesadam as ba
 from bayesadam.predictive import GaussianLogitsPredictive, GaussianPredictive, jacobian, layerwise, linearized
-from bayesadam.predictive.gaussian import square_root, standard_normals
+from bayesadam.predictive.gaussian_outputs import square_root, standard_normals
 from modules import module_of
 from posterior import kinds
 from posterior.kinds import BOUND, F64, GAUSSIANS, covariance, draw, weights

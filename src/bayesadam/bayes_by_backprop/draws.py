@@ -149,5 +149,5 @@ class Draw:
         """What :func:`bayesadam.bayes_by_backprop.fused.sample` gives for all parameters, by name."""
         means, rhos = list(self.means.values()), list(self._rho.values())
         with recording():
-            found, self._sums = fused.sample(means, rhos, eps, self.center, around_mean=around_mean)
-        return dict(zip(self.means, found, strict=True))
+            samples, self._sums = fused.sample(means, rhos, eps, self.center, around_mean=around_mean)
+        return dict(zip(self.means, samples, strict=True))

@@ -34,11 +34,11 @@ _CHANNELS = {
 _SHAPES = (Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex)
 
 
-Run = Callable[[Mapping[str, Tensor]], Any]
+Network = Callable[[Mapping[str, Tensor]], Any]
 """Runs a network, or a part of it, at other values of its random weights."""
 
 
-def shared(draw: Draw, run: Run) -> Any:
+def shared(draw: Draw, run: Network) -> Any:
     """Run the model at one weight sample."""
     return run(uncompiled(draw.sample)())
 
@@ -188,17 +188,17 @@ class Flipout(Reparameterized):
         return mean.addcmul(change, after)
 
 
-def _run(kind: type[Reparameterized], draw: Draw, run: Run) -> Any:
+def _run(kind: type[Reparameterized], draw: Draw, run: Network) -> Any:
     mode = kind(draw)
     with mode:
         return run(mode.placeholders)
 
 
-def _by_layers(kind: type[Reparameterized]) -> Callable[[Draw, Run], Any]:
+def _by_layers(kind: type[Reparameterized]) -> Callable[[Draw, Network], Any]:
     return lambda draw, run: uncompiled(_run)(kind, draw, run)
 
 
-ESTIMATORS: Mapping[str, Callable[[Draw, Run], Any]] = {
+ESTIMATORS: Mapping[str, Callable[[Draw, Network], Any]] = {
     "shared": shared,
     "local": _by_layers(Local),
     "flipout": _by_layers(Flipout),

@@ -33,7 +33,7 @@ from bayesadam.checks import check_count
 from bayesadam.functional import kl as divergences
 from bayesadam.functional.reparameterized import inverse_softplus, softplus
 from bayesadam.likelihoods import Likelihood
-from bayesadam.modules.buffers import of_training
+from bayesadam.modules.batch_norm import of_training
 from bayesadam.modules.calls import Inputs, call
 from bayesadam.modules.recomputation import in_backward, recomputed_by
 from bayesadam.posterior import DiagonalGaussian
@@ -255,8 +255,14 @@ class VariationalModule(nn.Module):
         settings = {"estimator": self.estimator, "kl": "closed_form" if self.closed_form else "sampled"}
         prior = f"{type(self.prior).__name__}({self.prior.extra_repr()})"
         variance = {name: softplus(rho.detach()).square() for name, rho in self._rhos().items()}
-        told = {"method": "BayesByBackprop", "prior": prior, "seed": self.seed, **settings, **of_training(self.model)}
-        return as_posterior(self.model, variance, told)
+        hyperparameters = {
+            "method": "BayesByBackprop",
+            "prior": prior,
+            "seed": self.seed,
+            **settings,
+            **of_training(self.model),
+        }
+        return as_posterior(self.model, variance, hyperparameters)
 
     def get_extra_state(self) -> Tensor:
         """State of the noise: low and high half of the seed, and number of the next draw."""

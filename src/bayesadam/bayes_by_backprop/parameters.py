@@ -14,7 +14,7 @@ from bayesadam.bayes_by_backprop.draws import recording
 from bayesadam.bayes_by_backprop.fused import dense
 from bayesadam.checks import check_model
 from bayesadam.functional.curvature import wide
-from bayesadam.modules.buffers import buffers_of
+from bayesadam.modules.wrappers import buffers_of
 from bayesadam.posterior import DiagonalGaussian
 
 Net = TypeVar("Net", bound=nn.Module)

@@ -111,7 +111,7 @@ def compare(
         seed: Seed of the samples, as in :func:`bayesadam.predict`.
         output: Function that takes the output tensor out of what the model returns, as in :func:`bayesadam.predict`.
         batch_size: Rows per forward pass, as in :func:`bayesadam.predict`.
-        batch_norm: How batch norm statistics are found, as in :func:`bayesadam.predict`.
+        batch_norm: Options batch norm statistics are found, as in :func:`bayesadam.predict`.
 
     Returns:
         Candidates ``"mean network"`` and ``"posterior"``, and both ``"with temperature"`` if the likelihood has one.

@@ -19,8 +19,8 @@ from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import NetworkDistribution, Posterior
 from bayesadam.predictive.batches import joined, tensors_of
 from bayesadam.predictive.pairs import Data, batches
-from bayesadam.predictive.plan import How
-from bayesadam.predictive.predict import Run, network_outputs
+from bayesadam.predictive.plan import Options
+from bayesadam.predictive.predict import NetworkOutputs, network_outputs
 from bayesadam.predictive.result import Predictive
 
 BRACKET, STEPS = (1e-4, 1e4), 21
@@ -37,7 +37,7 @@ class Scored:
         counted: Mask of those that are not ignored; ``None`` if all count.
     """
 
-    run: Run
+    run: NetworkOutputs
     target: Tensor
     counted: Tensor | None
 
@@ -92,7 +92,7 @@ class HeldOut:
             options: Arguments that replace those of the class.
         """
         given = {"likelihood": self.likelihood, "progress": False, **self.options, **options}
-        return Scored(network_outputs(self.model, posterior, self.inputs, How(**given)), self.target, self.counted)
+        return Scored(network_outputs(self.model, posterior, self.inputs, Options(**given)), self.target, self.counted)
 
     def at_widths(self, posterior: Posterior) -> Callable[[float], Callable[[Likelihood], Tensor]]:
         """Return a function of a factor of the standard deviations that gives the score of every row, as

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bayesadam.calibration.held_out import HeldOut, mean
 from bayesadam.functional.outputs import log_mean_exp
 from bayesadam.likelihoods import Likelihood, RegressionLikelihood
-from bayesadam.posterior.gaussian import GaussianPosterior, Self
+from bayesadam.posterior.gaussian_posterior import GaussianPosterior, Self
 from bayesadam.predictive.batches import in_eval_mode
 from bayesadam.predictive.last_layer import followed, outputs_at_weights
 from bayesadam.predictive.pairs import Data, Remembered, batches_of_rows, evenly

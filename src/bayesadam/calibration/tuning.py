@@ -150,7 +150,7 @@ def tune_posterior(
         seed: Seed of the samples, as in :func:`bayesadam.predict`.
         output: Function that takes the output tensor out of what the model returns, as in :func:`bayesadam.predict`.
         batch_size: Rows per forward pass, as in :func:`bayesadam.predict`.
-        batch_norm: How batch norm statistics are found, as in :func:`bayesadam.predict`.
+        batch_norm: Options batch norm statistics are found, as in :func:`bayesadam.predict`.
         progress: Whether to show a progress bar; by default it is shown in a terminal.
 
     Returns:

@@ -23,7 +23,7 @@ from bayesadam import noise
 from bayesadam.core.passes import PER_WEIGHT
 from bayesadam.core.printing import FIXED
 from bayesadam.core.rule import COUNTERS, INITIAL_COUNTERS, Hyper, Rule, advanced, static_options
-from bayesadam.modules.sharding import is_sharded, local, place, rank_and_size
+from bayesadam.modules.sharding import full, is_sharded, local, place, rank_and_size
 from bayesadam.native.device import is_available
 from bayesadam.native.memory import Placed
 
@@ -213,7 +213,7 @@ class Flat:
     def as_state(self, part: Tensor, number: int) -> Tensor:
         """A tensor of a member's local shape as an entry of the optimiser's state: sharded like the parameter."""
         parameter = self.parameters[number]
-        if not is_sharded(parameter):
+        if not self.is_sharded or not is_sharded(parameter):
             return part
         from torch.distributed.tensor import DTensor
 
@@ -221,6 +221,10 @@ class Flat:
         return DTensor.from_local(
             part, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
         )
+
+    def whole(self, part: Tensor, number: int) -> Tensor:
+        """The whole of a tensor of a member's local shape, which is a collective call if it is sharded."""
+        return full(self.as_state(part, number)) if self.is_sharded else part
 
     def state_of(self, number: int) -> dict[str, Any]:
         """The state of a member: views of the vectors and of the counters."""
@@ -266,8 +270,10 @@ class Flat:
             number: The member.
             numbers: Those of :meth:`next_numbers`.
         """
-        own = {name: float(v[number]) if isinstance(v, np.ndarray) else v for name, v in numbers.items()}
-        hp = Hyper(**own, prior_mean=0.0, **dict(self.kind.statics))
+        hp = Hyper(**numbers, prior_mean=0.0, **dict(self.kind.statics))
+        for name, value in numbers.items():
+            if isinstance(value, np.ndarray):
+                setattr(hp, name, float(value[number]))
         if self.kind.per_weight:
             for name in PER_WEIGHT:
                 setattr(hp, name, self.part(name, number))
@@ -277,7 +283,9 @@ class Flat:
 
     def variance(self, rule: Rule, number: int, hp: Hyper) -> Tensor:
         """Posterior variance of a member with its :meth:`hyper`, in its local shape; 0 without noise."""
-        state = {name: self.part(name, number) for name in rule.state}
+        state = {}
+        for name in rule.state:
+            state[name] = self.part(name, number)
         precision = rule.posterior_precision(state, hp)
         return precision.reciprocal() if self.kind.perturb else torch.zeros_like(precision)
 

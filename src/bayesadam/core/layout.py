@@ -18,7 +18,7 @@ from bayesadam.core.flat import Flat, Kind, Member, kind_of
 from bayesadam.core.passes import PER_WEIGHT
 from bayesadam.core.rule import COUNTERS, Hyper, Rule
 from bayesadam.functional.initial_priors import initial_priors
-from bayesadam.modules.sharding import like, local
+from bayesadam.modules.sharding import is_sharded, like, local
 from bayesadam.native.memory import Misplaced, Placed, are_backed, placed
 
 WIDTHS = ("num_data", "temperature", "prior_precision", "initial_precision", "perturb")
@@ -38,6 +38,7 @@ class Layout:
     Attributes:
         built: The flats as they were built last.
         lazy: Parameters that their modules had not initialised then.
+        is_sharded: Whether any parameter is sharded over processes.
         on_device: Whether all weights are on one GPU that has kernels, and are not sharded.
         attached_names: Names of the parameters in the attached model.
     """
@@ -45,7 +46,7 @@ class Layout:
     def __init__(self, owner: Optimizer, rule: Rule, priors: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         self.owner, self.rule, self.priors = owner, rule, priors
         self.built: list[Flat] = []
-        self.on_device = False
+        self.on_device = self.is_sharded = False
         self.attached_names: Mapping[Tensor, str] = {}
         self.lazy: list[Tensor] = []
         self._static = [option.name for option in rule.options if option.static]
@@ -65,11 +66,11 @@ class Layout:
 
     def members(self) -> list[Member]:
         """All parameters, in order."""
-        return [
-            Member(parameter, group, index)
-            for group in self.owner.param_groups
-            for index, parameter in enumerate(group["params"], group["noise_index"])
-        ]
+        members = []
+        for group in self.owner.param_groups:
+            for index, parameter in enumerate(group["params"], group["noise_index"]):
+                members.append(Member(parameter, group, index))
+        return members
 
     def flats(self) -> list[Flat]:
         """The flats of all trainable parameters, built anew if parameters, groups, static options or entries of the
@@ -159,6 +160,7 @@ class Layout:
     def _build(self) -> None:
         alike: dict[Kind, list[Member]] = {}
         self.lazy = [m.parameter for m in self.members() if nn.parameter.is_lazy(m.parameter)]
+        self.is_sharded = any(is_sharded(m.parameter) for m in self.members())
         for member in self.members():
             parameter = member.parameter
             if not parameter.requires_grad or nn.parameter.is_lazy(parameter):
@@ -230,18 +232,25 @@ class Layout:
 
     def places(self) -> dict[Tensor, tuple[Flat, int]]:
         """Flat and number in it of every parameter with state; a frozen one is in a flat of its own."""
-        flats = list(self.built if self.first["weights"] != "mean" else self.flats())
-        known = {parameter for flat in flats for parameter in flat.parameters}
+        flats = self.flats() if self.owner.param_groups[0]["weights"] == "mean" else self.built
+        places: dict[Tensor, tuple[Flat, int]] = {}
+        for flat in flats:
+            for number, parameter in enumerate(flat.parameters):
+                places[parameter] = flat, number
         for member in self.members():
-            if member.parameter not in known and self.owner.state.get(member.parameter):
+            if member.parameter not in places and self.owner.state.get(member.parameter):
                 kind = kind_of(member, self.rule, per_weight=self._has_prior(member))
-                flats.append(self._flat(kind, [member]))
-        return {parameter: (flat, number) for flat in flats for number, parameter in enumerate(flat.parameters)}
+                places[member.parameter] = self._flat(kind, [member]), 0
+        return places
 
     def hypers(self, places: Sequence[tuple[Flat, int]]) -> list[Hyper]:
         """Hyper-parameters in the next step of members of flats; a device is waited for once for each flat."""
-        numbers = {flat: flat.next_numbers(self.rule) for flat in {flat for flat, _ in places}}
-        return [flat.hyper(self.rule, number, numbers[flat]) for flat, number in places]
+        hypers, numbers = [], dict[Flat, dict[str, Any]]()
+        for flat, number in places:
+            if flat not in numbers:
+                numbers[flat] = flat.next_numbers(self.rule)
+            hypers.append(flat.hyper(self.rule, number, numbers[flat]))
+        return hypers
 
     def names(self) -> dict[Tensor, str]:
         """Names of the parameters: those in the attached model, and those in groups that have names."""

@@ -47,7 +47,7 @@ class Collector:
     Attributes:
         units: Parts of the model since the last start.
         num_examples: Number of examples in the backward passes since the start.
-        generation: How often it was started; calls from before the last start are ignored.
+        generation: Options often it was started; calls from before the last start are ignored.
         paused: Whether hooks are ignored, because a module is called again.
         resumable: Whether there was a :meth:`pause`, without a :meth:`resume` or a start since.
         positions: Embeddings by name for which it is known whether their indices are positions.

@@ -57,7 +57,7 @@ class PerExampleSquares:
 
     Args:
         model: Model whose squared gradients are computed; it may be wrapped in ``DistributedDataParallel``.
-        reduction: How the loss reduces the losses of the examples: ``"mean"`` or ``"sum"``.
+        reduction: Options the loss reduces the losses of the examples: ``"mean"`` or ``"sum"``.
 
     Raises:
         ValueError: The reduction is neither, or the model is compiled or replicated over devices, so that its layers

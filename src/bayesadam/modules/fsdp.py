@@ -26,7 +26,7 @@ def unsharded(sharded: Iterable[nn.Module]) -> Iterator[None]:
     may be nested.
     """
     modules: list[Any] = [module for module in sharded if module not in _WHOLE]
-    known = [(owner, name, getattr(owner, name)) for module in modules for owner, name in _settings(module)]
+    settings = [(owner, name, getattr(owner, name)) for module in modules for owner, name in _settings(module)]
     try:
         _WHOLE.update(modules)
         for module in modules:
@@ -36,7 +36,7 @@ def unsharded(sharded: Iterable[nn.Module]) -> Iterator[None]:
             module.set_reshard_after_backward(False, recurse=False)
         yield
     finally:
-        for owner, name, value in known:
+        for owner, name, value in settings:
             setattr(owner, name, value)
         for module in modules:
             module.reshard()

@@ -16,8 +16,8 @@ def own_names(model: nn.Module, covered: Mapping[str, Tensor]) -> dict[str, str]
     """Map the names of parameters that a posterior covers, which may be those inside a wrapper, to the model's own
     names.
     """
-    own = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {name: own[id(tensor)] for name, tensor in covered.items()}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {name: names[id(tensor)] for name, tensor in covered.items()}
 
 
 class MeanNetwork:
@@ -55,7 +55,7 @@ class MeanNetwork:
         Raises:
             RuntimeError: As for :meth:`graph`.
         """
-        own = {tensor.untyped_storage().data_ptr() for tensor in self.tensors.values()}
+        addresses = {tensor.untyped_storage().data_ptr() for tensor in self.tensors.values()}
         sizes: dict[int, int] = {}
 
         def pack(tensor: Tensor) -> Tensor:
@@ -64,8 +64,8 @@ class MeanNetwork:
             return tensor.detach()
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            found = self.graph(batch)
-        return found.numel(), sum(size for address, size in sizes.items() if address not in own)
+            output = self.graph(batch)
+        return output.numel(), sum(size for address, size in sizes.items() if address not in addresses)
 
     def outputs(self, batch: Any) -> Tensor:
         """The whole output of the model itself."""
@@ -83,10 +83,10 @@ class MeanNetwork:
                 them.
         """
         with torch.enable_grad(), RefusingReentrant(self.tensors[name] for name in self.names):
-            found = self.parts(batch, self.tensors)
-        if not found.requires_grad:
+            output = self.parts(batch, self.tensors)
+        if not output.requires_grad:
             raise RuntimeError(
                 "the model's output must be differentiable with respect to the random weights, got one that does not "
                 "depend on them"
             )
-        return found
+        return output

@@ -49,21 +49,21 @@ class FollowedTrain:
 def follow(follower: Any, model: nn.Module) -> None:
     """Tell the follower of every ``model.train()`` and ``model.eval()`` from now on, by its ``follow_mode``."""
     inner = innermost(model)
-    known = vars(inner).get("train")
-    if not isinstance(known, FollowedTrain):
-        known = FollowedTrain(inner)
-        vars(inner)["train"] = known
-    if all(reference() is not follower for reference in known.followers):
-        known.followers.append(weakref.ref(follower))
+    train = vars(inner).get("train")
+    if not isinstance(train, FollowedTrain):
+        train = FollowedTrain(inner)
+        vars(inner)["train"] = train
+    if all(reference() is not follower for reference in train.followers):
+        train.followers.append(weakref.ref(follower))
 
 
 def unfollow(follower: Any, model: nn.Module) -> None:
     """Stop telling the follower of the model's modes."""
     inner = innermost(model)
-    known = vars(inner).get("train")
-    if isinstance(known, FollowedTrain):
-        known.followers = [reference for reference in known.followers if reference() not in (None, follower)]
-        if not known.followers:
+    train = vars(inner).get("train")
+    if isinstance(train, FollowedTrain):
+        train.followers = [reference for reference in train.followers if reference() not in (None, follower)]
+        if not train.followers:
             del vars(inner)["train"]
 
 

@@ -1,12 +1,14 @@
-"""Networks inside wrappers; the names of weights are those of the innermost network."""
+"""Networks inside wrappers; the names of weights and buffers are those of the innermost network."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 
 from bayesadam.checks import check_model
+from bayesadam.modules.sharding import full
 
 
 def unwrapping(model: nn.Module) -> Iterator[nn.Module]:
@@ -36,5 +38,18 @@ def innermost(model: nn.Module) -> nn.Module:
 
 def names_in(model: nn.Module) -> dict[Tensor, str]:
     """The names of a model's parameters, without prefixes of DDP or torch.compile."""
-    inner = innermost(model)
-    return {parameter: name for name, parameter in inner.named_parameters()}
+    names: dict[Tensor, str] = {}
+    for name, parameter in innermost(model).named_parameters():
+        names[parameter] = name
+    return names
+
+
+@torch.no_grad()
+def buffers_of(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of a model's buffers by name, such as running statistics, without those that its state dict leaves out."""
+    buffers = {}
+    for path, module in innermost(model).named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                buffers[f"{path}.{name}" if path else name] = full(buffer).clone()
+    return buffers

@@ -81,8 +81,8 @@ class Graph:
                 )
             else:
                 values[number] = _call(step, values)
-            found = values[number]
-            uncertain = isinstance(found, Moments) and found.variance is not None
+            value = values[number]
+            uncertain = isinstance(value, Moments) and value.variance is not None
             units[number] = step.units(number, units) if uncertain else ()
             for used in step.last:
                 del values[used]
@@ -100,17 +100,19 @@ class Graph:
         covariance: bool,
     ) -> Moments:
         def weights_of(name: str) -> Moments | None:
-            own = getattr(module, name)
-            if own is None:
+            tensor = getattr(module, name)
+            if tensor is None:
                 return None
-            return weights.get(self._names[f"{step.target}.{name}"]) or Moments(own)
+            return weights.get(self._names[f"{step.target}.{name}"]) or Moments(tensor)
 
         (x,) = (_filled(value, values) for value in (*step.args, *step.kwargs.values()))
-        found = MODULES[kind_of(module)](module, x, weights_of)
+        moments = MODULES[kind_of(module)](module, x, weights_of)
         weight = weights_of("weight") if covariance else None
         if weight is None or x.variance is None:
-            return found
-        return Moments(found.mean, found.variance, maps.output_covariance(x.variance, weight.mean, found.spread()))
+            return moments
+        return Moments(
+            moments.mean, moments.variance, maps.output_covariance(x.variance, weight.mean, moments.spread())
+        )
 
 
 def _call(step: Step, values: Mapping[int, Any]) -> Any:

@@ -19,8 +19,8 @@ from bayesadam.checks import check_model
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood
-from bayesadam.modules.buffers import buffers_of
 from bayesadam.modules.calls import Inputs, arguments, computes_as, version_of
+from bayesadam.modules.wrappers import buffers_of
 from bayesadam.moments.objectives import expected_log_likelihood
 from bayesadam.moments.observer import Observer
 from bayesadam.moments.values import Moments
@@ -198,7 +198,7 @@ class LastLayerModule(nn.Module):
         are Gaussian.
         """
         prior = f"{type(self.prior).__name__}({self.prior.extra_repr()})"
-        told = {"method": "variational_last_layer", "structure": "last_layer", "prior": prior}
+        hyperparameters = {"method": "variational_last_layer", "structure": "last_layer", "prior": prior}
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad or name in self._names}
         values = {name: p.detach().to(wide(p.dtype), copy=True) for name, p in trained.items()}
         mean = {name: values[name] for name in self._names}
@@ -206,11 +206,11 @@ class LastLayerModule(nn.Module):
         random: DenseGaussian | DiagonalGaussian
         if self.lower is None:
             variance = {name: (2.0 * log_scale.detach()).exp() for name, log_scale in self._log_scales().items()}
-            random = DiagonalGaussian(mean, variance, hyperparameters=told)
+            random = DiagonalGaussian(mean, variance, hyperparameters=hyperparameters)
         else:
-            random = DenseGaussian.from_scale_tril(mean, self._scale_tril(), hyperparameters=told)
-        found = PartialGaussian(random, fixed, order=list(values)) if fixed else random
-        return found.with_buffers(buffers_of(self.model))
+            random = DenseGaussian.from_scale_tril(mean, self._scale_tril(), hyperparameters=hyperparameters)
+        posterior = PartialGaussian(random, fixed, order=list(values)) if fixed else random
+        return posterior.with_buffers(buffers_of(self.model))
 
     def _scale_tril(self) -> Tensor:
         """Cholesky factor of the covariance of all weights, row by row, followed by that of the biases."""
@@ -295,10 +295,10 @@ def own_parameters(model: nn.Module, layer: str) -> dict[str, nn.Parameter]:
         ValueError: One is frozen, or shared with another module.
     """
     prefix = f"{layer}." if layer else ""
-    own = {f"{prefix}{key}": parameter for key, parameter in model.get_submodule(layer).named_parameters()}
+    parameters = {f"{prefix}{key}": parameter for key, parameter in model.get_submodule(layer).named_parameters()}
     everywhere = [id(p) for _, p in model.named_parameters(remove_duplicate=False)]
-    for name, parameter in own.items():
+    for name, parameter in parameters.items():
         if not parameter.requires_grad or everywhere.count(id(parameter)) > 1:
             state = "shared with another module" if parameter.requires_grad else "frozen"
             raise ValueError(f"last_layer must have trainable parameters of its own, got {name!r}, which is {state}")
-    return own
+    return parameters

@@ -92,8 +92,8 @@ def _adaptive_avg_pool(module: nn.AdaptiveAvgPool2d, x: Moments, weights: Weight
 def _max_pool(module: nn.MaxPool2d, x: Moments, weights: Weights) -> Moments:
     rule = FUNCTIONS[getattr(functional, f"max_pool{type(module).__name__[-2:].lower()}")]
     options = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
-    found: Moments = rule(x, **{option: getattr(module, option) for option in options})
-    return found
+    moments: Moments = rule(x, **{option: getattr(module, option) for option in options})
+    return moments
 
 
 @register(nn.Embedding)
@@ -106,10 +106,10 @@ def _embedding(module: nn.Embedding, x: Moments, weights: Weights) -> Moments:
     assert weight is not None
     if module.max_norm is not None:
         raise ValueError(f"max_norm must be None to propagate moments through an embedding, got {module.max_norm!r}")
-    found = weight.moved(partial(functional.embedding, x.mean, padding_idx=module.padding_idx))
-    if found.variance is None or module.padding_idx is None:
-        return found
-    return Moments(found.mean, found.variance.masked_fill((x.mean == module.padding_idx).unsqueeze(-1), 0.0))
+    rows = weight.moved(partial(functional.embedding, x.mean, padding_idx=module.padding_idx))
+    if rows.variance is None or module.padding_idx is None:
+        return rows
+    return Moments(rows.mean, rows.variance.masked_fill((x.mean == module.padding_idx).unsqueeze(-1), 0.0))
 
 
 @register(nn.Dropout, elementwise=True)

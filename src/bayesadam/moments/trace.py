@@ -72,10 +72,10 @@ class Step:
         if all(parts) and any(all(_within(unit, b) for unit in a) for a, b in permutations(parts, 2)):
             name = getattr(self.target, "__name__", self.target)
             raise unsupported(f"the function {name!r} of a random value and itself, or a function of itself")
-        found = () if self.mixing else tuple(dict.fromkeys(unit for used in self.inputs for unit in before[used]))
+        units = () if self.mixing else tuple(dict.fromkeys(unit for used in self.inputs for unit in before[used]))
         if self.index is not None:
-            found = tuple((*unit, self.index) for unit in found)
-        return found or ((number,),)
+            units = tuple((*unit, self.index) for unit in units)
+        return units or ((number,),)
 
 
 def _within(unit: tuple[Any, ...], units: Units) -> bool:

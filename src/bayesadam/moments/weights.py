@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bayesadam.bayes_by_backprop.parameters import InitialStd, as_posterior, escaped, initial, random_parameters
 from bayesadam.functional import empirical, kl
 from bayesadam.functional.curvature import wide
-from bayesadam.modules.buffers import buffers_of
+from bayesadam.modules.wrappers import buffers_of
 from bayesadam.moments.values import Moments
 from bayesadam.posterior import BernoulliPosterior, DiagonalGaussian
 from bayesadam.priors import EmpiricalGaussianPrior, Prior, as_prior
@@ -141,13 +141,13 @@ class BernoulliWeights(nn.Module):
 
     def moments(self) -> dict[str, Moments]:
         """Return the moments of the random weights, by the model's names."""
-        found = {}
+        moments = {}
         for name in self._names:
             scale, logit = self._of(name)
             probability = logit.sigmoid()
             mean = scale * probability
-            found[name] = Moments(mean, scale * mean * torch.sigmoid(-logit))
-        return found
+            moments[name] = Moments(mean, scale * mean * torch.sigmoid(-logit))
+        return moments
 
     def kl_divergence(self) -> Tensor:
         """``KL(q || prior)`` in nats, summed over the random weights, not averaged: 0-d float64, differentiable."""
@@ -167,8 +167,8 @@ class BernoulliWeights(nn.Module):
             elif parameter.requires_grad:
                 scale[name] = parameter.detach().to(wide(parameter.dtype), copy=True)
                 probability[name] = torch.ones_like(scale[name])
-        told = {**hyperparameters, "prior": self.prior}
-        return BernoulliPosterior(probability, scale, hyperparameters=told).with_buffers(buffers_of(self.model))
+        described = {**hyperparameters, "prior": self.prior}
+        return BernoulliPosterior(probability, scale, hyperparameters=described).with_buffers(buffers_of(self.model))
 
     def _of(self, name: str) -> tuple[Tensor, Tensor]:
         return getattr(self.scale, escaped(name)), getattr(self.logit, escaped(name))

@@ -27,12 +27,17 @@ def names_of(layout: Layout, model: nn.Module) -> dict[Tensor, str]:
     names = names_in(inner)
     for parameter, group, _ in layout.members():
         if parameter not in names and group["perturb"]:
-            raise ValueError(
-                f"model must have all perturbed parameters of the optimiser, got a model without "
-                f"{layout.name_of(parameter)} of shape {tuple(parameter.shape)} (those of a likelihood belong into a "
-                "group with perturb=False)"
-            )
+            raise not_in_model(layout, parameter)
     return names
+
+
+def not_in_model(layout: Layout, parameter: Tensor) -> ValueError:
+    """The error for a perturbed parameter that does not belong to the model."""
+    return ValueError(
+        f"model must have all perturbed parameters of the optimiser, got a model without "
+        f"{layout.name_of(parameter)} of shape {tuple(parameter.shape)} (those of a likelihood belong into a "
+        "group with perturb=False)"
+    )
 
 
 def named_alike(group: dict[str, Any], groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, str]) -> Any:
@@ -61,9 +66,9 @@ def parameters_of(optimizer: Any) -> set[Tensor]:
 
 def add_hooks(optimizer: Any, model: nn.Module) -> None:
     """Make state dicts of the model, its parts and its wrappers save and load the mean while weights hold a sample."""
-    own = parameters_of(optimizer)
+    trained = parameters_of(optimizer)
     for module in model.modules():
-        if optimizer not in attached(module) and not own.isdisjoint(module.parameters()):
+        if optimizer not in attached(module) and not trained.isdisjoint(module.parameters()):
             module.register_state_dict_post_hook(_GiveMean(optimizer))  # type: ignore[no-untyped-call]
             module.register_load_state_dict_post_hook(_TakeMean(optimizer))  # type: ignore[no-untyped-call]
 
@@ -86,11 +91,11 @@ def join(optimizer: Any, model: nn.Module) -> None:
 def share_noise(first: Any, second: Any) -> bool:
     """Whether two optimisers perturb different parameters by the same noise."""
     seeds = {optimizer.param_groups[0]["seed"] for optimizer in (first, second)}
-    own, others = (
+    perturbed, others = (
         {parameter for group in optimizer.param_groups if group["perturb"] for parameter in group["params"]}
         for optimizer in (first, second)
     )
-    return len(seeds) == 1 and bool(own and others) and own.isdisjoint(others)
+    return len(seeds) == 1 and bool(perturbed and others) and perturbed.isdisjoint(others)
 
 
 def warn_of_other_values(name: str) -> None:

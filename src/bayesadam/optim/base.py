@@ -19,8 +19,9 @@ from bayesadam.core.flat import Flat
 from bayesadam.core.passes import followed
 from bayesadam.core.rule import Hyper
 from bayesadam.core.sampling import MEAN
-from bayesadam.modules.buffers import buffers_of
-from bayesadam.modules.sharding import full, local
+from bayesadam.modules.fsdp import spread
+from bayesadam.modules.sharding import local
+from bayesadam.modules.wrappers import buffers_of, innermost, names_in
 from bayesadam.optim import attach, groups, priors
 from bayesadam.optim.checkpoint import Checkpointed
 from bayesadam.posterior import DiagonalGaussian
@@ -159,8 +160,8 @@ class PerturbedOptimizer(Checkpointed):
             raise RuntimeError("add_param_group() must be called when the weights hold the mean: call eval() first")
         groups.check_ordered(param_group["params"])
         groups.check_effective(param_group, self.defaults)
-        known = {name: value for name, value in param_group.items() if name in self.defaults}
-        param_group = {**param_group, **groups.settled(known)}
+        settings = {name: value for name, value in param_group.items() if name in self.defaults}
+        param_group = {**param_group, **groups.settled(settings)}
         group = {**self.defaults, **param_group}
         self.check_group(group)
         groups.check_shared(group, self.param_groups, self.shared)
@@ -312,18 +313,22 @@ class PerturbedOptimizer(Checkpointed):
             ValueError: A perturbed parameter does not belong to the model.
         """
         covered = self._covered(model)
-        means = {name: self._mean_of(flat, number) for name, flat, number in covered}
-        hypers = dict(
-            zip(means, self._engine.layout.hypers([(flat, number) for _, flat, number in covered]), strict=True)
-        )
-        variances = {
-            name: full(flat.as_state(flat.variance(self.rule, number, hypers[name]), number))
-            for name, flat, number in covered
-        }
+        hypers = self._engine.layout.hypers(list(covered.values()))
+        means, variances = {}, {}
+        for (name, (flat, number)), hyper in zip(covered.items(), hypers, strict=True):
+            mean, weights = flat.part("mean", number), flat.parameters[number].detach()
+            if flat.is_sharded:
+                weights = local(weights)
+            if flat not in self._engine.weights.flats:  # the weights hold the mean
+                mean = weights if mean.dtype == weights.dtype else followed(mean, weights)
+            means[name] = flat.whole(mean.clone(), number)
+            variances[name] = flat.whole(flat.variance(self.rule, number, hyper), number)
         origins = self._origins(covered, variances, hypers)
-        found = DiagonalGaussian(means, variances, hyperparameters={**self._reported(), PER_TENSOR: origins})
+        posterior = DiagonalGaussian(means, variances, hyperparameters={**self._reported(), PER_TENSOR: origins})
         model = self._take_names() if model is None else model
-        return found if model is None else found.with_buffers(buffers_of(model))
+        if model is not None:
+            posterior.buffers = buffers_of(model)
+        return posterior
 
     def report(self, model: nn.Module | None = None) -> PosteriorReport:
         """Report what the posterior has learned, for each tensor: the widths, and the share of the start in them.
@@ -334,16 +339,24 @@ class PerturbedOptimizer(Checkpointed):
         steps = max((int(state["step"]) for state in self.state.values() if "step" in state), default=0)
         return replace(self.posterior(model).report(), steps=steps)
 
-    def _covered(self, model: nn.Module | None) -> list[tuple[str, Flat, int]]:
-        """Name, flat and number in it of every parameter that the posterior covers, in order."""
+    def _covered(self, model: nn.Module | None) -> dict[str, tuple[Flat, int]]:
+        """Flat and number in it of every parameter that the posterior covers, by name and in order."""
         layout = self._engine.layout
-        names = layout.names() if model is None else attach.names_of(layout, model)
         places = layout.places()
+        if model is not None and layout.is_sharded:
+            spread(innermost(model))
+        names = layout.names() if model is None else names_in(model)
         covered: dict[str, tuple[Flat, int]] = {}
         for parameter, group, _ in layout.members():
-            if parameter not in places:
-                continue
-            if parameter in names:
+            if parameter not in names and group["perturb"]:
+                if model is not None:
+                    raise attach.not_in_model(layout, parameter)
+                if parameter in places:
+                    raise RuntimeError(
+                        "posterior() must know the parameters' names: give it the model, construct the optimiser from "
+                        "model.named_parameters(), or call attach(model)"
+                    )
+            if parameter in names and parameter in places:
                 name = names[parameter]
                 if name in covered:
                     raise RuntimeError(
@@ -351,51 +364,44 @@ class PerturbedOptimizer(Checkpointed):
                         "all parameters from one module that contains them, or give it the model"
                     )
                 covered[name] = places[parameter]
-            elif group["perturb"]:
-                raise RuntimeError(
-                    "posterior() must know the parameters' names: give it the model, construct the optimiser from "
-                    "model.named_parameters(), or call attach(model)"
-                )
-        return [(name, flat, number) for name, (flat, number) in covered.items()]
-
-    def _mean_of(self, flat: Flat, number: int) -> Tensor:
-        """A copy of the mean of a member, whole if it is sharded."""
-        mean = flat.part("mean", number)
-        if flat not in self._engine.weights.flats:
-            mean = followed(mean, local(flat.parameters[number]).detach())
-        return full(flat.as_state(mean.clone(), number))
+        return covered
 
     def _origins(
-        self, covered: Sequence[tuple[str, Flat, int]], variances: Mapping[str, Tensor], hypers: Mapping[str, Hyper]
+        self, covered: Mapping[str, tuple[Flat, int]], variances: Mapping[str, Tensor], hypers: Sequence[Hyper]
     ) -> dict[str, dict[str, Any]]:
         """Share of the initial precision in that of each noisy tensor, and its prior precision, averaged over weights.
 
         The share is ``B (initial_precision - lambda) sigma^2``, where ``B`` is the weight of the start in the running
         curvature. A device is waited for once.
         """
-        origins: dict[str, Tensor] = {}
-        for name, flat, number in covered:
+        names, averages = [], list[Tensor]()
+        for (name, (flat, number)), hp in zip(covered.items(), hypers, strict=True):
             if not flat.kind.perturb:
                 continue
-            hp, variance = hypers[name], variances[name]
+            variance = variances[name]
             prior = hp.prior_precision * (hp.temperature > 0) if self.has_prior else 0.0
-            start = torch.as_tensor(hp.initial_weight * (hp.initial_precision - prior), dtype=torch.float64)
-            prior = torch.as_tensor(prior, dtype=variance.dtype)
-            if start.ndim:  # each weight has its own
-                start, prior = full(flat.as_state(start, number)), full(flat.as_state(prior, number))
+            start = hp.initial_weight * (hp.initial_precision - prior)
+            if isinstance(start, Tensor):  # each weight has its own
+                start = flat.whole(start.double(), number)
+            if isinstance(prior, Tensor):
+                prior = flat.whole(prior, number)
+                prior = (prior * variance).sum() / variance.sum()
             share = (start * variance).clamp(0.0, 1.0).mean()
-            prior = (prior * variance).sum() / variance.sum() if prior.ndim else prior
-            both = [value.to(variance, non_blocking=True) for value in (share, prior)]
-            origins[name] = torch.stack(both)
-        device = next((origin.device for origin in origins.values()), None)
-        read = torch.stack([origin.to(device) for origin in origins.values()]).tolist() if origins else []
-        return {
-            name: {"start_share": share if self.tracks_start else None, "prior_precision": prior}
-            for name, (share, prior) in zip(origins, read, strict=True)
-        }
+            names.append(name)
+            for value in (share, prior if isinstance(prior, Tensor) else torch.full_like(share, prior)):
+                averages.append(value.to(averages[0]) if averages else value)
+        origins: dict[str, dict[str, Any]] = {}
+        read = torch.stack(averages).tolist() if averages else []
+        for name, share, prior in zip(names, read[::2], read[1::2], strict=True):
+            origins[name] = {"start_share": share if self.tracks_start else None, "prior_precision": prior}
+        return origins
 
     def _reported(self) -> dict[str, Any]:
-        first = self.param_groups[0]
-        names = ("num_data", "prior_precision", "temperature", "seed")
-        found = {"method": type(self).__name__, **{name: first[name] for name in names if name in first}}
-        return found | {"temperature": self.cooling * first["temperature"]} if "temperature" in first else found
+        """What a posterior says of its training, besides the tensors."""
+        reported: dict[str, Any] = {"method": type(self).__name__}
+        for name in ("num_data", "prior_precision", "temperature", "seed"):
+            if name in self.param_groups[0]:
+                reported[name] = self.param_groups[0][name]
+        if "temperature" in reported:
+            reported["temperature"] = self.cooling * reported["temperature"]
+        return reported

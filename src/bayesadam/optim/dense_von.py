@@ -16,9 +16,9 @@ from bayesadam.checks import check
 from bayesadam.core.flat import draw_of
 from bayesadam.core.update import NotPositive
 from bayesadam.functional import hessian as derivatives
-from bayesadam.modules.buffers import buffers_of, of_training
+from bayesadam.modules.batch_norm import of_training
 from bayesadam.modules.sharding import rank_and_size
-from bayesadam.modules.wrappers import names_in
+from bayesadam.modules.wrappers import buffers_of, names_in
 from bayesadam.optim import groups
 from bayesadam.optim.newton import CLIP_RADIUS
 from bayesadam.posterior import DenseGaussian

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from bayesadam import noise
 from bayesadam.likelihoods import Likelihood
-from bayesadam.modules.buffers import buffers_of
 from bayesadam.modules.exclusive import Parts
 from bayesadam.modules.padding import padding_rows
+from bayesadam.modules.wrappers import buffers_of
 from bayesadam.population.losses import Losses
 from bayesadam.population.objective import Objective
 from bayesadam.posterior import DiagonalGaussian

@@ -8,7 +8,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
@@ -18,15 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam import files
-from bayesadam.checks import check, check_model, truths
-from bayesadam.modules.exclusive import exclusively
-from bayesadam.modules.fsdp import Write, unsharded, writing_parts
+from bayesadam.checks import check, truths
+from bayesadam.modules.exclusive import matching_buffers, matching_parameters, opened
+from bayesadam.modules.fsdp import Write, writing_parts
 from bayesadam.modules.padding import padding_rows
 from bayesadam.modules.sharding import local
-from bayesadam.modules.train_mode import quietly
-from bayesadam.modules.wrappers import innermost, unwrapping
 from bayesadam.native.memory import PLAIN
-from bayesadam.posterior.network import NetworkDistribution
+from bayesadam.posterior.distribution import NetworkDistribution
 
 Self = TypeVar("Self", bound="Posterior")
 _VERSION = attrgetter("_version")
@@ -46,7 +44,7 @@ class Posterior(NetworkDistribution):
     Attributes:
         mean: Mean of every weight tensor, by the name that ``named_parameters()`` gives it.
         variance: Variance of every weight, by the names of ``mean``.
-        hyperparameters: How the posterior was found, as plain JSON values, for people and for reports.
+        hyperparameters: Options the posterior was found, as plain JSON values, for people and for reports.
         buffers: Tensors of the network that are no parameters, such as the running statistics of batch norm, by the
             name that ``named_buffers()`` gives them. They are the same in all samples, are saved with the posterior,
             and are put into a network together with the weights. A mixture has none; its components have them.
@@ -59,7 +57,7 @@ class Posterior(NetworkDistribution):
     hyperparameters: dict[str, Any]
     buffers: Mapping[str, Tensor] = MappingProxyType({})
     parts: ClassVar[tuple[str, ...]] = ()
-    _known_random: tuple[list[int] | None, list[Tensor], tuple[str, ...]] = (None, [], ())
+    _latest_random: tuple[list[int] | None, list[Tensor], tuple[str, ...]] = (None, [], ())
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -111,11 +109,11 @@ class Posterior(NetworkDistribution):
         values = list(self.variance.values())
         counted = not any(map(Tensor.is_inference, values))  # the changes of others are not
         versions = [*map(id, values), *map(_VERSION, values)] if counted else None
-        known, _, names = self._known_random  # together, since another thread may replace them
-        if versions is None or known != versions:
+        latest, _, names = self._latest_random  # together, since another thread may replace them
+        if versions is None or latest != versions:
             has = truths(value.any() for value in values)
             names = tuple(name for name, random in zip(self.variance, has, strict=True) if random)
-            self._known_random = versions, values, names  # the tensors are kept, so that their identities stay theirs
+            self._latest_random = versions, values, names  # the tensors are kept, so that their identities stay theirs
         return names
 
     @abc.abstractmethod
@@ -142,8 +140,8 @@ class Posterior(NetworkDistribution):
             TypeError: The class of the posterior does not define how it is scaled.
         """
         check("factor", factor, "a finite number of at least 0", lambda value: 0 <= value < math.inf)
-        told = {**self.hyperparameters, "scaled": self.hyperparameters.get("scaled", 1.0) * float(factor)}
-        return self._scaled(float(factor), told).with_buffers(self.buffers)
+        hyperparameters = {**self.hyperparameters, "scaled": self.hyperparameters.get("scaled", 1.0) * float(factor)}
+        return self._scaled(float(factor), hyperparameters).with_buffers(self.buffers)
 
     def _scaled(self: Self, factor: float, hyperparameters: Mapping[str, Any]) -> Self:
         """The result of :meth:`scaled`, with the given hyper-parameters."""
@@ -189,17 +187,21 @@ class Posterior(NetworkDistribution):
 
     def _tensors(self) -> dict[str, Tensor]:
         """The tensors of the weights that are saved, ``{"<part>/<name>": ..., ...}``."""
-        return {f"{part}/{name}": value for part in self.parts for name, value in getattr(self, part).items()}
+        tensors = {}
+        for part in self.parts:
+            for name, value in getattr(self, part).items():
+                tensors[f"{part}/{name}"] = value
+        return tensors
 
     @classmethod
     def _from_tensors(cls: type[Self], tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Self:
         """The inverse of :meth:`_tensors`."""
-        found: dict[str, dict[str, Tensor]] = {part: {} for part in cls.parts}
+        values_by_part: dict[str, dict[str, Tensor]] = {part: {} for part in cls.parts}
         for key, value in tensors.items():
             part, _, name = key.partition("/")
-            found[part][name] = value
+            values_by_part[part][name] = value
         make: Any = cls
-        posterior: Self = make(*found.values(), hyperparameters=hyperparameters)
+        posterior: Self = make(*values_by_part.values(), hyperparameters=hyperparameters)
         return posterior
 
     def _with_parts(self: Self, hyperparameters: Mapping[str, Any], **parts: Mapping[str, Tensor]) -> Self:
@@ -231,31 +233,7 @@ class Posterior(NetworkDistribution):
             ValueError: The model's trainable parameters have other names or shapes; the message names the first
                 difference.
         """
-        check_model(model)
-        parameters = dict(model.named_parameters())
-        if not self.mean.keys() <= parameters.keys():
-            for inner in unwrapping(model):
-                parameters = dict(inner.named_parameters())
-                if self.mean.keys() <= parameters.keys():
-                    break
-        weights: dict[str, Tensor] = {}
-        for name, mean in self.mean.items():
-            if name not in parameters:
-                inside = (repr(n) for n, p in parameters.items() if n.endswith(f".{name}") and p.shape == mean.shape)
-                raise ValueError(
-                    f"the model must have a parameter {name!r} as the posterior does, got "
-                    f"{next(inside, 'none of that name')} (posterior(model) of an optimiser is that of the model alone)"
-                )
-            if parameters[name].shape != mean.shape:
-                raise ValueError(
-                    f"the model's parameter {name!r} must be of the posterior's shape {tuple(mean.shape)}, "
-                    f"got {tuple(parameters[name].shape)}"
-                )
-            weights[name] = parameters[name]
-        for name, parameter in parameters.items():
-            if parameter.requires_grad and name not in self.mean:
-                raise ValueError(f"the posterior must cover the model's trainable parameter {name!r}, got no such name")
-        return weights
+        return matching_parameters(model, self.mean)
 
     @contextmanager
     def draws(self, model: nn.Module, seed: int = 0) -> Iterator[Callable[[int | None], None]]:
@@ -268,14 +246,10 @@ class Posterior(NetworkDistribution):
         Raises:
             ValueError: The model's trainable parameters are not those of the posterior, or it lacks a buffer.
         """
-        with exclusively(model) as parts, ExitStack() as stack:
-            if parts.followed:
-                stack.enter_context(quietly(parts.followed))
-            if parts.sharded:
-                stack.enter_context(unsharded(parts.sharded))
+        with opened(model) as parts:
             weights, buffers = self.match(model), self._buffers_of(0)
             if buffers:
-                buffers = self._match_buffers(model, buffers)
+                buffers = matching_buffers(model, buffers)
             tensors = {**weights, **buffers}
             apart = self._apart_from(tensors.values())
             write = apart.writer(seed)
@@ -308,17 +282,6 @@ class Posterior(NetworkDistribution):
                     targets[name][row].copy_(self._center(number)[name][row])
 
         return put
-
-    def _match_buffers(self, model: nn.Module, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the model's buffers with the names and shapes of the posterior's, by name."""
-        buffers = dict(innermost(model).named_buffers())
-        for name, value in wanted.items():
-            if name not in buffers or buffers[name].shape != value.shape:
-                shape = f"one of shape {tuple(buffers[name].shape)}" if name in buffers else "none of that name"
-                raise ValueError(
-                    f"the model must have a buffer {name!r} of the posterior's shape {tuple(value.shape)}, got {shape}"
-                )
-        return {name: buffers[name] for name in wanted}
 
     def _center(self, number: int) -> Mapping[str, Tensor]:
         """Means of the distribution that sample ``number`` is drawn from, by name."""

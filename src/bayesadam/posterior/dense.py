@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from bayesadam import noise
-from bayesadam.checks import require
 from bayesadam.functional import gaussian
-from bayesadam.posterior.gaussian import GaussianPosterior, mean_rule
+from bayesadam.posterior.correlated import CorrelatedGaussian
+from bayesadam.posterior.gaussian_posterior import check_means
 
 MAX_WEIGHTS = 10_000
 """Largest number of weights. A float64 matrix then has 0.8 GB, several copies are needed, and its factor takes ten
@@ -26,7 +26,7 @@ ROWS = 256
 """Number of rows of the factor in one product, of which the zeros to the right are left out."""
 
 
-class DenseGaussian(GaussianPosterior):
+class DenseGaussian(CorrelatedGaussian):
     """A Gaussian over all ``D`` weights of a small network together, with any covariance.
 
     The weights are numbered tensor by tensor, in the order of ``mean``, each flattened row by row. The posterior keeps
@@ -179,20 +179,20 @@ class DenseGaussian(GaussianPosterior):
         """``L eps`` of block number ``block`` of ``TOGETHER`` samples, in rows; the latest ones are kept."""
         factor = self.scale_tril
         key = None if factor.is_inference() else (seed, block, factor._version)  # whose changes are not counted
-        of, known, found = self._latest  # together, since another thread may replace them
-        if of is not factor or key is None or known != key:
+        of, latest_key, deviations = self._latest  # together, since another thread may replace them
+        if of is not factor or key is None or latest_key != key:
             if not len(factor):
                 return factor.new_zeros(TOGETHER, 0)
             sizes = {index: mean.numel() for index, mean in enumerate(self.mean.values()) if mean.numel()}
             numbers = range(block * TOGETHER, (block + 1) * TOGETHER)
             drawn = noise.normal_many([seed], [0], numbers, sizes, stream=noise.POSTERIOR, device=factor.device)
             eps = drawn[0].double()
-            found = torch.empty_like(eps)
+            deviations = torch.empty_like(eps)
             for start in range(0, len(factor), ROWS):
                 stop = min(start + ROWS, len(factor))
-                torch.mm(eps[:, :stop], factor[start:stop, :stop].T, out=found[:, start:stop])
-            self._latest = factor, key, found
-        return found
+                torch.mm(eps[:, :stop], factor[start:stop, :stop].T, out=deviations[:, start:stop])
+            self._latest = factor, key, deviations
+        return deviations
 
     def _log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
         """The density of the joint Gaussian."""
@@ -206,11 +206,11 @@ class DenseGaussian(GaussianPosterior):
         """The scaled posterior, as in the base class; the slow check of the factor is skipped, since it stays valid."""
         return self._made(self.mean, self.scale_tril * factor, hyperparameters)
 
-    def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> DenseGaussian:
+    def _keeping(self, remaining: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> DenseGaussian:
         """The pruned posterior, as in the base class; mean, row and column of the other weights become 0."""
-        rows = torch.cat([kept[name].flatten() for name in self.mean]).unsqueeze(1)
+        rows = torch.cat([remaining[name].flatten() for name in self.mean]).unsqueeze(1)
         return self.from_scale_tril(
-            {name: torch.where(kept[name], value, 0.0) for name, value in self.mean.items()},
+            {name: torch.where(remaining[name], value, 0.0) for name, value in self.mean.items()},
             gaussian.cholesky_of_rows(torch.where(rows, self.scale_tril, 0.0)),
             hyperparameters=hyperparameters,
         )
@@ -255,9 +255,9 @@ def _checked(mean: Mapping[str, Tensor], matrix: Tensor, what: str) -> Tensor:
         raise ValueError(f"{what} must be of shape {(size, size)}, got {tuple(matrix.shape)}")
     if not matrix.is_floating_point():
         raise ValueError(f"{what} must be a floating-point tensor, got dtype {matrix.dtype}")
-    rules = [mean_rule(name, value) for name, value in mean.items()]
-    rules.append((matrix.isfinite().all(), lambda: ValueError(f"{what} must be finite, got inf or nan")))
-    require(rules)
+    check_means(mean)
+    if not matrix.isfinite().all():
+        raise ValueError(f"{what} must be finite, got inf or nan")
     return matrix.detach().to(device=device, dtype=torch.float64)
 
 

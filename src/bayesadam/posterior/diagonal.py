@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam import noise
-from bayesadam.checks import require
+from bayesadam.checks import truths
 from bayesadam.functional import gaussian
-from bayesadam.modules.buffers import buffers_of
-from bayesadam.modules.wrappers import innermost
+from bayesadam.modules.wrappers import buffers_of, innermost
 from bayesadam.posterior import around
-from bayesadam.posterior.gaussian import GaussianPosterior, mean_rule
+from bayesadam.posterior.gaussian_posterior import GaussianPosterior, sum_all, sum_of_tensors
 
 Self = TypeVar("Self", bound="DiagonalGaussian")
 
@@ -48,13 +47,17 @@ class DiagonalGaussian(GaussianPosterior):
             raise ValueError("mean must have at least one weight tensor, got none")
         if list(mean) != list(variance):
             raise ValueError(f"variance must have the names of mean {list(mean)}, got {list(variance)}")
+        valid: list[Tensor] = []
         for name, value in mean.items():
             if variance[name].shape != value.shape:
                 raise ValueError(
                     f"variance of {name!r} must be of shape {tuple(value.shape)}, got {tuple(variance[name].shape)}"
                 )
-        both = [(mean_rule(name, value), _variance_rule(name, variance[name])) for name, value in mean.items()]
-        require([rule for rules in both for rule in rules])
+            if not value.is_floating_point():
+                raise ValueError(f"mean of {name!r} must be a floating-point tensor, got dtype {value.dtype}")
+            valid += value.isfinite().all(), ((variance[name] >= 0) & variance[name].isfinite()).all()
+        if not all(truths(valid)):
+            raise _error_of_values(mean, variance)
         self.mean = dict(mean)
         self.variance = dict(variance)
         self.hyperparameters = dict(hyperparameters or {})
@@ -80,13 +83,20 @@ class DiagonalGaussian(GaussianPosterior):
         variance = {name: value.new_zeros(()).expand_as(value) for name, value in weights.items()}
         return cls(weights, variance, hyperparameters=hyperparameters).with_buffers(buffers)
 
+    def marginal(self) -> DiagonalGaussian:
+        """Return the same distribution, as for the other Gaussians."""
+        marginal = DiagonalGaussian(self.mean, self.variance, hyperparameters=self.hyperparameters)
+        return marginal.with_buffers(self.buffers)
+
     def _scale(self, names: Iterable[str]) -> Tensor:
         """Standard deviations of the named tensors' weights, ``(D,)`` in float64."""
         return torch.cat([self.variance[name].double().flatten() for name in names]).sqrt()
 
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
         """Return a function that writes samples in place, as in the base class; see also :meth:`writer_around`."""
-        std = {name: self.variance[name].sqrt() for name in self.random_names}
+        std = {}
+        for name in self.random_names:
+            std[name] = self.variance[name].sqrt()
         return self.writer_around(std, seed)
 
     def writer_around(self, std: Mapping[str, Tensor], seed: int) -> Callable[[Mapping[str, Tensor], int | None], None]:
@@ -175,26 +185,12 @@ class DiagonalGaussian(GaussianPosterior):
         return self._with_parts(hyperparameters, variance=variance)
 
 
-def sum_of_tensors(terms: Iterable[Tensor]) -> Tensor:
-    """Sum of the log densities of several tensors of weights, which may be on several devices, in float64."""
-    total = torch.zeros((), dtype=torch.float64)
-    for term in terms:
-        total = total.to(term.device) + term
-    return total
-
-
-def sum_all(terms: Any) -> Tensor:
-    """Sum over the elements of many tensors, 0-d float64 on the CPU."""
-    sums = [term.sum() for term in terms]
-    return torch.stack([each.to(sums[0].device) for each in sums]).sum().cpu()
-
-
-def _variance_rule(name: str, variance: Tensor) -> tuple[Tensor, Callable[[], ValueError]]:
-    """The rule of variances for :func:`bayesadam.checks.require`."""
-    good = (variance >= 0) & variance.isfinite()
-
-    def error() -> ValueError:
-        worst = float(variance[~good][0])
-        return ValueError(f"variance of {name!r} must be finite and not negative, got {worst!r}")
-
-    return good.all(), error
+def _error_of_values(mean: Mapping[str, Tensor], variance: Mapping[str, Tensor]) -> ValueError:
+    """The error for the first tensor whose values are not those of a Gaussian."""
+    for name, value in mean.items():
+        if not value.isfinite().all():
+            return ValueError(f"mean of {name!r} must be finite, got inf or nan")
+        bad = variance[name][~((variance[name] >= 0) & variance[name].isfinite())]
+        if len(bad):
+            break
+    return ValueError(f"variance of {name!r} must be finite and not negative, got {float(bad[0])!r}")

@@ -15,12 +15,13 @@ from bayesadam.checks import require
 from bayesadam.functional import gaussian
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.functional.kronecker import between, rotate
+from bayesadam.posterior.correlated import CorrelatedGaussian
 from bayesadam.posterior.dense import MAX_WEIGHTS
-from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all, sum_of_tensors
-from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.posterior.diagonal import DiagonalGaussian
+from bayesadam.posterior.gaussian_posterior import GaussianPosterior, sum_all, sum_of_tensors
 
 
-class KroneckerGaussian(GaussianPosterior):
+class KroneckerGaussian(CorrelatedGaussian):
     """Independent Gaussians over weight tensors, each with covariance ``(L kron R) diag(v) (L kron R)'``.
 
     A tensor is treated as a matrix: its first axis gives the ``O`` rows, all other axes together the ``I`` columns, and
@@ -179,19 +180,19 @@ class KroneckerGaussian(GaussianPosterior):
 
     def _divergence(self, prior: KroneckerGaussian, name: str) -> Tensor:
         """The KL divergence of one tensor: that of the marginals in the prior's bases plus the total correlation."""
-        mean, own = self.mean[name].double(), self.eigenvalues[name].double()
+        mean, eigenvalues = self.mean[name].double(), self.eigenvalues[name].double()
         left, right = (None if basis is None else basis.to(mean.device) for basis in prior.bases(name))
         shift = rotate(as_matrix(mean - prior.mean[name].to(mean.device).double(), mean), left, right)
         marginal = self._marginal(name, left, right).double()
         there = as_matrix(prior.eigenvalues[name].to(mean.device).double(), mean)
         terms = gaussian.kl_divergence(shift, as_matrix(marginal, mean), torch.zeros_like(shift), there).sum()
-        random = own > 0
-        return terms + 0.5 * (marginal[random].log() - own[random].log()).sum().clamp_min(0.0)
+        random = eigenvalues > 0
+        return terms + 0.5 * (marginal[random].log() - eigenvalues[random].log()).sum().clamp_min(0.0)
 
     def _marginal(self, name: str, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
         """Variances of a tensor in these bases, in the weights' shape; in float64, or as they are kept."""
         value = self.eigenvalues[name]
-        turns = [between(other, own) for other, own in zip((left, right), self.bases(name), strict=True)]
+        turns = [between(other, basis) for other, basis in zip((left, right), self.bases(name), strict=True)]
         if turns == [None, None]:
             return value
         squares = (None if turn is None else turn.square() for turn in turns)
@@ -206,7 +207,7 @@ class KroneckerGaussian(GaussianPosterior):
         posterior.hyperparameters = dict(hyperparameters)
         return posterior
 
-    def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> KroneckerGaussian:
+    def _keeping(self, remaining: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> KroneckerGaussian:
         """Refuse to prune.
 
         Raises:
@@ -262,13 +263,13 @@ def _kept_once(bases: dict[str, Tensor]) -> dict[str, Tensor]:
 
     Only on a CPU, to which files are loaded, are their numbers compared.
     """
-    found: dict[str, Tensor] = {}
+    contiguous: dict[str, Tensor] = {}
     last: tuple[Tensor, Tensor] | None = None
     for name, basis in bases.items():
         if last is None or not (basis is last[0] or _are_equal(basis, last[1])):
             last = basis, basis.contiguous()
-        found[name] = last[1]
-    return found
+        contiguous[name] = last[1]
+    return contiguous
 
 
 def _are_equal(a: Tensor, b: Tensor) -> bool:

@@ -14,15 +14,16 @@ from bayesadam.checks import check, is_whole, require
 from bayesadam.functional import gaussian
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.functional.curvature import wide
+from bayesadam.posterior.correlated import CorrelatedGaussian
 from bayesadam.posterior.dense import MAX_WEIGHTS
-from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all
-from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.posterior.diagonal import DiagonalGaussian
+from bayesadam.posterior.gaussian_posterior import GaussianPosterior, sum_all
 
 _STEP = 1
 """Step number of the noise of the factors; the noise of the weights has step 0."""
 
 
-class LowRankGaussian(GaussianPosterior):
+class LowRankGaussian(CorrelatedGaussian):
     """A Gaussian over all weights together, with covariance ``diag(d) + sum_r f_r f_r'``.
 
     No matrix of the size of the covariance is formed, so it can be used for networks of any size. A weight whose ``d``
@@ -119,15 +120,15 @@ class LowRankGaussian(GaussianPosterior):
                 f"precision must be positive definite, got {values[0].item():.3g} as the smallest eigenvalue of its "
                 "correlations"
             )
-        kept = values[:rank]
-        kept = kept[kept < 1.0]
-        rows = (vectors[:, : len(kept)] * (1.0 / kept - 1.0).sqrt()).T * spread
+        eigenvalues = values[:rank]
+        eigenvalues = eigenvalues[eigenvalues < 1.0]
+        rows = (vectors[:, : len(eigenvalues)] * (1.0 / eigenvalues - 1.0).sqrt()).T * spread
         sizes = [value.numel() for value in mean.values()]
         diagonal, factors = {}, {}
-        for (name, value), own, part in zip(
+        for (name, value), variance, part in zip(
             mean.items(), torch.split(spread.square(), sizes), torch.split(rows, sizes, 1), strict=True
         ):
-            diagonal[name] = own.view(value.shape).to(wide(value.dtype))
+            diagonal[name] = variance.view(value.shape).to(wide(value.dtype))
             factors[name] = part.reshape(len(rows), *value.shape).to(wide(value.dtype))
         return cls(mean, diagonal, factors, hyperparameters=hyperparameters)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.checks import check, is_positive
-from bayesadam.modules.buffers import OF_TRAINING, STATISTICS
+from bayesadam.modules.batch_norm import OF_TRAINING, STATISTICS
 from bayesadam.posterior.diagonal import DiagonalGaussian
 
 
@@ -59,19 +59,19 @@ def merge(posteriors: Sequence[DiagonalGaussian], *, weights: Sequence[float] | 
     for exponent in exponents:
         check("weights", exponent, "positive and finite", is_positive)
     mean, variance = {}, {}
-    for name, own in first.mean.items():
-        means = [q.mean[name].to(own.device) for q in posteriors]
-        variances = [q.variance[name].to(own.device) for q in posteriors]
+    for name, center_of_first in first.mean.items():
+        means = [q.mean[name].to(center_of_first.device) for q in posteriors]
+        variances = [q.variance[name].to(center_of_first.device) for q in posteriors]
         center, spread = _product(means, variances, exponents)
-        mean[name], variance[name] = center.to(own.dtype), spread.to(first.variance[name].dtype)
-    told = {"merged": len(posteriors), "weights": exponents}
+        mean[name], variance[name] = center.to(center_of_first.dtype), spread.to(first.variance[name].dtype)
+    hyperparameters = {"merged": len(posteriors), "weights": exponents}
     methods = {q.hyperparameters.get("method") for q in posteriors}
     if len(methods) == 1 and None not in methods:
-        told["method"] = methods.pop()  # by which ``predict`` chooses between sampling and linearisation
+        hyperparameters["method"] = methods.pop()  # by which ``predict`` chooses between sampling and linearisation
     buffers, differ = _averaged([q.buffers for q in posteriors], exponents)
     if differ or OF_TRAINING in {q.hyperparameters.get(STATISTICS) for q in posteriors}:
-        told[STATISTICS] = OF_TRAINING
-    return DiagonalGaussian(mean, variance, hyperparameters=told).with_buffers(buffers)
+        hyperparameters[STATISTICS] = OF_TRAINING
+    return DiagonalGaussian(mean, variance, hyperparameters=hyperparameters).with_buffers(buffers)
 
 
 def _averaged(parts: Sequence[Mapping[str, Tensor]], exponents: Sequence[float]) -> tuple[dict[str, Tensor], bool]:

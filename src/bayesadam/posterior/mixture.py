@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam import noise
-from bayesadam.modules.buffers import buffers_of
-from bayesadam.modules.wrappers import innermost
+from bayesadam.modules.wrappers import buffers_of, innermost
 from bayesadam.posterior.base import Posterior, posterior_kinds
 from bayesadam.posterior.diagonal import DiagonalGaussian
-from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.posterior.gaussian_posterior import GaussianPosterior
 
 _WORD = 2**64 - 1
 
@@ -57,8 +56,8 @@ class Mixture(Posterior):
                 raise ValueError(f"components must be Gaussian posteriors or mixtures, got {type(q).__name__}")
             self.components[0]._check_weights(q, f"components[{number}]")
             self.components[0]._check_buffers(q, f"components[{number}]")
-        told = [q.hyperparameters for q in self.components]
-        self.hyperparameters = {**(hyperparameters or {}), "components": told}
+        of_components = [q.hyperparameters for q in self.components]
+        self.hyperparameters = {**(hyperparameters or {}), "components": of_components}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.components)} components, the first {self.components[0]!r})"
@@ -181,9 +180,10 @@ class Mixture(Posterior):
             parts.setdefault((number, kind), {})[rest] = value
         if [number for number, _ in parts] != [str(i) for i in range(len(parts))]:
             raise ValueError(f"components must be numbered from 0, each of one kind, got {list(parts)}")
-        kinds, told = posterior_kinds(), hyperparameters["components"]
+        kinds, of_components = posterior_kinds(), hyperparameters["components"]
         components: list[Any] = [
-            kinds[kind].from_tensors(part, of) for ((_, kind), part), of in zip(parts.items(), told, strict=True)
+            kinds[kind].from_tensors(part, of)
+            for ((_, kind), part), of in zip(parts.items(), of_components, strict=True)
         ]
         return cls(components, hyperparameters=hyperparameters)
 

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesadam.checks import require
 from bayesadam.functional import gaussian
 from bayesadam.posterior.base import posterior_kinds
+from bayesadam.posterior.correlated import CorrelatedGaussian
 from bayesadam.posterior.dense import MAX_WEIGHTS, DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
-from bayesadam.posterior.gaussian import GaussianPosterior, mean_rule
+from bayesadam.posterior.gaussian_posterior import GaussianPosterior, check_means
 from bayesadam.posterior.kronecker import KroneckerGaussian
 
 KINDS = (DenseGaussian, DiagonalGaussian, KroneckerGaussian)
 
 
-class PartialGaussian(GaussianPosterior):
+class PartialGaussian(CorrelatedGaussian):
     """A Gaussian over some weight tensors, such as those of the last layer, with point masses for all others.
 
     For the fixed weights only their values are kept. They have variance 0, samples never move them, and they add
@@ -56,7 +56,7 @@ class PartialGaussian(GaussianPosterior):
         for name in fixed:
             if name in random.mean:
                 raise ValueError(f"fixed must only have weights that are not random, got {name!r}")
-        require([mean_rule(name, value) for name, value in fixed.items()])
+        check_means(fixed)
         order = list(both if order is None else order)
         if sorted(order) != sorted(both):
             raise ValueError(f"order must have the names {sorted(both)}, got {sorted(order)}")
@@ -151,10 +151,10 @@ class PartialGaussian(GaussianPosterior):
             self.random.scaled(factor), self.fixed, order=list(self.mean), hyperparameters=hyperparameters
         )
 
-    def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> PartialGaussian:
+    def _keeping(self, remaining: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> PartialGaussian:
         """The pruned posterior, as in the base class."""
-        fixed = {name: torch.where(kept[name], value, 0.0) for name, value in self.fixed.items()}
-        random = self.random._keeping(kept, self.random.hyperparameters)
+        fixed = {name: torch.where(remaining[name], value, 0.0) for name, value in self.fixed.items()}
+        random = self.random._keeping(remaining, self.random.hyperparameters)
         return type(self)(random, fixed, order=list(self.mean), hyperparameters=hyperparameters)
 
     def _to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> PartialGaussian:

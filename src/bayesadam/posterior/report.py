@@ -125,8 +125,8 @@ def report_of(
 
 def overall_share(rows: Sequence[tuple[float | None, int]]) -> float | None:
     """Mean of the shares over weights, from pairs of a tensor's share and number of weights; None is left out."""
-    known = [(share, count) for share, count in rows if share is not None and count]
-    return sum(share * count for share, count in known) / sum(count for _, count in known) if known else None
+    counted = [(share, count) for share, count in rows if share is not None and count]
+    return sum(share * count for share, count in counted) / sum(count for _, count in counted) if counted else None
 
 
 def quantiles(values: Tensor) -> Quantiles | None:
@@ -137,11 +137,11 @@ def quantiles(values: Tensor) -> Quantiles | None:
     return low, middle, high
 
 
-def _number(told: Any, *keys: str) -> float | None:
+def _number(value: Any, *keys: str) -> float | None:
     """The number at nested keys of hyper-parameters, which may be any JSON values; ``None`` if there is none."""
     for key in keys:
-        told = told.get(key) if isinstance(told, Mapping) else None
-    return told if isinstance(told, int | float) and not isinstance(told, bool) else None
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _determined(spread: Tensor, share: float | None, prior: float | None) -> float | None:
@@ -154,7 +154,7 @@ def _determined(spread: Tensor, share: float | None, prior: float | None) -> flo
 
 def _total(rows: Sequence[TensorReport], spread: Tensor, ratio: Tensor) -> TensorReport:
     determined = [row.determined for row in rows if row.num_random]
-    known = [value for value in determined if value is not None]
+    numbers = [value for value in determined if value is not None]
     return TensorReport(
         name="all",
         shape=(),
@@ -164,7 +164,7 @@ def _total(rows: Sequence[TensorReport], spread: Tensor, ratio: Tensor) -> Tenso
         signal_to_noise=quantiles(ratio),
         start_share=overall_share([(row.start_share, row.num_random) for row in rows]),
         prior_precision=None,
-        determined=sum(known) if known and len(known) == len(determined) else None,
+        determined=sum(numbers) if numbers and len(numbers) == len(determined) else None,
     )
 
 

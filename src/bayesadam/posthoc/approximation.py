@@ -14,11 +14,11 @@ from bayesadam.calibration.safe import SAFE, Watched
 from bayesadam.checks import check, check_count, check_positive, check_temperature, is_positive, truths
 from bayesadam.curvature.ranks import unwrapped
 from bayesadam.likelihoods import Likelihood
-from bayesadam.modules.buffers import buffers_of
 from bayesadam.modules.exclusive import exclusively
+from bayesadam.modules.wrappers import buffers_of
 from bayesadam.posterior.dense import DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
-from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.posterior.gaussian_posterior import GaussianPosterior
 from bayesadam.posterior.kronecker import KroneckerGaussian
 from bayesadam.posterior.low_rank import LowRankGaussian
 from bayesadam.posterior.partial import PartialGaussian

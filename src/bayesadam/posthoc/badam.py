@@ -15,9 +15,8 @@ from bayesadam.calibration.safe import SAFE, Watched, harmless_share
 from bayesadam.checks import check, check_positive, require
 from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood, check_likelihood
-from bayesadam.modules.buffers import buffers_of
 from bayesadam.modules.sharding import full
-from bayesadam.modules.wrappers import innermost
+from bayesadam.modules.wrappers import buffers_of, innermost
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.predictive.pairs import Data

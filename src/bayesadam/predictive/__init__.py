@@ -5,12 +5,12 @@ parts.
 from bayesadam.predictive.base import PredictiveDistribution as PredictiveDistribution
 from bayesadam.predictive.batch_norm import with_batch_norm as with_batch_norm
 from bayesadam.predictive.covariance import weight_covariance as weight_covariance
-from bayesadam.predictive.gaussian import GaussianLogitsPredictive as GaussianLogitsPredictive
-from bayesadam.predictive.gaussian import GaussianPredictive as GaussianPredictive
-from bayesadam.predictive.gaussian import from_gaussian as from_gaussian
-from bayesadam.predictive.gaussian import uncertain_part as uncertain_part
+from bayesadam.predictive.gaussian_outputs import GaussianLogitsPredictive as GaussianLogitsPredictive
+from bayesadam.predictive.gaussian_outputs import GaussianPredictive as GaussianPredictive
+from bayesadam.predictive.gaussian_outputs import from_gaussian as from_gaussian
+from bayesadam.predictive.gaussian_outputs import uncertain_part as uncertain_part
 from bayesadam.predictive.mixture import MixturePredictive as MixturePredictive
-from bayesadam.predictive.plan import How as How
+from bayesadam.predictive.plan import Options as Options
 from bayesadam.predictive.predict import network_outputs as network_outputs
 from bayesadam.predictive.predict import predict as predict
 from bayesadam.predictive.result import ClassificationPredictive as ClassificationPredictive

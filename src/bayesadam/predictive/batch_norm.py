@@ -18,9 +18,10 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bayesadam.modules.buffers import OF_MEAN, OF_TRAINING, STATISTICS, buffers_of, statistics_are_fixed
+from bayesadam.modules.batch_norm import OF_MEAN, OF_TRAINING, STATISTICS, statistics_are_fixed
 from bayesadam.modules.calls import call
 from bayesadam.modules.exclusive import Parts, exclusively
+from bayesadam.modules.wrappers import buffers_of
 from bayesadam.posterior import Mixture, NetworkDistribution, Posterior
 from bayesadam.posterior.report import PER_TENSOR
 from bayesadam.predictive.batches import Rows, as_batches, groups, in_eval_mode, no_batches
@@ -107,16 +108,16 @@ def with_batch_norm(model: nn.Module, posterior: P, inputs: Any) -> P:
     if not isinstance(posterior, Posterior):
         raise ValueError(f"posterior must be a posterior over weights, got {type(posterior).__name__}")
     with WithOwnStatistics(posterior, inputs).applied(model):
-        found = posterior.with_buffers(buffers_of(model))
-    found.hyperparameters = {**posterior.hyperparameters, STATISTICS: OF_MEAN}
-    return found
+        normalized = posterior.with_buffers(buffers_of(model))
+    normalized.hyperparameters = {**posterior.hyperparameters, STATISTICS: OF_MEAN}
+    return normalized
 
 
 def warn_of_statistics(model: nn.Module, posterior: NetworkDistribution) -> None:
     """Warn if the batch norm statistics that are about to be used may be averages over samples of training."""
     parts = posterior.components if isinstance(posterior, Mixture) else (posterior,)
-    told = [part.hyperparameters for part in parts if isinstance(part, Posterior)]
-    if OF_TRAINING not in {of.get(STATISTICS, OF_TRAINING if PER_TENSOR in of else OF_MEAN) for of in told}:
+    hyperparameters = [part.hyperparameters for part in parts if isinstance(part, Posterior)]
+    if OF_TRAINING not in {of.get(STATISTICS, OF_TRAINING if PER_TENSOR in of else OF_MEAN) for of in hyperparameters}:
         return
     if not statistics_are_fixed(model):
         warnings.warn(
@@ -157,9 +158,9 @@ def estimate(model: nn.Module, layers: Iterable[_BatchNorm], batches: Iterable[R
 
 def _batches(inputs: Any, device: torch.device) -> Iterator[Rows]:
     """About ``ROWS`` rows in batches, on the device."""
-    found, single = as_batches(inputs)
+    batches, single = as_batches(inputs)
     rows = first = 0
-    for (whole,) in groups(found, device, single, 0):
+    for (whole,) in groups(batches, device, single, 0):
         if single:
             yield from _parts(whole)
             return

@@ -116,11 +116,11 @@ class Rows:
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch
-        self.count, self._known, self._shared = 1, False, list[bool]()
+        self.count, self._has_rows, self._shared = 1, False, list[bool]()
         for value in tensors_of(batch):
             length = _length(value)
-            if length is not None and not self._known:
-                self.count, self._known = length, True
+            if length is not None and not self._has_rows:
+                self.count, self._has_rows = length, True
             self._shared.append(length is None or length != self.count)
         self.size: int | None = None
         self.parts: list[Rows] = []
@@ -161,14 +161,14 @@ class Rows:
         """The same rows on a device, see :func:`placed`."""
         return self._copied(placed(self.batch, device), self.count)
 
-    def check(self, output: Tensor, *, known: bool = False) -> None:
+    def check(self, output: Tensor, *, counted: bool = False) -> None:
         """Raise ``ValueError`` if an output does not have as many rows.
 
         Args:
             output: An output for these rows.
-            known: Whether the number of rows is known, even if the batch has no tensor with an axis.
+            counted: Whether the number of rows is certain, even if the batch has no tensor with an axis.
         """
-        if (known or self._known) and output.shape[:1] != (self.count,):
+        if (counted or self._has_rows) and output.shape[:1] != (self.count,):
             raise ValueError(
                 f"output must have the {self.count} rows of the inputs along its first axis (batch_first=True, say), "
                 f"got shape {tuple(output.shape)}"
@@ -278,14 +278,14 @@ def over_batches(
     """
     batches, single = as_batches(inputs)
     apply = Chunked(function, batch_size)
-    found = []
+    results = []
     with progress_bar("predicting", length_hint(batches) or None, progress, shown=not single) as advance:
         for (rows,) in groups(batches, device, single, 0):
-            found.append(apply(rows))
+            results.append(apply(rows))
             advance()
-    if not found:
+    if not results:
         raise no_batches()
-    return tuple(joined(parts, "outputs") for parts in zip(*found, strict=True))
+    return tuple(joined(parts, "outputs") for parts in zip(*results, strict=True))
 
 
 @contextmanager

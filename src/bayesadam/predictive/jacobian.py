@@ -41,9 +41,9 @@ class Jacobians:
         """Add all contributions of a chunk of data points."""
         basis = torch.eye(covariance.total.shape[1], device=covariance.total.device)
         for names in self.groups:
-            for name, found in self.pulled(rows, names, basis.expand(rows.count, *basis.shape)).items():
-                with without_autocast([found]):
-                    covariance.add(name, found)
+            for name, products in self.pulled(rows, names, basis.expand(rows.count, *basis.shape)).items():
+                with without_autocast([products]):
+                    covariance.add(name, products)
 
 
 class Pulled:
@@ -80,8 +80,8 @@ class Pulled:
 
         def pulled(vectors: Tensor, row: list[Tensor]) -> dict[str, Tensor]:
             batch_of_one = example(row)
-            found = vjp(lambda free: self.network.parts(batch_of_one, {**tensors, **free}).flatten(), random)
-            (gradients,) = vmap(found[1])(vectors.reshape(len(vectors), -1).to(found[0].dtype))
+            pulled = vjp(lambda free: self.network.parts(batch_of_one, {**tensors, **free}).flatten(), random)
+            (gradients,) = vmap(pulled[1])(vectors.reshape(len(vectors), -1).to(pulled[0].dtype))
             return {name: gradient.unsqueeze(-1).flatten(1) for name, gradient in gradients.items()}
 
         with _PlainPReLU():
@@ -89,21 +89,23 @@ class Pulled:
 
     def _by_loop(self, rows: Rows, names: list[str], vectors: Tensor) -> dict[str, Tensor]:
         random = [self.network.tensors[name] for name in names]
-        found: dict[str, list[Tensor]] = {name: [] for name in names}
-        for row, own in enumerate(vectors):
+        gradients_by_name: dict[str, list[Tensor]] = {name: [] for name in names}
+        for row, of_row in enumerate(vectors):
             values = self.network.graph(rows.part(row, row + 1).batch)
-            for k, vector in enumerate(own.to(values.dtype), 1):
+            for k, vector in enumerate(of_row.to(values.dtype), 1):
                 gradients = torch.autograd.grad(
                     values,
                     random,
                     vector.reshape(values.shape),
-                    retain_graph=k < len(own),
+                    retain_graph=k < len(of_row),
                     allow_unused=True,
                     materialize_grads=True,
                 )
                 for name, gradient in zip(names, gradients, strict=True):
-                    found[name].append(gradient.to_dense().flatten())
-        return {name: torch.stack(gradients).view(*vectors.shape[:2], -1) for name, gradients in found.items()}
+                    gradients_by_name[name].append(gradient.to_dense().flatten())
+        return {
+            name: torch.stack(gradients).view(*vectors.shape[:2], -1) for name, gradients in gradients_by_name.items()
+        }
 
 
 class _PlainPReLU(TorchFunctionMode):

@@ -13,9 +13,9 @@ from torch.nn import functional
 from bayesadam.functional.curvature import precision
 from bayesadam.modules.calls import Output, call, first_argument, version_of
 from bayesadam.posterior import NetworkDistribution, PartialGaussian
-from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.posterior.gaussian_posterior import GaussianPosterior
 from bayesadam.predictive.batches import Chunked, Rows, as_batches, draws_in_eval_mode, groups, joined
-from bayesadam.predictive.plan import How
+from bayesadam.predictive.plan import Options
 
 WEIGHTS_BYTES = 2**26
 """Memory for the layer's weights at several samples."""
@@ -50,7 +50,7 @@ def followed(
 
 @torch.no_grad()
 def last_layer_outputs(
-    model: nn.Module, layer: nn.Linear, posterior: NetworkDistribution, inputs: Any, how: How
+    model: nn.Module, layer: nn.Linear, posterior: NetworkDistribution, inputs: Any, options: Options
 ) -> tuple[Tensor, Tensor] | None:
     """Outputs ``(N, ...)`` at the mean and ``(S, N, ...)`` at the samples.
 
@@ -58,13 +58,13 @@ def last_layer_outputs(
     :func:`random_layer` does not give the outputs, or if they depend on its weights in another way as well.
     """
     batches, single = as_batches(inputs)
-    with draws_in_eval_mode(model, posterior, how.seed) as put, followed(model, layer, how.output) as run:
+    with draws_in_eval_mode(model, posterior, options.seed) as put, followed(model, layer, options.output) as run:
 
         def features_of(rows: Rows) -> tuple[Tensor]:
             features, outputs = run(rows)
             return (outputs.new_full((rows.count, 0), torch.nan) if features is None else features,)
 
-        forward = Chunked(features_of, how.batch_size)
+        forward = Chunked(features_of, options.batch_size)
         put(None)
         parts = [(forward(rows)[0], rows) for (rows,) in groups(batches, layer.weight.device, single, 0)]
         if not parts or any(part.shape[-1] != layer.in_features for part, _ in parts):
@@ -77,7 +77,7 @@ def last_layer_outputs(
         put(None)  # the posterior may be made of the model's own tensors
         features = joined([part for part, _ in parts], "features")
         gaussian = cast("GaussianPosterior", posterior)
-        samples = outputs_at_weights(features, layer, gaussian, gaussian.match(model), how.mc_samples, how.seed)
+        samples = outputs_at_weights(features, layer, gaussian, gaussian.match(model), options.mc_samples, options.seed)
         return functional.linear(features, layer.weight, layer.bias), samples
 
 

@@ -76,10 +76,10 @@ class Layerwise:
         self.limit = limit
         self.scratch = Scratch()
         self.layers = list(_layers(network))
-        found, calls = self._graph(row)
-        self.output_bytes = sum(call.shape.numel() for call in calls) * wide(found.dtype).itemsize
+        output, calls = self._graph(row)
+        self.output_bytes = sum(call.shape.numel() for call in calls) * wide(output.dtype).itemsize
         _, self.saved_bytes = network.look(row.batch)
-        self._compare(found, calls)
+        self._compare(output, calls)
 
     def bytes_each(self, outputs: int) -> int:
         """Memory that the graph and the output gradients of one data point take, in bytes."""
@@ -91,18 +91,18 @@ class Layerwise:
         Raises:
             NotLayerwiseError: As for the class, or rows are not data points; then nothing has been added.
         """
-        found, calls = self._graph(rows)
+        output, calls = self._graph(rows)
         count = rows.count
-        outputs = found.numel() // count
-        grads = [found.new_empty(count, outputs, *call.shape[1:], dtype=wide(found.dtype)) for call in calls]
+        outputs = output.numel() // count
+        grads = [output.new_empty(count, outputs, *call.shape[1:], dtype=wide(output.dtype)) for call in calls]
         for k in range(outputs):
-            basis = found.new_zeros(count, outputs)
+            basis = output.new_zeros(count, outputs)
             basis[:, k] = 1.0
-            arrived = _gradients(found, calls, basis.view_as(found), retain=True)
+            arrived = _gradients(output, calls, basis.view_as(output), retain=True)
             for into, grad in zip(grads, arrived, strict=True):
                 into[:, k] = 0.0 if grad is None else grad
-        self._check_rows(found, calls, grads)
-        with without_autocast([found]):
+        self._check_rows(output, calls, grads)
+        with without_autocast([output]):
             for call, grad in zip(calls, grads, strict=True):
                 self._add(covariance, call, grad)
 
@@ -126,8 +126,8 @@ class Layerwise:
         """
         count, _, width = grads.shape
         variance, factor = (
-            {local: known[name] for local, name in layer.names.items() if name in known}
-            for known in (covariance.weights.variance, covariance.weights.factor)
+            {local: values[name] for local, name in layer.names.items() if name in values}
+            for values in (covariance.weights.variance, covariance.weights.factor)
         )
         spreads: dict[int, tuple[Tensor | None, Tensor]] = {}  # by the basis: a weight and its bias may have one
         for local, value in variance.items():
@@ -160,42 +160,42 @@ class Layerwise:
     def _graph(self, rows: Rows) -> tuple[Tensor, list[_Call]]:
         calls: list[_Call] = []
         with _recorded(self.layers, calls):
-            found = self.network.graph(rows.batch)
+            output = self.network.graph(rows.batch)
         if sorted(id(call.layer) for call in calls) != sorted(map(id, self.layers)):
             raise NotLayerwiseError
         for call in calls:
             axes = call.layer.form.least_axes(call.layer.module)
             if not (call.inputs.ndim >= axes and len(call.inputs) == call.shape[0] == rows.count):
                 raise NotLayerwiseError
-        return found, calls
+        return output, calls
 
-    def _check_rows(self, found: Tensor, calls: list[_Call], grads: list[Tensor]) -> None:
+    def _check_rows(self, output: Tensor, calls: list[_Call], grads: list[Tensor]) -> None:
         """Check that row ``n`` in a layer is data point ``n``, by a pass with other weights of the data points.
 
         A layer may have as many rows as there are data points by chance, for example for packed sequences of words.
         """
         count, outputs = grads[0].shape[:2]
-        weights = torch.arange(1, count + 1, device=found.device).cos().to(found.dtype)
-        direction = weights.unsqueeze(1).expand(count, outputs).reshape(found.shape)
+        weights = torch.arange(1, count + 1, device=output.device).cos().to(output.dtype)
+        direction = weights.unsqueeze(1).expand(count, outputs).reshape(output.shape)
         good = []
-        for grad, arrived in zip(grads, _gradients(found, calls, direction, retain=False), strict=True):
+        for grad, arrived in zip(grads, _gradients(output, calls, direction, retain=False), strict=True):
             expected = grad.sum(1) * weights.view(-1, *[1] * (grad.ndim - 2))
             got = torch.zeros_like(expected) if arrived is None else arrived.to(expected.dtype)
-            good.append(torch.dist(expected, got) <= precision(found) ** 0.5 * grad.norm())
+            good.append(torch.dist(expected, got) <= precision(output) ** 0.5 * grad.norm())
         if not all(truths(good)):  # a device is waited for once in a chunk, since this decides what is done with it
             raise NotLayerwiseError
 
-    def _compare(self, found: Tensor, calls: list[_Call]) -> None:
+    def _compare(self, output: Tensor, calls: list[_Call]) -> None:
         """Compare the closed forms with autograd in one direction of the outputs."""
-        direction = torch.arange(1, found.numel() + 1, device=found.device).cos().to(found.dtype).view_as(found)
+        direction = torch.arange(1, output.numel() + 1, device=output.device).cos().to(output.dtype).view_as(output)
         good = []
-        for call, grad in zip(calls, _gradients(found, calls, direction, retain=True), strict=True):
+        for call, grad in zip(calls, _gradients(output, calls, direction, retain=True), strict=True):
             names = call.layer.names
             tensors = [self.network.tensors[name] for name in names.values()]
             exact = torch.autograd.grad(
-                found, tensors, direction, retain_graph=True, allow_unused=True, materialize_grads=True
+                output, tensors, direction, retain_graph=True, allow_unused=True, materialize_grads=True
             )
-            grad = torch.zeros(call.shape, device=found.device, dtype=found.dtype) if grad is None else grad
+            grad = torch.zeros(call.shape, device=output.device, dtype=output.dtype) if grad is None else grad
             tolerance = precision(grad) ** 0.5
             with without_autocast([grad]):
                 closed = self._closed(call.layer, widened(call.inputs), widened(grad))
@@ -209,8 +209,8 @@ class Layerwise:
 def _layers(network: MeanNetwork) -> Iterator[_Layer]:
     wanted = set(network.names)
     for path, module in network.model.named_modules():
-        own = {local: f"{path}.{local}" if path else local for local in module._parameters}
-        names = {local: name for local, name in own.items() if name in wanted}
+        paths = {local: f"{path}.{local}" if path else local for local in module._parameters}
+        names = {local: name for local, name in paths.items() if name in wanted}
         form = form_of(module)
         if names and form is not None:
             wanted -= set(names.values())
@@ -238,6 +238,6 @@ def _recorded(layers: list[_Layer], calls: list[_Call]) -> Iterator[None]:
         yield
 
 
-def _gradients(found: Tensor, calls: list[_Call], direction: Tensor, *, retain: bool) -> tuple[Tensor | None, ...]:
+def _gradients(output: Tensor, calls: list[_Call], direction: Tensor, *, retain: bool) -> tuple[Tensor | None, ...]:
     edges = [call.edge for call in calls]
-    return torch.autograd.grad(found, edges, direction, retain_graph=retain, allow_unused=True)
+    return torch.autograd.grad(output, edges, direction, retain_graph=retain, allow_unused=True)

@@ -20,10 +20,10 @@ from bayesadam.native.device import working_set
 from bayesadam.posterior import NetworkDistribution, Posterior
 from bayesadam.predictive.batches import Rows, check_weights_are_used, draws_in_eval_mode, over_batches
 from bayesadam.predictive.covariance import OutputCovariance, WeightCovariance, weight_covariance
-from bayesadam.predictive.gaussian import uncertain_part
+from bayesadam.predictive.gaussian_outputs import uncertain_part
 from bayesadam.predictive.jacobian import Jacobians
 from bayesadam.predictive.layerwise import Layerwise, NotLayerwiseError
-from bayesadam.predictive.plan import How
+from bayesadam.predictive.plan import Options
 
 CHUNK_BYTES = 2**26
 """Memory on a CPU for Jacobians and intermediate values; as many data points are treated at once as fit into it."""
@@ -39,12 +39,12 @@ def linearized_outputs(
     model: nn.Module,
     posterior: NetworkDistribution,
     inputs: Any,
-    how: How,
+    options: Options,
     *,
     most: float,
 ) -> tuple[Tensor, Tensor]:
     """Outputs ``(N, ...)`` at the mean, and the covariance ``(N, K, K)`` of the ``K`` uncertain numbers of each (see
-    :func:`bayesadam.predictive.gaussian.uncertain_part`).
+    :func:`bayesadam.predictive.gaussian_outputs.uncertain_part`).
 
     Raises:
         ValueError: The posterior is not Gaussian, or does not match the model.
@@ -59,10 +59,11 @@ def linearized_outputs(
     with draws_in_eval_mode(model, posterior) as put:
         put(None)
         check_weights_are_used(inner, weights.names)
-        network = MeanNetwork(inner, weights.names, how.output, partial(uncertain_part, how.likelihood))
+        network = MeanNetwork(inner, weights.names, options.output, partial(uncertain_part, options.likelihood))
         function = _Linearized(network, weights, most)
-        found = over_batches(function, inputs, device, batch_size=how.batch_size, progress=how.progress)
-    outputs, covariance = found
+        outputs, covariance = over_batches(
+            function, inputs, device, batch_size=options.batch_size, progress=options.progress
+        )
     return outputs, covariance
 
 
@@ -79,7 +80,7 @@ class _Linearized:
         outputs = self.network.outputs(rows.batch)
         wanted = self.network.part(outputs)
         total, width = rows.count, math.prod(wanted.shape[1:])
-        rows.check(wanted, known=True)
+        rows.check(wanted, counted=True)
         if width > self.most:
             raise TooManyOutputsError(f"a row must have at most {self.most:g} outputs, got {width}")
         like = wanted.new_empty((), dtype=wide(wanted.dtype))

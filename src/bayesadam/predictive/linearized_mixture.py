@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.predictive.base import check_target, variance_of_strata
-from bayesadam.predictive.gaussian import GaussianLogitsPredictive, GaussianPredictive
+from bayesadam.predictive.gaussian_outputs import GaussianLogitsPredictive, GaussianPredictive
 from bayesadam.predictive.mixture import MixturePredictive
 from bayesadam.predictive.result import ClassificationPredictive, Predictive, RegressionPredictive
 
@@ -66,9 +66,9 @@ def mixed(parts: Sequence[Predictive]) -> Predictive:
         return GaussianMixturePredictive(cast("Sequence[GaussianPredictive]", parts))
     if isinstance(first, GaussianLogitsPredictive):
         logits = cast("Sequence[GaussianLogitsPredictive]", parts)
-        found = ClassificationPredictive(torch.cat([part.log_probs for part in logits]), binary=first.binary)
-        found.independent = True
-        return found
+        mixture = ClassificationPredictive(torch.cat([part.log_probs for part in logits]), binary=first.binary)
+        mixture.independent = True
+        return mixture
     assert isinstance(first, MixturePredictive)
     draws = torch.stack([part.outputs for part in cast("Sequence[MixturePredictive]", parts)], dim=1)
     return MixturePredictive(draws.flatten(0, 1), first.likelihood, independent=True, strata=len(parts))

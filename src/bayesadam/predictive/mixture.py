@@ -121,15 +121,15 @@ class MixturePredictive(PredictiveDistribution):
         """
         levels = self._levels(probabilities)
         try:
-            found = torch.stack([self._quantile(level) for level in levels.flatten()])
+            quantiles = torch.stack([self._quantile(level) for level in levels.flatten()])
         except MissingCapabilityError:
             if not self.likelihood.provides("sample"):
                 raise
             each = -(-DRAWS // len(self.outputs))
             draws = [self.likelihood.sample(self.outputs, seed=number).double() for number in range(each)]
             between = "higher" if self.likelihood.discrete else "linear"
-            found = torch.cat(draws).quantile(levels.flatten(), dim=0, interpolation=between)
-        return found.view(*levels.shape, *found.shape[1:]).to(self.outputs.dtype)
+            quantiles = torch.cat(draws).quantile(levels.flatten(), dim=0, interpolation=between)
+        return quantiles.view(*levels.shape, *quantiles.shape[1:]).to(self.outputs.dtype)
 
     def rescale(self, mean: Tensor | float, std: Tensor | float) -> MixturePredictive:
         """Return the distribution of ``mean + std * y``, which converts standardised targets to their original units.

@@ -24,8 +24,8 @@ from bayesadam.predictive.batches import (
     map_tensors,
     over_batches,
 )
-from bayesadam.predictive.gaussian import GaussianPredictive, from_gaussian
-from bayesadam.predictive.plan import How
+from bayesadam.predictive.gaussian_outputs import GaussianPredictive, from_gaussian
+from bayesadam.predictive.plan import Options
 from bayesadam.predictive.result import Predictive
 
 
@@ -49,7 +49,7 @@ def independent_weights(posterior: NetworkDistribution) -> dict[str, Moments]:
 
 
 @torch.no_grad()
-def propagated_outputs(model: nn.Module, posterior: NetworkDistribution, inputs: Any, how: How) -> Moments:
+def propagated_outputs(model: nn.Module, posterior: NetworkDistribution, inputs: Any, options: Options) -> Moments:
     """Moments of the outputs ``(N, ...)``, with the covariance of the outputs of a data point if the last layer is
     linear with several outputs, unless the link uses variances alone.
 
@@ -57,7 +57,7 @@ def propagated_outputs(model: nn.Module, posterior: NetworkDistribution, inputs:
         model: Network whose layers and functions have rules; see :func:`bayesadam.fawn`.
         posterior: Posterior with independent weights.
         inputs: Inputs, as for :func:`bayesadam.predict`.
-        how: The other arguments of :func:`bayesadam.predict`.
+        options: The other arguments of :func:`bayesadam.predict`.
 
     Raises:
         ValueError: The weights are not independent, or the model does not match or cannot be propagated through.
@@ -68,9 +68,9 @@ def propagated_outputs(model: nn.Module, posterior: NetworkDistribution, inputs:
     names = own_names(inner, covered)
     covered = {names[name]: tensor for name, tensor in covered.items()}
     weights = {names[name]: value for name, value in weights.items()}
-    known = {name: value.variance for name, value in weights.items() if value.variance is not None}
-    has = truths(variance.any() for variance in known.values())
-    random = {name for name, random in zip(known, has, strict=True) if random}
+    variances = {name: value.variance for name, value in weights.items() if value.variance is not None}
+    has = truths(variance.any() for variance in variances.values())
+    random = {name for name, random in zip(variances, has, strict=True) if random}
     buffers = cast(Posterior, posterior).buffers  # read where they are; parameters are not
     device = next(model.parameters(), torch.empty(0)).device
     with in_eval_mode(model), posterior.draws(model) if buffers else nullcontext(lambda _: None) as put:
@@ -82,19 +82,19 @@ def propagated_outputs(model: nn.Module, posterior: NetworkDistribution, inputs:
         def run(rows: Rows) -> tuple[Tensor, ...]:
             args, kwargs = arguments(map_tensors(rows.batch, widened))
             with without_autocast([value.mean for value in placed.values()]):
-                result = graph.run(inner, placed, args, kwargs, covariance=how.link != "probit")
+                result = graph.run(inner, placed, args, kwargs, covariance=options.link != "probit")
             rows.check(result.mean)
             # For outputs with a second axis only the diagonal blocks of the covariance would be known.
             several = result.covariance is not None and result.mean.ndim == 2 and result.mean.shape[-1] > 1
             parts = (result.mean, result.spread())
             return (*parts, result.covariance) if several else parts  # type: ignore[return-value]
 
-        return Moments(*over_batches(run, inputs, device, batch_size=how.batch_size, progress=how.progress))
+        return Moments(*over_batches(run, inputs, device, batch_size=options.batch_size, progress=options.progress))
 
 
-def from_moments(outputs: Moments, likelihood: Likelihood, how: How) -> Predictive:
-    """Make the predictive distribution of Gaussian outputs, as :func:`bayesadam.predictive.gaussian.from_gaussian`
-    does.
+def from_moments(outputs: Moments, likelihood: Likelihood, options: Options) -> Predictive:
+    """Make the predictive distribution of Gaussian outputs, as
+    :func:`bayesadam.predictive.gaussian_outputs.from_gaussian` does.
 
     If the network outputs the logarithm of the noise variance, the variance is its expectation.
     """
@@ -105,12 +105,12 @@ def from_moments(outputs: Moments, likelihood: Likelihood, how: How) -> Predicti
         epistemic = spread if covariance is None else covariance[:, :width, :width]
         return GaussianPredictive(mean, epistemic, log_expected.exp(), log_expected)
     epistemic = spread if covariance is None else covariance
-    return from_gaussian(mean, epistemic, likelihood, how)
+    return from_gaussian(mean, epistemic, likelihood, options)
 
 
 def _placed(value: Moments, random: bool, target: Tensor, device: torch.device) -> Moments:
     """The moments in the dtype that the model computes in, as for a sample; a posterior's variances may have another
     one.
     """
-    known = value if random else Moments(value.mean)
-    return known.moved(lambda tensor: tensor.to(device, wide(target.dtype)))
+    moments = value if random else Moments(value.mean)
+    return moments.moved(lambda tensor: tensor.to(device, wide(target.dtype)))

@@ -21,7 +21,7 @@ from bayesadam.predictive.batches import (
     joined,
     no_batches,
 )
-from bayesadam.predictive.plan import How
+from bayesadam.predictive.plan import Options
 from bayesadam.progress import progress_bar
 
 GROUP_BYTES = 2**28
@@ -34,7 +34,7 @@ def outputs_at_samples(
     posterior: NetworkDistribution,
     inputs: Any,
     repeats: Sequence[int] | None,
-    how: How,
+    options: Options,
 ) -> Tensor:
     """Outputs ``(S, N, ...)`` at the first ``S`` samples, or ``(1, N, ...)`` at the mean.
 
@@ -43,24 +43,24 @@ def outputs_at_samples(
         posterior: See :func:`bayesadam.predict`.
         inputs: See :func:`bayesadam.predict`.
         repeats: For each of the ``S`` samples, the number of the first one that is equal; ``None`` for the mean.
-        how: The other arguments of :func:`bayesadam.predict`.
+        options: The other arguments of :func:`bayesadam.predict`.
     """
     batches, single = as_batches(inputs)
     device = next(model.parameters(), torch.empty(0)).device
     samples = [None] if repeats is None else repeats
     bar: AbstractContextManager[Any] = nullcontext()
-    if how.progress or not single:
+    if options.progress or not single:
         total = operator.length_hint(batches) * len(set(samples)) or None
-        bar = progress_bar("predicting", total, how.progress)
+        bar = progress_bar("predicting", total, options.progress)
 
     def run(rows: Rows) -> tuple[Tensor, ...]:
-        output = call(model, rows.batch, how.output)
+        output = call(model, rows.batch, options.output)
         rows.check(output)
         return (output,)
 
-    forward = Chunked(run, how.batch_size)
+    forward = Chunked(run, options.batch_size)
     parts = []
-    with draws_in_eval_mode(model, posterior, how.seed) as put, bar as advance:
+    with draws_in_eval_mode(model, posterior, options.seed) as put, bar as advance:
         for group in groups(batches, device, single, GROUP_BYTES):
             outputs = torch.empty(0)
             for row, number in enumerate(samples):

@@ -17,7 +17,7 @@ from bayesadam.likelihoods import Bernoulli, Categorical, Likelihood, check_like
 from bayesadam.likelihoods.classification import TemperedClassification
 from bayesadam.moments.last_layer import is_plain_linear
 from bayesadam.posterior import Mixture, NetworkDistribution, Posterior
-from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.posterior.gaussian_posterior import GaussianPosterior
 
 METHODS = ("auto", "monte_carlo", "linearized", "moments", "mean")
 AUTO = "auto"
@@ -46,7 +46,7 @@ _WARNED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
-class How:
+class Options:
     """The keyword arguments of :func:`bayesadam.predict`, and one that it does not have.
 
     Attributes:
@@ -64,7 +64,7 @@ class How:
     progress: bool | None = None
     common: bool = False
 
-    def checked(self) -> How:
+    def checked(self) -> Options:
         """The same arguments after checks, with integers of any type, such as NumPy's, as Python integers.
 
         Raises:
@@ -103,7 +103,7 @@ class Plan:
     Args:
         model: See :func:`bayesadam.predict`.
         posterior: See :func:`bayesadam.predict`.
-        how: The other arguments of :func:`bayesadam.predict`.
+        options: The other arguments of :func:`bayesadam.predict`.
 
     Attributes:
         strata: Number of strata that the samples are from in turn.
@@ -111,14 +111,14 @@ class Plan:
         layer: The linear layer whose samples alone differ, if there is one and it has several.
     """
 
-    def __init__(self, model: nn.Module, posterior: NetworkDistribution, how: How) -> None:
+    def __init__(self, model: nn.Module, posterior: NetworkDistribution, options: Options) -> None:
         self.strata = 1
         self.repeats: list[int] | None = None
         self.layer: nn.Linear | None = None
-        if how.method == "mean":
+        if options.method == "mean":
             return
         self.strata = posterior.strata
-        self.repeats = posterior.repeats(how.count_for(posterior))
+        self.repeats = posterior.repeats(options.count_for(posterior))
         if max(self.repeats) < self.strata:  # then the first sample of each stratum is all of it
             self.repeats = self.repeats[: self.strata]
         elif isinstance(posterior, GaussianPosterior) and 0 < len(posterior.random_names) <= 2:  # weight, bias
@@ -205,8 +205,8 @@ def mark_as_tuned(posterior: Posterior, method: str) -> None:
 
 def _is_of_last_layer(posterior: Posterior) -> bool:
     """Whether a Laplace posterior is over the layer that gives the outputs; in anchored ensembles it always is."""
-    told = posterior.hyperparameters
-    return told.get("structure") in LAST_LAYER and told.get("gives_outputs", True)
+    hyperparameters = posterior.hyperparameters
+    return hyperparameters.get("structure") in LAST_LAYER and hyperparameters.get("gives_outputs", True)
 
 
 def _is_local(posterior: NetworkDistribution) -> bool:

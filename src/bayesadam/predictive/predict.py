@@ -20,7 +20,7 @@ from bayesadam.posterior import Mixture, NetworkDistribution
 from bayesadam.posterior.mixture import component_seed
 from bayesadam.predictive.batch_norm import WithOwnStatistics, warn_of_statistics, with_batch_norm
 from bayesadam.predictive.batches import repeatable
-from bayesadam.predictive.gaussian import from_gaussian
+from bayesadam.predictive.gaussian_outputs import from_gaussian
 from bayesadam.predictive.last_layer import last_layer_outputs
 from bayesadam.predictive.linearized import TooManyOutputsError, linearized_outputs
 from bayesadam.predictive.linearized_mixture import mixed
@@ -30,7 +30,7 @@ from bayesadam.predictive.plan import (
     AUTO,
     GAUSSIAN,
     MOST_OUTPUTS,
-    How,
+    Options,
     Plan,
     suited_method,
     warn_of_nan,
@@ -93,7 +93,7 @@ def predict(
             layer (Bayer et al. 2015), for networks that :func:`bayesadam.fawn` accepts and posteriors with independent
             weights. With one hidden layer mean and variance are as exact as those of its activation; with more layers
             units are treated as independent. ``"mean"`` is the network at the posterior's mean alone.
-        link: How Gaussian logits become class probabilities for ``"linearized"`` and ``"moments"``: ``"monte_carlo"``
+        link: Options Gaussian logits become class probabilities for ``"linearized"`` and ``"moments"``: ``"monte_carlo"``
             (default) or ``"probit"``; see :class:`GaussianLogitsPredictive`.
         output: Function that takes the output tensor, with rows along its first axis, out of what the model returns. It
             cannot be used with ``"moments"``.
@@ -132,14 +132,14 @@ def predict(
     """
     if method == "monte_carlo":
         warn_of_samples(posterior)
-    how = How(likelihood, mc_samples, seed, method, link, output, batch_size, batch_norm, progress)
-    run = network_outputs(model, posterior, inputs, how)
+    options = Options(likelihood, mc_samples, seed, method, link, output, batch_size, batch_norm, progress)
+    run = network_outputs(model, posterior, inputs, options)
     warn_of_nan(run.outputs)
     return run(likelihood)
 
 
 @dataclass(frozen=True)
-class Run:
+class NetworkOutputs:
     """A network after it was run, from which predictive distributions for several likelihoods of one kind can be made.
 
     Attributes:
@@ -166,79 +166,83 @@ class Run:
 
 
 def network_outputs(
-    model: nn.Module, posterior: NetworkDistribution, inputs: Any, how: How, *, most: float = math.inf
-) -> Run:
+    model: nn.Module, posterior: NetworkDistribution, inputs: Any, options: Options, *, most: float = math.inf
+) -> NetworkOutputs:
     """Run the network, as the first part of :func:`predict`.
 
     Args:
         model: See :func:`predict`.
         posterior: See :func:`predict`.
         inputs: See :func:`predict`.
-        how: The other arguments of :func:`predict`.
+        options: The other arguments of :func:`predict`.
         most: Largest number of outputs per row for the linearised method.
 
     Raises:
         TooManyOutputsError: A row has more than ``most`` outputs.
     """
-    how = how.checked()
+    options = options.checked()
     check_model(model)
     if not isinstance(posterior, NetworkDistribution):
         raise ValueError(f"posterior must be a distribution over networks, got {type(posterior).__name__}")
-    if how.method == "auto":
+    if options.method == "auto":
         if suited_method(posterior) == "linearized":
             inputs = repeatable(inputs)
             with suppress(TooManyOutputsError):
-                return network_outputs(model, posterior, inputs, replace(how, method="linearized"), most=MOST_OUTPUTS)
-        how = replace(how, method="monte_carlo")
-    if how.method == "linearized" and isinstance(posterior, Mixture):
-        return _linearized_mixture(model, posterior, inputs, how, most)
-    if isinstance(how.batch_norm, str):
+                return network_outputs(
+                    model, posterior, inputs, replace(options, method="linearized"), most=MOST_OUTPUTS
+                )
+        options = replace(options, method="monte_carlo")
+    if options.method == "linearized" and isinstance(posterior, Mixture):
+        return _linearized_mixture(model, posterior, inputs, options, most)
+    if isinstance(options.batch_norm, str):
         if Parts(model).normalized:
             warn_of_statistics(model, posterior)
-    elif how.batch_norm is not None and how.method in GAUSSIAN:
-        posterior = with_batch_norm(model, posterior, how.batch_norm)
-    elif how.batch_norm is not None:
-        posterior = WithOwnStatistics(posterior, how.batch_norm)
-    if how.method == "moments":
+    elif options.batch_norm is not None and options.method in GAUSSIAN:
+        posterior = with_batch_norm(model, posterior, options.batch_norm)
+    elif options.batch_norm is not None:
+        posterior = WithOwnStatistics(posterior, options.batch_norm)
+    if options.method == "moments":
         with exclusively(model) as parts, unsharded(parts.sharded):
-            moments = propagated_outputs(model, posterior, inputs, how)
-        warn_of_probabilities(model, how.likelihood, moments.mean)
-        return Run("moments", moments.mean, partial(from_moments, moments, how=how))
-    if how.method == "linearized":
+            moments = propagated_outputs(model, posterior, inputs, options)
+        warn_of_probabilities(model, options.likelihood, moments.mean)
+        return NetworkOutputs("moments", moments.mean, partial(from_moments, moments, options=options))
+    if options.method == "linearized":
         with exclusively(model) as parts, unsharded(parts.sharded):
-            outputs, covariance = linearized_outputs(model, posterior, inputs, how, most=most)
-        warn_of_probabilities(model, how.likelihood, outputs)
+            outputs, covariance = linearized_outputs(model, posterior, inputs, options, most=most)
+        warn_of_probabilities(model, options.likelihood, outputs)
 
         def linearized(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
             spread = covariance if scale == 1.0 else covariance * scale**2
-            return from_gaussian(outputs, spread, likelihood, how)
+            return from_gaussian(outputs, spread, likelihood, options)
 
-        return Run("linearized", outputs, linearized, takes_scale=True)
-    plan = Plan(model, posterior, how)
+        return NetworkOutputs("linearized", outputs, linearized, takes_scale=True)
+    plan = Plan(model, posterior, options)
     if plan.layer is not None:
         inputs = repeatable(inputs)
-        at_layer = last_layer_outputs(model, plan.layer, posterior, inputs, how)
+        at_layer = last_layer_outputs(model, plan.layer, posterior, inputs, options)
         if at_layer is not None:
             center, samples = at_layer
-            warn_of_probabilities(model, how.likelihood, samples)
+            warn_of_probabilities(model, options.likelihood, samples)
 
             def sampled(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
                 return from_outputs(samples if scale == 1.0 else center + scale * (samples - center), likelihood)
 
-            return Run("monte_carlo", samples, sampled, takes_scale=True)
-    drawn = outputs_at_samples(model, posterior, inputs, plan.repeats, how)
-    warn_of_probabilities(model, how.likelihood, drawn)
-    return Run(how.method, drawn, partial(from_outputs, drawn, strata=plan.strata))
+            return NetworkOutputs("monte_carlo", samples, sampled, takes_scale=True)
+    drawn = outputs_at_samples(model, posterior, inputs, plan.repeats, options)
+    warn_of_probabilities(model, options.likelihood, drawn)
+    return NetworkOutputs(options.method, drawn, partial(from_outputs, drawn, strata=plan.strata))
 
 
-def _linearized_mixture(model: nn.Module, posterior: Mixture, inputs: Any, how: How, most: float) -> Run:
+def _linearized_mixture(
+    model: nn.Module, posterior: Mixture, inputs: Any, options: Options, most: float
+) -> NetworkOutputs:
     """Linearise the network at the mean of every component, with an equal share of the draws for each."""
-    if how.link == "probit":
+    if options.link == "probit":
         raise ValueError("link must be 'monte_carlo' for a mixture of posteriors, got 'probit'")
     inputs = repeatable(inputs)
     count = len(posterior.components)
     shares = [
-        replace(how, mc_samples=-(-how.mc_samples // count), seed=component_seed(how.seed, number))
+        replace(options, mc_samples=-(-options.mc_samples // count), seed=component_seed(options.seed, number))
         for number in range(count)
     ]
     parts = [
@@ -249,4 +253,4 @@ def _linearized_mixture(model: nn.Module, posterior: Mixture, inputs: Any, how: 
     def linearized(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
         return mixed([part(likelihood, scale=scale) for part in parts])
 
-    return Run("linearized", parts[0].outputs, linearized, takes_scale=True)
+    return NetworkOutputs("linearized", parts[0].outputs, linearized, takes_scale=True)

@@ -90,8 +90,8 @@ class RegressionPredictive(PredictiveDistribution):
         """
         levels = self._levels(probabilities)
         means, scales = self.means.double(), (0.5 * self.log_variances.double()).exp()
-        found = torch.stack([_mixture_quantile(level, means, scales) for level in levels.flatten()])
-        return found.view(*levels.shape, *self.mean.shape).to(self.means.dtype)
+        quantiles = torch.stack([_mixture_quantile(level, means, scales) for level in levels.flatten()])
+        return quantiles.view(*levels.shape, *self.mean.shape).to(self.means.dtype)
 
     def rescale(self, mean: Tensor | float, std: Tensor | float) -> RegressionPredictive:
         """Return the distribution of ``mean + std * y``, which converts standardised targets to their original
@@ -187,9 +187,9 @@ def from_outputs(outputs: Tensor, likelihood: Likelihood, *, strata: int = 1) ->
     return MixturePredictive(outputs, likelihood, strata=strata)
 
 
-def _described(found: RegressionPredictive | ClassificationPredictive, components: Tensor) -> str:
+def _described(prediction: RegressionPredictive | ClassificationPredictive, components: Tensor) -> str:
     count, *shape = components.shape
-    return f"{type(found).__name__}({tuple(shape)}, {count} component{'s' * (count != 1)})"
+    return f"{type(prediction).__name__}({tuple(shape)}, {count} component{'s' * (count != 1)})"
 
 
 def _entropy(log_probs: Tensor) -> Tensor:

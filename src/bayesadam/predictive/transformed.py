@@ -14,7 +14,7 @@ from bayesadam.functional.moments.quadrature import gauss_hermite
 from bayesadam.functional.monotone import Monotone
 from bayesadam.likelihoods.parameters import summed
 from bayesadam.predictive.base import PredictiveDistribution, check_target
-from bayesadam.predictive.gaussian import GaussianPredictive
+from bayesadam.predictive.gaussian_outputs import GaussianPredictive
 
 NODES = 64
 """Number of nodes of the quadrature for means and variances. If ``f`` has kinks, or the target is censored, means have
@@ -149,7 +149,7 @@ class TransformedPredictive(PredictiveDistribution):
     def _each(self, method: str, values: Tensor) -> Tensor:
         """Apply a method of every function to its own output."""
         if self._mean.ndim == 1:
-            found: Tensor = getattr(self.functions[0], method)(values)
-            return found
+            transformed: Tensor = getattr(self.functions[0], method)(values)
+            return transformed
         pairs = zip(self.functions, values.unbind(-1), strict=True)
-        return torch.stack([getattr(function, method)(own) for function, own in pairs], dim=-1)
+        return torch.stack([getattr(function, method)(column) for function, column in pairs], dim=-1)

@@ -14,7 +14,7 @@ from bayesadam.likelihoods import Likelihood
 from bayesadam.population import Pair, Population
 from bayesadam.posterior import DiagonalGaussian, GaussianPosterior
 from bayesadam.posthoc import LaplaceApproximation, badam_from_moments, unbiased
-from bayesadam.predictive import How, Predictive, network_outputs
+from bayesadam.predictive import Options, Predictive, network_outputs
 from bayesadam.tables.estimators.methods import Method
 
 DENSE = 128
@@ -111,7 +111,7 @@ def predictions(
     prediction for a row does not depend on the rows before it.
     """
     options: dict[str, Any] = {"method": method.predict, "batch_size": ROWS, "progress": False, "common": True}
-    how = How(likelihood, mc_samples, seed, **options)
+    how = Options(likelihood, mc_samples, seed, **options)
     return network_outputs(network, posterior, x, how)(likelihood)
 
 

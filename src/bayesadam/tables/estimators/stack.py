@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bayesadam.likelihoods import Likelihood
 from bayesadam.population import Perceptron, plain_layers
 from bayesadam.posterior import GaussianPosterior, Mixture
-from bayesadam.predictive import How, Predictive, from_gaussian, from_outputs, uncertain_part, weight_covariance
+from bayesadam.predictive import Options, Predictive, from_gaussian, from_outputs, uncertain_part, weight_covariance
 
 LARGEST = 2**24
 """Maximum size of a stack. Larger ensembles are evaluated member by member, at little additional cost."""
@@ -147,7 +147,7 @@ def stacked_predictions(
         outputs, covariance = stack.linearized(x.clone(), likelihoods[0])
         with torch.no_grad():
             return [
-                from_gaussian(mean, each, likelihood, How(likelihood, mc_samples, number, common=True))
+                from_gaussian(mean, each, likelihood, Options(likelihood, mc_samples, number, common=True))
                 for number, (mean, each, likelihood) in enumerate(zip(outputs, covariance, likelihoods, strict=True))
             ]
     draws = stack.outputs(x)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,9 +14,6 @@ from bayesadam.functional import gaussian
 from bayesadam.posterior.base import Posterior
 from bayesadam.posterior.report import PosteriorReport, report_of
 
-if TYPE_CHECKING:
-    from bayesadam.posterior.diagonal import DiagonalGaussian
-
 Self = TypeVar("Self", bound="GaussianPosterior")
 PRUNING = ("signal_to_noise", "magnitude")
 """Criteria by which weights can be ranked for pruning."""
@@ -24,6 +21,10 @@ PRUNING = ("signal_to_noise", "magnitude")
 
 class GaussianPosterior(Posterior):
     """Base class of Gaussians over named weights; a weight of variance 0 is a point mass."""
+
+    @abc.abstractmethod
+    def marginal(self) -> GaussianPosterior:
+        """Return the Gaussian with the same means and marginal variances, and independent weights."""
 
     @abc.abstractmethod
     def _scale(self, names: Iterable[str]) -> Tensor:
@@ -73,13 +74,6 @@ class GaussianPosterior(Posterior):
             mean, self._scale(self.mean), prior_mean.to(device), prior_scale.to(device)
         ).cpu()
 
-    def marginal(self) -> DiagonalGaussian:
-        """Return the diagonal Gaussian with the same means and marginal variances."""
-        from bayesadam.posterior.diagonal import DiagonalGaussian  # a subclass
-
-        marginal = DiagonalGaussian(self.mean, self.variance, hyperparameters=self.hyperparameters)
-        return marginal.with_buffers(self.buffers)
-
     def signal_to_noise(self) -> dict[str, Tensor]:
         """``|mean| / standard deviation`` of every weight; 0 for a pruned weight, infinite for any other point mass."""
         return {
@@ -117,21 +111,21 @@ class GaussianPosterior(Posterior):
         check_fraction("fraction", fraction)
         if by not in PRUNING:
             raise ValueError(f"by must be one of {PRUNING}, got {by!r}")
-        found = self.signal_to_noise() if by == "signal_to_noise" else {n: m.abs() for n, m in self.mean.items()}
-        scores = torch.cat([score.flatten() for score in found.values()])
+        criterion = self.signal_to_noise() if by == "signal_to_noise" else {n: m.abs() for n, m in self.mean.items()}
+        scores = torch.cat([score.flatten() for score in criterion.values()])
         if len(scores) and scores.isinf().all():
             raise ValueError(f"by must be 'magnitude' for a posterior in which no weight has a variance, got {by!r}")
         order = scores.argsort(stable=True)
-        kept = torch.ones_like(order, dtype=torch.bool)
-        kept[order[: round(fraction * len(order))]] = False
-        pruned = self._keeping(self._split(kept), {**self.hyperparameters, "pruned_fraction": fraction})
+        remaining = torch.ones_like(order, dtype=torch.bool)
+        remaining[order[: round(fraction * len(order))]] = False
+        pruned = self._keeping(self._split(remaining), {**self.hyperparameters, "pruned_fraction": fraction})
         return pruned.with_buffers(self.buffers)
 
-    def _keeping(self: Self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Self:
+    def _keeping(self: Self, remaining: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Self:
         """A copy with other hyper-parameters in which weights outside the masks ``kept`` (by name, in their shapes) are
         zero.
         """
-        zeroed = {key: torch.where(kept[key.partition("/")[2]], v, 0.0) for key, v in self._tensors().items()}
+        zeroed = {key: torch.where(remaining[key.partition("/")[2]], v, 0.0) for key, v in self._tensors().items()}
         return self._from_tensors(zeroed, hyperparameters)
 
     def _split(self, flat: Tensor) -> dict[str, Tensor]:
@@ -156,11 +150,27 @@ class GaussianPosterior(Posterior):
             check("prior", prior, "a positive, finite precision or a Gaussian posterior", is_positive)
 
 
-def mean_rule(name: str, value: Tensor) -> tuple[Tensor, Callable[[], ValueError]]:
-    """Check that a mean is floating-point; return the rule that it is finite for :func:`bayesadam.checks.require`."""
-    if not value.is_floating_point():
-        raise ValueError(f"mean of {name!r} must be a floating-point tensor, got dtype {value.dtype}")
-    return value.isfinite().all(), lambda: ValueError(f"mean of {name!r} must be finite, got inf or nan")
+def check_means(mean: Mapping[str, Tensor]) -> None:
+    """Check that means are floating-point tensors and finite."""
+    for name, value in mean.items():
+        if not value.is_floating_point():
+            raise ValueError(f"mean of {name!r} must be a floating-point tensor, got dtype {value.dtype}")
+        if not value.isfinite().all():
+            raise ValueError(f"mean of {name!r} must be finite, got inf or nan")
+
+
+def sum_of_tensors(terms: Iterable[Tensor]) -> Tensor:
+    """Sum of the log densities of several tensors of weights, which may be on several devices, in float64."""
+    total = torch.zeros((), dtype=torch.float64)
+    for term in terms:
+        total = total.to(term.device) + term
+    return total
+
+
+def sum_all(terms: Any) -> Tensor:
+    """Sum over the elements of many tensors, 0-d float64 on the CPU."""
+    sums = [term.sum() for term in terms]
+    return torch.stack([each.to(sums[0].device) for each in sums]).sum().cpu()
 
 
 def check_fraction(name: str, value: float) -> None:

@@ -1,29 +1,15 @@
-"""The buffers of a network that belong to its posterior, above all the running statistics of batch norm."""
+"""Of which weights the running statistics of batch norm are, which a posterior has among its buffers."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bayesadam.modules.exclusive import Parts
-from bayesadam.modules.sharding import full
-from bayesadam.modules.wrappers import innermost
 
 STATISTICS = "batch_norm"
 """Key in a posterior's hyper-parameters that says of which weights its batch norm statistics are."""
 OF_MEAN, OF_TRAINING = "mean", "training"
 """Values for this key: the posterior's mean, or the weights in training, such as samples."""
-
-
-@torch.no_grad()
-def buffers_of(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of a model's buffers by name, without those that its state dict leaves out."""
-    return {
-        f"{path}.{name}" if path else name: full(buffer).clone()
-        for path, module in innermost(model).named_modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if name not in module._non_persistent_buffers_set
-    }
 
 
 def statistics_are_fixed(model: nn.Module) -> bool:

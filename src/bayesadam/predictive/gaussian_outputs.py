@@ -18,7 +18,7 @@ from bayesadam.likelihoods import Likelihood
 from bayesadam.likelihoods.parameters import check_equal_shapes
 from bayesadam.predictive.base import check_target
 from bayesadam.predictive.mixture import MixturePredictive
-from bayesadam.predictive.plan import How
+from bayesadam.predictive.plan import Options
 from bayesadam.predictive.result import ClassificationPredictive, Predictive, RegressionPredictive
 
 BLOCK = 1024
@@ -117,7 +117,7 @@ class GaussianLogitsPredictive(ClassificationPredictive):
         covariance: Covariance of the ``K`` logits of a row in their order, ``(N, K, K)``; or their variances in the
             logits' shape, with which they are independent.
         likelihood: Likelihood of the classes given the logits.
-        link: How Gaussian logits become probabilities. ``"monte_carlo"`` averages over ``mc_samples`` draws of the
+        link: Options Gaussian logits become probabilities. ``"monte_carlo"`` averages over ``mc_samples`` draws of the
             logits. ``"probit"`` is ``softmax(m / sqrt(1 + pi/8 v))``, or the sigmoid of it, and uses the variances
             ``v`` only (MacKay 1992, "The evidence framework applied to classification networks"; element by element for
             several classes). It gives one component, so there is no mutual information.
@@ -173,7 +173,7 @@ def from_gaussian(
     outputs: Tensor,
     covariance: Tensor,
     likelihood: Likelihood,
-    how: How,
+    options: Options,
 ) -> Predictive:
     """Make the predictive distribution of Gaussian network outputs, in float32 or wider.
 
@@ -182,8 +182,8 @@ def from_gaussian(
         covariance: Covariance ``(N, K, K)``, or variances, of the part of the outputs that :func:`uncertain_part`
             returns.
         likelihood: Likelihood of the targets given the outputs.
-        how: Link for classification, and for all likelihoods that are not Gaussian the number and the seed of draws of
-            the outputs, and whether they use the same standard normals at all data points; see
+        options: Link for classification, and for all likelihoods that are not Gaussian the number and the seed of draws
+            of the outputs, and whether they use the same standard normals at all data points; see
             :class:`GaussianLogitsPredictive`.
     """
     outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
@@ -193,10 +193,10 @@ def from_gaussian(
         check_equal_shapes("mean_and_log_variance", mean, log_variance)
         return GaussianPredictive(mean, covariance, log_variance.exp(), log_variance)
     if not likelihood.defines("log_probs"):
-        draws = gaussian_draws(outputs, covariance, how.mc_samples, how.seed, common=how.common)
+        draws = gaussian_draws(outputs, covariance, options.mc_samples, options.seed, common=options.common)
         return MixturePredictive(draws, likelihood, independent=True)
-    drawing: dict[str, Any] = {"mc_samples": how.mc_samples, "seed": how.seed, "common": how.common}
-    return GaussianLogitsPredictive(outputs, covariance, likelihood, link=how.link or "monte_carlo", **drawing)
+    drawing: dict[str, Any] = {"mc_samples": options.mc_samples, "seed": options.seed, "common": options.common}
+    return GaussianLogitsPredictive(outputs, covariance, likelihood, link=options.link or "monte_carlo", **drawing)
 
 
 def uncertain_part(likelihood: Likelihood, outputs: Tensor) -> Tensor:
