@@ -17,6 +17,7 @@ from bayesadam.curvature.layers import Form
 from bayesadam.curvature.passes import Method, Slot
 from bayesadam.curvature.reduction import ignored_labels, reduction_of
 from bayesadam.modules.sharding import is_sharded
+from bayesadam.modules.wrappers import unwrapped
 
 
 class PerExampleSquares:
@@ -75,7 +76,7 @@ class PerExampleSquares:
                 raise ValueError(f"model must be a plain module, got {type(module).__name__} {name!r}")
         self.model = model
         self.reduction = reduction
-        self._collector = Collector(ranks.unwrapped(model), sums=reduction == "sum", closed=self._closed)
+        self._collector = Collector(unwrapped(model), sums=reduction == "sum", closed=self._closed)
         self._slots: dict[Tensor, Slot] = {}
         self._found: set[str] = set()
 
@@ -250,7 +251,7 @@ class PerExampleSquares:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy, which refers to the copied model."""
         self.model, self.reduction = state["model"], state["reduction"]
-        self._collector = Collector(ranks.unwrapped(self.model), sums=self.reduction == "sum", closed=self._closed)
+        self._collector = Collector(unwrapped(self.model), sums=self.reduction == "sum", closed=self._closed)
         self._slots, self._found = {}, set()
         # If the module itself refers to this object, its copy is not complete at this point.
         if state["started"] and "_modules" in vars(self.model):

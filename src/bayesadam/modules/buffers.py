@@ -18,12 +18,12 @@ OF_MEAN, OF_TRAINING = "mean", "training"
 @torch.no_grad()
 def buffers_of(model: nn.Module) -> dict[str, Tensor]:
     """Copies of a model's buffers by name, without those that its state dict leaves out."""
-    return {
-        f"{path}.{name}" if path else name: full(buffer).clone()
-        for path, module in innermost(model).named_modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if name not in module._non_persistent_buffers_set
-    }
+    copies = {}
+    for path, module in innermost(model).named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                copies[f"{path}.{name}" if path else name] = full(buffer).clone()
+    return copies
 
 
 def statistics_are_fixed(model: nn.Module) -> bool:
