@@ -179,13 +179,12 @@ class Replay:
                 grads.append(mark.new_zeros(()))
         bare = _Bare(module, hooks=context.derived)
         parameters = {f"module.{name}": convert(module.get_parameter(name).detach()) for name in names}
-        fixed = {k: b.clone() for k, b in bare.named_buffers()}
-        fixed.update((k, p.detach()) for k, p in bare.named_parameters() if k not in parameters)
-        fixed = {k: convert(t) for k, t in fixed.items()}
+        fixed = {k: convert(b) for k, b in bare.named_buffers()}
+        fixed.update((k, convert(p.detach())) for k, p in bare.named_parameters() if k not in parameters)
 
         used = [number for number, grad in enumerate(call.grads) if grad is not None]
         with _attributes_kept(module):
-            results, found = self.replayed(module, context, parameters, fixed, inputs, grads, used)
+            results, found = self.replayed(call.unit, context, parameters, fixed, inputs, grads, used)
         for (mark, norm), result in zip(context.marks, results, strict=True):
             replayed, _ = _mark(result)
             tolerance = LOW_TOLERANCE if context.low else max(TOLERANCE, precision(mark) ** 0.5)
@@ -200,7 +199,7 @@ class Replay:
 
     def replayed(
         self,
-        module: nn.Module,
+        unit: Unit,
         context: Context,
         parameters: dict[str, Tensor],
         fixed: dict[str, Tensor],
@@ -211,87 +210,51 @@ class Replay:
         """Outputs ``(m, ...)`` and gradients of some examples, by calling the module for each of them alone.
 
         Args:
-            module: The module.
+            unit: The module.
             context: Record of the call.
             parameters: Trainable parameters by ``module.<name>``.
             fixed: Other tensors of the module by such names.
             inputs: Tensors among the inputs, with the examples along axis 0.
             grads: Gradients of all outputs, likewise.
             used: Numbers of the outputs that have a gradient.
-        """
-        bare = _Bare(module, hooks=context.derived)
 
-        def outputs(values: dict[str, Tensor], *tensors: Tensor) -> list[Tensor]:
+        Raises:
+            RuntimeError: The module cannot be mapped over examples.
+        """
+        bare = _Bare(unit.module, hooks=context.derived)
+
+        def outputs(values: dict[str, Tensor], *tensors: Tensor) -> tuple[list[Tensor], list[Tensor]]:
             """The forward pass of one example; no argument has the axis of the examples."""
-            given = list(context.leaves)
+            arguments = list(context.leaves)
             for leaf, tensor in zip(context.inputs, tensors, strict=True):
-                given[leaf.position] = (
-                    tensor.unsqueeze(leaf.axis) if leaf.axis is not None and not leaf.several else tensor
-                )
-            args, kwargs = tree_unflatten(given, context.spec)
-            found, _ = tree_flatten(call_with(bare, {**fixed, **values}, args, kwargs))
-            return [found[leaf.position].squeeze(leaf.axis) for leaf in context.outputs]
+                one_row = leaf.axis is not None and not leaf.several
+                arguments[leaf.position] = tensor.unsqueeze(leaf.axis or 0) if one_row else tensor
+            args, kwargs = tree_unflatten(arguments, context.spec)
+            others = {name: tensor.clone() for name, tensor in fixed.items()}  # which the module may change in place
+            leaves, _ = tree_flatten(call_with(bare, {**others, **values}, args, kwargs))
+            results = [leaves[leaf.position].squeeze(leaf.axis) for leaf in context.outputs]
+            return [results[number] for number in used], results
+
+        def one(grads: list[Tensor], *tensors: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
+            ends, pull, results = vjp(lambda values: outputs(values, *tensors), parameters, has_aux=True)  # type: ignore[misc]
+            (gradients,) = pull([grad.to(end.dtype) for grad, end in zip(grads, ends, strict=True)])
+            return results, gradients
 
         axes = [None if leaf.axis is None else 0 for leaf in context.inputs]
-        return _map(module, outputs, parameters, inputs, axes, grads, used)
-
-
-def _map(
-    module: nn.Module,
-    outputs: Any,
-    parameters: dict[str, Tensor],
-    inputs: list[Tensor],
-    axes: list[int | None],
-    grads: list[Tensor],
-    used: list[int],
-) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Outputs and per-example gradients, by ``vmap`` if the module can be mapped, otherwise in a loop."""
-
-    def one(grads: list[Tensor], *tensors: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
-        def some(values: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-            found = outputs(values, *tensors)
-            return [found[number] for number in used], found
-
-        results, pull, found = vjp(some, parameters, has_aux=True)  # type: ignore[misc]
-        (gradients,) = pull([g.to(r.dtype) for g, r in zip(grads, results, strict=True)])
-        return found, gradients
-
-    wanted = [grads[number] for number in used]
-    if not isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        mapped = vmap(one, in_dims=(0, *axes), randomness="different")
         try:
             # vmap warns about operations that it loops over, such as flash attention but not the plain kernel.
             with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
                 warnings.simplefilter("ignore")
-                found: tuple[list[Tensor], dict[str, Tensor]] = vmap(one, in_dims=(0, *axes), randomness="different")(
-                    wanted, *inputs
-                )
-                return found
-        except (RuntimeError, ValueError):
-            pass
-    return _loop(outputs, parameters, inputs, axes, wanted, used)
-
-
-def _loop(
-    outputs: Any,
-    parameters: dict[str, Tensor],
-    inputs: list[Tensor],
-    axes: list[int | None],
-    grads: list[Tensor],
-    used: list[int],
-) -> tuple[list[Tensor], dict[str, Tensor]]:
-    values = {name: p.detach().requires_grad_() for name, p in parameters.items()}
-    results, gradients = [], []
-    for example in range(len(grads[0])):
-        tensors = [t if axis is None else t[example] for t, axis in zip(inputs, axes, strict=True)]
-        with torch.enable_grad():
-            found = outputs(values, *tensors)
-            ends = [found[number] for number in used]
-            given = [grad[example].to(end.dtype) for grad, end in zip(grads, ends, strict=True)]
-            own = torch.autograd.grad(ends, list(values.values()), given, allow_unused=True, materialize_grads=True)
-            gradients.append([gradient.to_dense() for gradient in own])
-        results.append([t.detach() for t in found])
-    stacked = [torch.stack(items) for items in zip(*results, strict=True)]
-    return stacked, {name: torch.stack(items) for name, items in zip(values, zip(*gradients, strict=True), strict=True)}
+                results: tuple[list[Tensor], dict[str, Tensor]] = mapped([grads[number] for number in used], *inputs)
+                return results
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            raise RuntimeError(
+                f"{unit} must be a module that torch.func.vmap can map over examples while per-example gradients are "
+                f"squared, got {str(error).splitlines()[0]!r} (put its parameters into layers with a closed form)"
+            ) from error
 
 
 def _attributes(module: nn.Module) -> dict[str, Tensor]:

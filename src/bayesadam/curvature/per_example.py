@@ -41,9 +41,10 @@ class PerExampleSquares:
     the loss, can warn of them.
 
     Layers with a closed form are ``Linear``, ``Conv1d`` to ``Conv3d``, ``Embedding``, ``LayerNorm``, ``RMSNorm``,
-    ``GroupNorm``, ``InstanceNorm`` and ``BatchNorm`` in eval mode. Any other module with parameters of its own is
-    called again with its inputs, mapped over the examples, which costs about two more forward and backward passes of
-    that module; it must not draw random numbers. Hooks that compute its weights before a call, as those of weight
+    ``GroupNorm``, ``InstanceNorm`` and ``BatchNorm`` in eval mode; recurrent layers and their cells are unrolled. Any
+    other module with parameters of its own is called again with its inputs, mapped over the examples by
+    :func:`torch.func.vmap`, which costs about two more forward and backward passes of that module; it must not draw
+    random numbers. Hooks that compute its weights before a call, as those of weight
     normalisation and pruning do, then run again. An ``Embedding`` of positions that all examples share, of shape
     ``(T,)`` or ``(1, T)``, returns its output once for every example.
 
