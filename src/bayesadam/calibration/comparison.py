@@ -149,8 +149,8 @@ def _tempered(method: str, score: Scored, likelihood: Likelihood) -> Candidate:
         return best_temperature(lambda tempered: score(tempered)[part], likelihood, prior=prior)[0]
 
     parts = [rows[number::FOLDS] for number in range(min(FOLDS, len(rows)))]
-    for number, own in enumerate(parts):
+    for number, part in enumerate(parts):
         others = torch.cat([rows[:0], *parts[:number], *parts[number + 1 :]])
-        log_loss[own] = score(likelihood.tempered(fitted(others)))[own]
+        log_loss[part] = score(likelihood.tempered(fitted(others)))[part]
     temperature = fitted(rows)
     return Candidate(method, likelihood.tempered(temperature), temperature, log_loss.flatten())

@@ -126,13 +126,13 @@ class Replay:
         outputs = []
         for position, leaf in enumerate(out_leaves):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
-                own = axis if position == 0 else state_axis
-                if leaf.ndim <= own or leaf.shape[own] != size:
+                expected = axis if position == 0 else state_axis
+                if leaf.ndim <= expected or leaf.shape[expected] != size:
                     raise RuntimeError(
-                        f"axis {own} of the output of {unit} must be the {size} examples of the minibatch that the "
-                        f"model was called with, got shape {tuple(leaf.shape)}"
+                        f"axis {expected} of the output of {unit} must be the {size} examples of the minibatch that "
+                        f"the model was called with, got shape {tuple(leaf.shape)}"
                     )
-                outputs.append(Leaf(position, own))
+                outputs.append(Leaf(position, expected))
         saved = [leaves[leaf.position] for leaf in inputs]
         results = [out_leaves[leaf.position] for leaf in outputs]
         floats = {t.dtype for t in (*module.parameters(), *saved, *results) if t.is_floating_point()}
@@ -150,15 +150,15 @@ class Replay:
         """Part of the :class:`Method` protocol."""
         limit = working_set(next(grad.device for grad in call.grads if grad is not None), LIMIT)
         for part in chunks(call.size, self.bytes_each(call), limit):
-            found = self.gradients(call, part, tuple(sink.totals), sink.scratch)
-            for name, gradients in found.items():
+            gradients_of_part = self.gradients(call, part, tuple(sink.totals), sink.scratch)
+            for name, gradients in gradients_of_part.items():
                 sink.add(name, gradients)
 
     def bytes_each(self, call: Call) -> int:
         """Part of the :class:`Method` protocol."""
-        own = sum(4 * p.numel() for p in call.unit.module.parameters())
+        weight_bytes = sum(4 * p.numel() for p in call.unit.module.parameters())
         tensors = [t for t in (*call.inputs, *call.grads) if t is not None]
-        return 2 * own + 4 * sum(t.nbytes for t in tensors) // call.size
+        return 2 * weight_bytes + 4 * sum(t.nbytes for t in tensors) // call.size
 
     def merges(self, call: Call) -> bool:
         """Part of the :class:`Method` protocol."""
@@ -184,7 +184,7 @@ class Replay:
 
         used = [number for number, grad in enumerate(call.grads) if grad is not None]
         with _attributes_kept(module):
-            results, found = self.replayed(call.unit, context, parameters, fixed, inputs, grads, used)
+            results, gradients = self.replayed(call.unit, context, parameters, fixed, inputs, grads, used)
         for (mark, norm), result in zip(context.marks, results, strict=True):
             replayed, _ = _mark(result)
             tolerance = LOW_TOLERANCE if context.low else max(TOLERANCE, precision(mark) ** 0.5)
@@ -195,7 +195,7 @@ class Replay:
                     "long as the minibatch but has no axis of examples"
                 )
         # For an unused parameter vmap returns a single zero gradient instead of one per example.
-        return {name: found[f"module.{name}"].contiguous() for name in names}
+        return {name: gradients[f"module.{name}"].contiguous() for name in names}
 
     def replayed(
         self,
@@ -283,16 +283,20 @@ def _input_leaves(
     attention = isinstance(module, nn.MultiheadAttention)
     axis = 0 if module.batch_first else 1
     axes = {"query": axis, "key": axis, "value": axis, "input": axis, "key_padding_mask": 0, "hx": 1}
-    found: dict[int, tuple[int | None, int]] = {}
+    axes_by_tensor: dict[int, tuple[int | None, int]] = {}
     for name, value in inspect.signature(module.forward).bind(*args, **kwargs).arguments.items():
         for tensor in tree_flatten(value)[0]:
             if isinstance(tensor, Tensor):
-                own = axes.get(name)
-                fits = own is not None and tensor.ndim > own and tensor.shape[own] == size
-                found[id(tensor)] = (own if fits else None), 0
+                axis_of_examples = axes.get(name)
+                fits = (
+                    axis_of_examples is not None
+                    and tensor.ndim > axis_of_examples
+                    and tensor.shape[axis_of_examples] == size
+                )
+                axes_by_tensor[id(tensor)] = (axis_of_examples if fits else None), 0
                 if name == "attn_mask" and tensor.ndim == 3:
-                    found[id(tensor)] = 0, cast(int, module.num_heads)
-    return [Leaf(k, *found[id(t)]) for k, t in tensors], axis, 0 if attention else 1
+                    axes_by_tensor[id(tensor)] = 0, cast(int, module.num_heads)
+    return [Leaf(k, *axes_by_tensor[id(t)]) for k, t in tensors], axis, 0 if attention else 1
 
 
 def _refuse_random(unit: Unit) -> None:

@@ -79,7 +79,7 @@ class PerExampleSquares:
         self.reduction = reduction
         self._collector = Collector(unwrapped(model), sums=reduction == "sum", closed=self._closed)
         self._slots: dict[Tensor, Slot] = {}
-        self._found: set[str] = set()
+        self._nonzero: set[str] = set()
 
     @property
     def num_examples(self) -> int:
@@ -134,7 +134,7 @@ class PerExampleSquares:
 
     def covers(self, parameter: Tensor) -> bool:
         """Whether a parameter belongs to the model."""
-        return any(parameter is own for own in self.model.parameters())
+        return any(parameter is covered for covered in self.model.parameters())
 
     def backward(self, loss: Tensor) -> None:
         """Call ``loss.backward()`` after :meth:`check`."""
@@ -164,11 +164,11 @@ class PerExampleSquares:
         Raises:
             ValueError: The loss is a sum where a mean was announced, or the reverse, as far as its graph shows.
         """
-        found = reduction_of(loss, self._collector.last_size)
-        if found is not None and found != self.reduction:
+        detected = reduction_of(loss, self._collector.last_size)
+        if detected is not None and detected != self.reduction:
             raise ValueError(
-                f"the loss must be the {self.reduction} of the examples' losses, got their {found} (say "
-                f"PerExampleSquares(model, reduction={found!r}), or change the loss)"
+                f"the loss must be the {self.reduction} of the examples' losses, got their {detected} (say "
+                f"PerExampleSquares(model, reduction={detected!r}), or change the loss)"
             )
         ignored = ignored_labels(loss, self._collector.last_size)
         if ignored:
@@ -226,10 +226,10 @@ class PerExampleSquares:
         """
         if value is None:
             return True
-        if name in self._found or is_sharded(grad):
+        if name in self._nonzero or is_sharded(grad):
             return False
         if value.any():
-            self._found.add(name)
+            self._nonzero.add(name)
             return False
         mean = grad.to(value.dtype) / max(1, self.num_examples)
         return bool(mean.square().any())
@@ -253,7 +253,7 @@ class PerExampleSquares:
         """Restore a copy, which refers to the copied model."""
         self.model, self.reduction = state["model"], state["reduction"]
         self._collector = Collector(unwrapped(self.model), sums=self.reduction == "sum", closed=self._closed)
-        self._slots, self._found = {}, set()
+        self._slots, self._nonzero = {}, set()
         # If the module itself refers to this object, its copy is not complete at this point.
         if state["started"] and "_modules" in vars(self.model):
             self._collector.start()

@@ -25,8 +25,8 @@ from bayesadam.posthoc.evidence import best_prior_precision, log_evidence
 from bayesadam.posthoc.full import FullSum
 from bayesadam.posthoc.kronecker import KroneckerCurvature, KroneckerSum, LastLayerKroneckerSum
 from bayesadam.posthoc.last_layer import LastLayer, LastLayerSum
-from bayesadam.posthoc.network import Network
 from bayesadam.posthoc.prior import Prior, check_prior, continued
+from bayesadam.posthoc.trained_network import TrainedNetwork
 from bayesadam.predictive.batches import Rows, check_weights_are_used, in_eval_mode, placed
 from bayesadam.predictive.pairs import Data, batches_of_rows, length
 from bayesadam.predictive.plan import warn_of_probabilities
@@ -151,7 +151,7 @@ class LaplaceApproximation:
             check_count("batch_size", batch_size)
         inner = unwrapped(model)
         with in_eval_mode(inner):
-            network = Network(inner, likelihood, output, curvature)
+            network = TrainedNetwork(inner, likelihood, output, curvature)
             total: Sum = OF_ALL[structure](network) if structure in OF_ALL else OF_LAYER[structure](network, last_layer)
             self.mean = {}
             for name, p in network.trainable.items():
@@ -389,7 +389,7 @@ def laplace(
 
 
 def _go_through(
-    network: Network,
+    network: TrainedNetwork,
     total: Sum,
     data: Data,
     batch_size: int | None,

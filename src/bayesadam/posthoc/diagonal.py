@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.modules.reentrant import RefusingReentrant
-from bayesadam.posthoc.network import Hessians, Network
+from bayesadam.posthoc.trained_network import Hessians, TrainedNetwork
 from bayesadam.predictive.batches import Rows
 
 
@@ -23,7 +23,7 @@ class BackwardSum:
         squares: What follows these passes.
     """
 
-    def __init__(self, network: Network, squares: PerExampleSquares) -> None:
+    def __init__(self, network: TrainedNetwork, squares: PerExampleSquares) -> None:
         self.network = network
         self.squares = squares
         self.squares.start()
@@ -71,7 +71,7 @@ class DiagonalSum(BackwardSum):
     Gradients are squared by :class:`PerExampleSquares`, so no tensor has the size of examples times weights.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: TrainedNetwork) -> None:
         super().__init__(network, PerExampleSquares(network.model, reduction="sum"))
 
     def result(self) -> dict[str, Tensor]:

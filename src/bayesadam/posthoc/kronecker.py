@@ -17,7 +17,7 @@ from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.posterior.kronecker import KroneckerGaussian
 from bayesadam.posthoc.diagonal import BackwardSum
 from bayesadam.posthoc.last_layer import Call, LastLayer
-from bayesadam.posthoc.network import Hessians, Network
+from bayesadam.posthoc.trained_network import Hessians, TrainedNetwork
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class KroneckerSum(BackwardSum):
 
     structure = "kron"
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: TrainedNetwork) -> None:
         self.factors = KroneckerFactors(network.model, reduction="sum")
         super().__init__(network, self.factors)
         for module, name in self.factors.factored():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from bayesadam.modules.calls import first_argument, is_plain_linear, parameters_of_layer
-from bayesadam.posthoc.network import Hessians, Network, check_size
+from bayesadam.posthoc.trained_network import Hessians, TrainedNetwork, check_size
 from bayesadam.predictive.batches import Rows
 
 
@@ -49,7 +49,7 @@ class LastLayer(abc.ABC):
     names: list[str]
     gives_outputs: bool
 
-    def __init__(self, network: Network, name: str | None) -> None:
+    def __init__(self, network: TrainedNetwork, name: str | None) -> None:
         self.network = network
         self.gives_outputs = True
         self._is_named = name is not None

@@ -20,7 +20,7 @@ FACTOR_BYTES = 2**28
 """Memory for the factors of the Hessians of several rows' outputs."""
 
 
-class Network:
+class TrainedNetwork:
     """A model, its likelihood, and the kind of curvature.
 
     Attributes:
@@ -83,7 +83,7 @@ class Hessians:
     """
 
     @torch.no_grad()
-    def __init__(self, network: Network, output: Tensor, target: Tensor) -> None:
+    def __init__(self, network: TrainedNetwork, output: Tensor, target: Tensor) -> None:
         self.likelihood = network.likelihood
         self.curvature = network.curvature
         self.output = output.detach()
