@@ -22,6 +22,10 @@ LAYERS = list(TABLE)
 SECTIONS = re.findall(r"^\*\*`(\w+)/`\*\*: (.*?)(?=^\*\*`|^## )", CONTRIBUTING, re.M | re.S)
 
 
+def is_module(path):
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
 def imports(path, *, typing=False):
     """Modules of the library that a file imports, those under TYPE_CHECKING only if ``typing``."""
     tree = ast.parse(path.read_text())
@@ -35,10 +39,11 @@ def imports(path, *, typing=False):
         if id(node) in typing_only:
             continue
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("bayesadam"):
-            folder = PACKAGE.parent / node.module.replace(".", "/")
-            for n in node.names:
-                is_module = folder == PACKAGE or (folder / n.name).is_dir() or (folder / f"{n.name}.py").exists()
-                yield f"{node.module}.{n.name}" if is_module else node.module
+            folder = PACKAGE.joinpath(*node.module.split(".")[1:])
+            modules = {f"{node.module}.{n.name}" for n in node.names if is_module(folder / n.name)}
+            yield from modules
+            if node.module != "bayesadam" and len(modules) < len(node.names):
+                yield node.module
         elif isinstance(node, ast.Import):
             yield from (n.name for n in node.names if n.name.startswith("bayesadam"))
 
@@ -94,13 +99,17 @@ TABLES = [f"tables/{name}" for name in ("cli", "encoder", "estimators", "report"
 
 ACYCLIC = [
     "bayes_by_backprop",
+    "calibration",
     "core",
+    "curvature",
+    "functional",
     "likelihoods",
     "modules",
     "moments",
     "optim",
     "population",
     "posterior",
+    "posthoc",
     "predictive",
     *TABLES,
 ]
@@ -116,9 +125,7 @@ def test_no_cycles_inside_a_package(package):
         for path in root.glob("*.py")
         if path.stem != "__init__"
     }
-    assert len(graph) > 6
-
-    assert len(graph) > 5
+    assert graph
     order = graphlib.TopologicalSorter(graph)
     order.prepare()  # raises CycleError with the modules in it
 

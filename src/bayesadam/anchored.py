@@ -107,7 +107,7 @@ def anchored_ensemble(
     if last_layer:
         _curvature(models[0], (data[0][:1], data[1][:1]), likelihood)  # raises if there is no such layer
     randomized = [perturbed(data, likelihood, member, seed) for member in range(members)]
-    weights = [own for _, own in randomized if own is not None]
+    weights = [weight for _, weight in randomized if weight is not None]
     epochs = math.ceil(steps / math.ceil(len(data[0]) / batch_size))
     nets = train(
         models,
@@ -123,7 +123,7 @@ def anchored_ensemble(
         seed=seed,
         progress=progress,
     )
-    told = {
+    settings = {
         "method": "anchored_ensemble",
         "prior_precision": prior_precision,
         "steps": steps,
@@ -131,17 +131,17 @@ def anchored_ensemble(
         "lr": lr,
         "seed": seed,
     }
-    return Mixture(_posteriors(nets, models[0], data, likelihood, prior, last_layer), hyperparameters=told)
+    return Mixture(_posteriors(nets, models[0], data, likelihood, prior, last_layer), hyperparameters=settings)
 
 
 def _made(make_model: Callable[[], nn.Module], seeds: range) -> list[nn.Module]:
     """Create the networks, and check that everything that is not trained is the same in all of them."""
     models = initialize(make_model, seeds=seeds)
     check_new(models)
-    kept = _constants(models[0])
+    constants = _constants(models[0])
     for model in models:
         for name, value in _constants(model).items():
-            if name not in kept or not torch.equal(value, kept[name]):
+            if name not in constants or not torch.equal(value, constants[name]):
                 raise ValueError(f"make_model must give networks with the same constants, got others for {name!r}")
     return models
 
@@ -207,8 +207,8 @@ def integrated(
     with torch.no_grad():
         for name, weight in trained.match(model).items():
             weight.copy_(trained.mean[name])
-    found = _mode(model, (x, y), likelihood, prior).to(dtype=next(iter(prior.mean.values())).dtype)
-    return found.with_buffers(trained.buffers)
+    mode = _mode(model, (x, y), likelihood, prior).to(dtype=next(iter(prior.mean.values())).dtype)
+    return mode.with_buffers(trained.buffers)
 
 
 def _mode(model: nn.Module, data: Pair, likelihood: Likelihood, prior: DiagonalGaussian) -> GaussianPosterior:
@@ -249,9 +249,9 @@ def _curvature(model: nn.Module, data: Pair, likelihood: Likelihood) -> LaplaceA
 
 
 def _around(fitted: LaplaceApproximation, precision: Tensor) -> GaussianPosterior:
-    told = {"method": "laplace", "structure": "last_layer"}
+    settings = {"method": "laplace", "structure": "last_layer"}
     random = DenseGaussian.from_precision(
-        {name: fitted.mean[name] for name in fitted.random}, precision, hyperparameters=told
+        {name: fitted.mean[name] for name in fitted.random}, precision, hyperparameters=settings
     )
     fixed = {name: value for name, value in fitted.mean.items() if name not in fitted.random}
     return PartialGaussian(random, fixed, order=list(fitted.mean)) if fixed else random

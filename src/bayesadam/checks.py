@@ -42,7 +42,10 @@ def require(rules: Sequence[tuple[Tensor, Callable[[], Exception]]]) -> None:
     Args:
         rules: 0-d boolean tensors, each with the function that makes the error.
     """
-    for holds, (_, error) in zip(truths(holds for holds, _ in rules), rules, strict=True):
+    if not rules:
+        return
+    conditions, errors = zip(*rules, strict=True)
+    for holds, error in zip(truths(conditions), errors, strict=True):
         if not holds:
             raise error()
 

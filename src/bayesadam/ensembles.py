@@ -56,7 +56,7 @@ def train_ensemble(
         likelihood: What the outputs mean; all numbers in it are known.
         epochs: Passes over the data.
         batch_size: Data points per minibatch.
-        members: Options many networks.
+        members: How many networks.
         method: ``"bayesadam"`` or another name of an optimiser of the library, or ``"adam"`` for point masses, an
             ordinary deep ensemble.
         lr: Learning rate at the start; default: that of the optimiser.

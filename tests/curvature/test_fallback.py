@@ -106,15 +106,14 @@ class Masked(nn.Module):
 
 
 class Branching(nn.Module):
-    """Cannot be mapped by vmap; its child is called when it is called again, which must not count."""
+    """Cannot be mapped by vmap."""
 
     def __init__(self):
         super().__init__()
-        self.weight, self.child = nn.Parameter(torch.tensor(2.0)), nn.Linear(3, 3)
+        self.weight = nn.Parameter(torch.tensor(2.0))
 
     def forward(self, x):
-        scaled = torch.stack([row * self.weight if row.sum().item() > 0 else row * self.weight**2 for row in x])
-        return self.child(scaled).tanh()
+        return torch.stack([row * self.weight if row.sum().item() > 0 else row * self.weight**2 for row in x])
 
 
 class Unrolled(nn.Module):
@@ -128,7 +127,7 @@ class Unrolled(nn.Module):
         state = None
         for position in range(x.shape[1]):
             state = self.cell(x[:, position], state)
-        return state[0]
+        return state[0] if isinstance(state, tuple) else state
 
 
 class Stated(nn.Module):
@@ -163,11 +162,13 @@ MODULES = [
     (nn.ConvTranspose2d(2, 3, 3, stride=2), inputs(6, 2, 4, 3)),
     (nn.EmbeddingBag(9, 3), tokens()),
     (module_of(lambda self, x: self.layer(x, x.flip(1)), layer=nn.Bilinear(3, 3, 2)), inputs(6, 3)),
-    (Branching(), inputs(6, 3)),
-    (module_of(lambda self, x: self.layer(self.layer(x)), layer=Branching()), inputs(6, 3)),
+    (module_of(lambda self, x: self.layer(self.layer(x)), layer=nn.PReLU(3)), inputs(6, 3)),
     (nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True), inputs(6, 4, 6)),
     (nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), inputs(6, 4, 3)),
     (Unrolled(nn.LSTMCell(3, 4)), inputs(6, 3, 3)),
+    (Unrolled(nn.LSTMCell(3, 4, bias=False)), inputs(6, 3, 3)),
+    (Unrolled(frozen(nn.GRUCell(3, 4), "bias_hh")), inputs(6, 3, 3)),
+    (Unrolled(nn.RNNCell(3, 4, nonlinearity="relu")), inputs(6, 3, 3)),
     *((First(cls(3, 4, batch_first=True, **DEEP)), inputs(6, 5, 3)) for cls in (nn.RNN, nn.GRU, nn.LSTM)),
     *((Stated(cls(3, 4, batch_first=True)), inputs(6, 5, 3)) for cls in (nn.RNN, nn.GRU, nn.LSTM)),
     (Stated(nn.RNN(3, 4, 2, nonlinearity="relu", batch_first=True)), inputs(6, 5, 3)),
@@ -187,6 +188,13 @@ MODULES = [
 @pytest.mark.parametrize(("module", "x"), MODULES, ids=lambda value: type(value).__name__)
 def test_modules(module, x):
     check(replayed(nn.Sequential(module, nn.Tanh())), x)
+
+
+def test_a_module_that_cannot_be_mapped_over_examples_is_refused():
+    model, x = started(nn.Sequential(Branching())), inputs(6, 3)
+    message = r"^module '0' \(Branching\) must be a module that torch.func.vmap can map over examples .*\.item"
+    with pytest.raises(RuntimeError, match=message):
+        model.model(x).sum().backward()
 
 
 def test_in_several_chunks(monkeypatch):

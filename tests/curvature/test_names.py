@@ -4,7 +4,7 @@ from pathlib import Path
 
 from bayesadam.optim.newton import HESSIANS
 from bayesadam.population.members import POSSIBLE
-from bayesadam.posthoc.network import CURVATURES
+from bayesadam.posthoc.trained_network import CURVATURES
 
 
 def test_the_page_explains_every_name():

@@ -589,8 +589,13 @@ def posterior_of(*arguments, **options):
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's, for EmbeddingBag
-@EVERY_STRUCTURE
-@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.parametrize(
+    ("kind", "structure"),
+    [
+        *((nn.Embedding, structure) for structure in ("diagonal", "kron", "full", "last_layer", "last_layer_kron")),
+        *((nn.EmbeddingBag, structure) for structure in ("full", "last_layer", "last_layer_kron")),
+    ],
+)
 def test_a_table_with_sparse_gradients(structure, kind):
     found = []
     for sparse in (False, True):
@@ -600,6 +605,15 @@ def test_a_table_with_sparse_gradients(structure, kind):
         data = torch.arange(3 * N).view(N, 3) % 6, classes(N, count=4)
         found.append(posterior_of(model, data, likelihood=ba.Categorical(), structure=structure, prior_precision=1.0))
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("structure", ["diagonal", "kron"])
+def test_a_bag_with_sparse_gradients_is_refused(structure):
+    model = nn.Sequential(nn.EmbeddingBag(6, 4, sparse=True), nn.Linear(4, 4))
+    data = torch.arange(3 * N).view(N, 3) % 6, classes(N, count=4)
+    with pytest.raises(RuntimeError, match=r"^module '0' \(EmbeddingBag\) must be a module that torch.func.vmap"):
+        laplace(model, data, likelihood=ba.Categorical(), structure=structure)
 
 
 @EVERY_STRUCTURE

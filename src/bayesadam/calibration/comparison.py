@@ -111,7 +111,7 @@ def compare(
         seed: Seed of the samples, as in :func:`bayesadam.predict`.
         output: Function that takes the output tensor out of what the model returns, as in :func:`bayesadam.predict`.
         batch_size: Rows per forward pass, as in :func:`bayesadam.predict`.
-        batch_norm: Options batch norm statistics are found, as in :func:`bayesadam.predict`.
+        batch_norm: How batch norm statistics are found, as in :func:`bayesadam.predict`.
 
     Returns:
         Candidates ``"mean network"`` and ``"posterior"``, and both ``"with temperature"`` if the likelihood has one.
@@ -149,8 +149,8 @@ def _tempered(method: str, score: Scored, likelihood: Likelihood) -> Candidate:
         return best_temperature(lambda tempered: score(tempered)[part], likelihood, prior=prior)[0]
 
     parts = [rows[number::FOLDS] for number in range(min(FOLDS, len(rows)))]
-    for number, own in enumerate(parts):
+    for number, part in enumerate(parts):
         others = torch.cat([rows[:0], *parts[:number], *parts[number + 1 :]])
-        log_loss[own] = score(likelihood.tempered(fitted(others)))[own]
+        log_loss[part] = score(likelihood.tempered(fitted(others)))[part]
     temperature = fitted(rows)
     return Candidate(method, likelihood.tempered(temperature), temperature, log_loss.flatten())

@@ -48,12 +48,12 @@ class Scored:
             likelihood: Likelihood of the kind that the network was run for.
             scale: If the run takes it, ``scale=`` multiplies the posterior's standard deviations.
         """
-        found: Predictive = self.run(likelihood, **scale)
-        target = self.target.to(found.device)  # which is another one if the model is on several
+        predictive: Predictive = self.run(likelihood, **scale)
+        target = self.target.to(predictive.device)  # which is another one if the model is on several
         if self.counted is None:
-            return -found.log_prob(target).double()
-        counted = self.counted.to(found.device)
-        return -found.log_prob(target.where(counted, 0))[counted].double()
+            return -predictive.log_prob(target).double()
+        counted = self.counted.to(predictive.device)
+        return -predictive.log_prob(target.where(counted, 0))[counted].double()
 
 
 class HeldOut:
@@ -109,14 +109,14 @@ class HeldOut:
 
     def rows(self) -> set[bytes]:
         """Return the bytes of each row's inputs."""
-        found = set()
+        contents = set()
         for batch in self._batches:
             tensors = [value for value in tensors_of(batch) if isinstance(value, Tensor)]
             count = next((len(tensor) for tensor in tensors if tensor.ndim), 0)
-            own = [t.detach().cpu().contiguous() for t in tensors if t.ndim and len(t) == count]
+            with_rows = [t.detach().cpu().contiguous() for t in tensors if t.ndim and len(t) == count]
             for number in range(count):
-                found.add(b"".join(t[number].reshape(-1).view(torch.uint8).numpy().tobytes() for t in own))
-        return found
+                contents.add(b"".join(t[number].reshape(-1).view(torch.uint8).numpy().tobytes() for t in with_rows))
+        return contents
 
 
 def mean(values: Tensor) -> float:
@@ -163,14 +163,16 @@ def is_coldest(likelihood: Likelihood, temperature: float) -> bool:
     coldest = is_near(temperature, low)
     if coldest or is_near(temperature, high):
         if coldest:
-            found = f"every lower one is better, down to {low:g}: the temperature remains 1"
+            observation = f"every lower one is better, down to {low:g}: the temperature remains 1"
             exact = "All these rows are predicted correctly", "The predictions of these rows are equal to their targets"
             reason = f"{exact[not likelihood.defines('log_probs')]}, as rows are that a network was trained on"
         else:
-            found = f"every higher one is better, up to {high:g}: this is the temperature now"
+            observation = f"every higher one is better, up to {high:g}: this is the temperature now"
             reason = "The network predicts these rows no better than chance, or its outputs have another scale"
         warnings.warn(
-            f"held_out must determine a temperature, got rows for which {found}. {reason}", UserWarning, stacklevel=3
+            f"held_out must determine a temperature, got rows for which {observation}. {reason}",
+            UserWarning,
+            stacklevel=3,
         )
     return coldest
 
@@ -179,12 +181,12 @@ def check_apart(held_out: HeldOut, train: Data | None) -> None:
     """Warn if rows also occur in the training data."""
     if train is None:
         return
-    own = held_out.rows()
-    common = len(own & HeldOut(held_out.model, train, held_out.likelihood).rows())
+    held_out_rows = held_out.rows()
+    common = len(held_out_rows & HeldOut(held_out.model, train, held_out.likelihood).rows())
     if common:
         warnings.warn(
-            f"held_out has {common:,} rows (of {len(own):,} different ones) that are in train as well: for rows that "
-            "the network was trained on, the best width and temperature are too small",
+            f"held_out has {common:,} rows (of {len(held_out_rows):,} different ones) that are in train as well: "
+            "for rows that the network was trained on, the best width and temperature are too small",
             UserWarning,
             stacklevel=3,
         )

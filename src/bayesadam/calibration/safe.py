@@ -83,11 +83,11 @@ class Watched:
         the best predictions, but harmless.
         """
         at = self._scorer(posterior)
-        least = mean(at(0.0))
+        least = min(math.inf, at(0.0).mean().item())  # infinity if the score is NaN
 
         def harms(factor: float) -> bool:
             nonlocal least
-            score = mean(at(factor))
+            score = at(factor).mean().item()
             least = min(least, score)
             return not score <= least + RISE
 
@@ -103,14 +103,14 @@ class Watched:
     def warn_of_harm(self, posterior: Self) -> None:
         """Warn if the posterior's score of the rows is clearly worse than the network's."""
         at = self._scorer(posterior)
-        own, wide = at(0.0), at(1.0)
-        rise = wide - own
+        narrow, wide = at(0.0), at(1.0)
+        rise = wide - narrow
         error = rise.std().item() / math.sqrt(len(rise)) if len(rise) > 1 else 0.0
         if not rise.mean().item() <= HARM + 2.0 * error:
             warnings.warn(
                 f"the posterior is too wide: the loss on the data given is {mean(wide):.3f} nats with it and "
-                f"{mean(own):.3f} with the network itself. Leave prior_precision out, or make it larger, or find the "
-                "width with held-out data (bayesadam.tune_posterior)",
+                f"{mean(narrow):.3f} with the network itself. Leave prior_precision out, or make it larger, or "
+                "find the width with held-out data (bayesadam.tune_posterior)",
                 UserWarning,
                 stacklevel=3,
             )
@@ -145,11 +145,11 @@ class Watched:
 
         The outputs are linear in its weights, so that one pass of the network is enough for all widths.
         """
-        told = posterior.hyperparameters
-        if not told.get("gives_outputs"):
+        settings = posterior.hyperparameters
+        if not settings.get("gives_outputs"):
             return None
         parameters = dict(self._model.named_parameters())
-        layer, device = self._model.get_submodule(told["last_layer"]), next(iter(parameters.values())).device
+        layer, device = self._model.get_submodule(settings["last_layer"]), next(iter(parameters.values())).device
         assert isinstance(layer, nn.Linear)
         passes: list[tuple[Tensor, Tensor, Tensor]] = []
         with in_eval_mode(self._model), followed(self._model, layer, self._options["output"]) as run:
@@ -180,7 +180,7 @@ def _depends(features: Tensor, layer: nn.Linear) -> bool:
         return False
     with torch.enable_grad():
         gradients = torch.autograd.grad(features.sum(), [*layer.parameters()], allow_unused=True)
-    return any(gradient is not None for gradient in gradients)
+    return gradients.count(None) < len(gradients)
 
 
 @torch.no_grad()

@@ -53,15 +53,15 @@ def least_within(
     (low, high), (lowest, highest) = bracket, limits
     half = math.sqrt(high / low)
     while True:
-        found, value = least(function, low, high, steps)
-        if is_near(found, low) and low > NEAR * lowest and math.isfinite(value):
+        place, value = least(function, low, high, steps)
+        if is_near(place, low) and low > NEAR * lowest and math.isfinite(value):
             low, high = max(lowest, low / half), low * half
-        elif is_near(found, high) and NEAR * high < highest:
+        elif is_near(place, high) and NEAR * high < highest:
             low, high = high / half, min(highest, high * half)
         else:
-            return found, value
+            return place, value
 
 
-def is_near(found: float, end: float) -> bool:
+def is_near(place: float, end: float) -> bool:
     """Whether the result of a search is at this end; a search ends near an end, and not exactly at it."""
-    return end / NEAR < found < end * NEAR
+    return end / NEAR < place < end * NEAR

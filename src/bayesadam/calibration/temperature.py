@@ -70,7 +70,7 @@ def calibrate(
         seed: Seed of the samples, as in :func:`bayesadam.predict`; used with a posterior only.
         output: Function that takes the output tensor out of what the model returns, as in :func:`bayesadam.predict`.
         batch_size: Rows per forward pass, as in :func:`bayesadam.predict`.
-        batch_norm: Options batch norm statistics are found, as in :func:`bayesadam.predict`. Without a posterior
+        batch_norm: How batch norm statistics are found, as in :func:`bayesadam.predict`. Without a posterior
             ``"auto"`` leaves the network as it is.
 
     Returns:

@@ -77,8 +77,8 @@ class PosteriorTuning:
         """The choice in words, compared with the network itself, and a warning if it is at the edge of the
         candidates.
         """
-        found = {**self.chosen, "scale": self.scale, "temperature": self.temperature}
-        numbers = ", ".join(f"{k} {v:.4g}" for k, v in found.items() if v != 1.0 or k in self.chosen) or "no change"
+        values = {**self.chosen, "scale": self.scale, "temperature": self.temperature}
+        numbers = ", ".join(f"{k} {v:.4g}" for k, v in values.items() if v != 1.0 or k in self.chosen) or "no change"
         text = f"{numbers}, the best of {len(self.table)} candidates: {self.score:.4f} nats per data point; the network"
         text += f" has {self.before:.4f}, and with temperature scaling {self.calibrated:.4f}"
         if any(row["score"] < self.score for row in self.table):
@@ -150,7 +150,7 @@ def tune_posterior(
         seed: Seed of the samples, as in :func:`bayesadam.predict`.
         output: Function that takes the output tensor out of what the model returns, as in :func:`bayesadam.predict`.
         batch_size: Rows per forward pass, as in :func:`bayesadam.predict`.
-        batch_norm: Options batch norm statistics are found, as in :func:`bayesadam.predict`.
+        batch_norm: How batch norm statistics are found, as in :func:`bayesadam.predict`.
         progress: Whether to show a progress bar; by default it is shown in a terminal.
 
     Returns:

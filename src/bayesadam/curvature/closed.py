@@ -102,14 +102,14 @@ def _are_positions(call: Call, indices: Tensor, size: int) -> bool:
     If there are as many positions as examples, the list alone does not tell, and earlier calls decide.
     """
     collector = call.collector()
-    known = {} if collector is None else collector.positions
+    known_positions = {} if collector is None else collector.positions
     if len(indices) != size:
-        return known.setdefault(call.unit.name, True)
+        return known_positions.setdefault(call.unit.name, True)
     count_up = torch.arange(size, device=indices.device, dtype=indices.dtype)
     if indices.untyped_storage().data_ptr() in call.during.storages or not torch.equal(indices, count_up):
-        return known.setdefault(call.unit.name, False)
-    if call.unit.name in known:
-        return known[call.unit.name]
+        return known_positions.setdefault(call.unit.name, False)
+    if call.unit.name in known_positions:
+        return known_positions[call.unit.name]
     if size == 1:
         return False
     raise RuntimeError(

@@ -20,8 +20,8 @@ from bayesadam.curvature.layers import Form, Sink
 from bayesadam.curvature.norms import uses_batch_statistics
 from bayesadam.curvature.passes import (
     Call,
+    ForwardPass,
     Method,
-    Pass,
     Slot,
     Unit,
     computes_gradients,
@@ -47,7 +47,7 @@ class Collector:
     Attributes:
         units: Parts of the model since the last start.
         num_examples: Number of examples in the backward passes since the start.
-        generation: Options often it was started; calls from before the last start are ignored.
+        generation: How often it was started; calls from before the last start are ignored.
         paused: Whether hooks are ignored, because a module is called again.
         resumable: Whether there was a :meth:`pause`, without a :meth:`resume` or a start since.
         positions: Embeddings by name for which it is known whether their indices are positions.
@@ -68,12 +68,12 @@ class Collector:
         self._totals: dict[str, Total] = {}
         self._scratch = Scratch()
         self._handles: list[RemovableHandle] = []
-        self._pass: Pass | None = None
+        self._pass: ForwardPass | None = None
         self._inside = False
         self._checked: set[Any] = set()
         self._tasks: list[int] = []
         self._judged = -1, False
-        self._touched: list[Pass] = []
+        self._touched: list[ForwardPass] = []
 
     # Methods that PerExampleSquares calls
 
@@ -165,7 +165,7 @@ class Collector:
             self._end_of_backward()
         size = len(inputs[0]) if inputs and inputs[0].ndim > 0 else None
         storages = frozenset(t.untyped_storage().data_ptr() for t in inputs)
-        self._pass = Pass(size, self.generation, storages)
+        self._pass = ForwardPass(size, self.generation, storages)
         self._inside = True
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -228,14 +228,14 @@ class Collector:
             during.jumps.update((node, sources) for node in nodes_of(tensors_in(output)))
         return output
 
-    def follows(self, during: Pass) -> bool:
+    def follows(self, during: ForwardPass) -> bool:
         """Whether the backward pass that is running through a forward pass is one for the gradients of parameters."""
         task = torch._C._current_graph_task_id()
         if task != self._judged[0]:
             self._judged = task, during.announced or computes_gradients(slot.parameter for slot in self.slots)
         return self._judged[1]
 
-    def arrive(self, during: Pass) -> None:
+    def arrive(self, during: ForwardPass) -> None:
         """Record that a backward pass has reached a forward pass."""
         task = torch._C._current_graph_task_id()
         if task not in self._tasks:
@@ -261,7 +261,7 @@ class Collector:
             now = {name: slot.total for name, slot in slots.items() if slot.uses == 1}
             later = {name: slot for name, slot in slots.items() if slot.uses > 1}
         if later:
-            call.kept = True
+            call.is_pending = True
             for name, slot in later.items():
                 during.pending.setdefault(slot, []).append((name, call))
             if during not in self._touched:
@@ -322,7 +322,7 @@ class Collector:
 
     def _complete(self, call: Call) -> bool:
         """Whether to square now; merged gradients are squared at the last of several backward passes."""
-        if call.during.backwards == 1 or call.kept or not call.unit.method.merges(call):
+        if call.during.backwards == 1 or call.is_pending or not call.unit.method.merges(call):
             return True
         (grad,) = call.grads
         assert grad is not None
@@ -352,7 +352,7 @@ class Collector:
     def _end_of_backward(self) -> None:
         self._tasks, self._touched = [], []
 
-    def _check_uses(self, during: Pass, outputs: list[Tensor]) -> None:
+    def _check_uses(self, during: ForwardPass, outputs: list[Tensor]) -> None:
         """Check that the model does not use parameters outside the calls of their modules, where no hook sees it.
 
         This is checked once for every set of calls, by following the graph from the outputs past the calls, and from
@@ -369,10 +369,15 @@ class Collector:
         self._checked.add(signature)
 
     def _check_path(
-        self, module: nn.Module, ends: list[Any], starts: list[Any], jumps: Mapping[Any, list[Any]], own: Iterable[Slot]
+        self,
+        module: nn.Module,
+        ends: list[Any],
+        starts: list[Any],
+        jumps: Mapping[Any, list[Any]],
+        exempt: Iterable[Slot],
     ) -> None:
-        """Check that no parameters but a module's own are used between the inputs and outputs of its call."""
-        owned = set(own)
+        """Check that no parameters but those of ``exempt`` are used between the inputs and outputs of its call."""
+        owned = set(exempt)
         parameters = {slot.parameter: slot for slot in self.slots if slot not in owned}
         seen = {*ends, *starts}
         queue = [node for node in ends if node not in starts]

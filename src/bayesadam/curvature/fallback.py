@@ -126,13 +126,13 @@ class Replay:
         outputs = []
         for position, leaf in enumerate(out_leaves):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
-                own = axis if position == 0 else state_axis
-                if leaf.ndim <= own or leaf.shape[own] != size:
+                expected = axis if position == 0 else state_axis
+                if leaf.ndim <= expected or leaf.shape[expected] != size:
                     raise RuntimeError(
-                        f"axis {own} of the output of {unit} must be the {size} examples of the minibatch that the "
-                        f"model was called with, got shape {tuple(leaf.shape)}"
+                        f"axis {expected} of the output of {unit} must be the {size} examples of the minibatch that "
+                        f"the model was called with, got shape {tuple(leaf.shape)}"
                     )
-                outputs.append(Leaf(position, own))
+                outputs.append(Leaf(position, expected))
         saved = [leaves[leaf.position] for leaf in inputs]
         results = [out_leaves[leaf.position] for leaf in outputs]
         floats = {t.dtype for t in (*module.parameters(), *saved, *results) if t.is_floating_point()}
@@ -150,15 +150,15 @@ class Replay:
         """Part of the :class:`Method` protocol."""
         limit = working_set(next(grad.device for grad in call.grads if grad is not None), LIMIT)
         for part in chunks(call.size, self.bytes_each(call), limit):
-            found = self.gradients(call, part, tuple(sink.totals), sink.scratch)
-            for name, gradients in found.items():
+            gradients_of_part = self.gradients(call, part, tuple(sink.totals), sink.scratch)
+            for name, gradients in gradients_of_part.items():
                 sink.add(name, gradients)
 
     def bytes_each(self, call: Call) -> int:
         """Part of the :class:`Method` protocol."""
-        own = sum(4 * p.numel() for p in call.unit.module.parameters())
+        weight_bytes = sum(4 * p.numel() for p in call.unit.module.parameters())
         tensors = [t for t in (*call.inputs, *call.grads) if t is not None]
-        return 2 * own + 4 * sum(t.nbytes for t in tensors) // call.size
+        return 2 * weight_bytes + 4 * sum(t.nbytes for t in tensors) // call.size
 
     def merges(self, call: Call) -> bool:
         """Part of the :class:`Method` protocol."""
@@ -179,13 +179,12 @@ class Replay:
                 grads.append(mark.new_zeros(()))
         bare = _Bare(module, hooks=context.derived)
         parameters = {f"module.{name}": convert(module.get_parameter(name).detach()) for name in names}
-        fixed = {k: b.clone() for k, b in bare.named_buffers()}
-        fixed.update((k, p.detach()) for k, p in bare.named_parameters() if k not in parameters)
-        fixed = {k: convert(t) for k, t in fixed.items()}
+        fixed = {k: convert(b) for k, b in bare.named_buffers()}
+        fixed.update((k, convert(p.detach())) for k, p in bare.named_parameters() if k not in parameters)
 
         used = [number for number, grad in enumerate(call.grads) if grad is not None]
         with _attributes_kept(module):
-            results, found = self.replayed(module, context, parameters, fixed, inputs, grads, used)
+            results, gradients = self.replayed(call.unit, context, parameters, fixed, inputs, grads, used)
         for (mark, norm), result in zip(context.marks, results, strict=True):
             replayed, _ = _mark(result)
             tolerance = LOW_TOLERANCE if context.low else max(TOLERANCE, precision(mark) ** 0.5)
@@ -196,11 +195,11 @@ class Replay:
                     "long as the minibatch but has no axis of examples"
                 )
         # For an unused parameter vmap returns a single zero gradient instead of one per example.
-        return {name: found[f"module.{name}"].contiguous() for name in names}
+        return {name: gradients[f"module.{name}"].contiguous() for name in names}
 
     def replayed(
         self,
-        module: nn.Module,
+        unit: Unit,
         context: Context,
         parameters: dict[str, Tensor],
         fixed: dict[str, Tensor],
@@ -211,87 +210,51 @@ class Replay:
         """Outputs ``(m, ...)`` and gradients of some examples, by calling the module for each of them alone.
 
         Args:
-            module: The module.
+            unit: The module.
             context: Record of the call.
             parameters: Trainable parameters by ``module.<name>``.
             fixed: Other tensors of the module by such names.
             inputs: Tensors among the inputs, with the examples along axis 0.
             grads: Gradients of all outputs, likewise.
             used: Numbers of the outputs that have a gradient.
-        """
-        bare = _Bare(module, hooks=context.derived)
 
-        def outputs(values: dict[str, Tensor], *tensors: Tensor) -> list[Tensor]:
+        Raises:
+            RuntimeError: The module cannot be mapped over examples.
+        """
+        bare = _Bare(unit.module, hooks=context.derived)
+
+        def outputs(values: dict[str, Tensor], *tensors: Tensor) -> tuple[list[Tensor], list[Tensor]]:
             """The forward pass of one example; no argument has the axis of the examples."""
-            given = list(context.leaves)
+            arguments = list(context.leaves)
             for leaf, tensor in zip(context.inputs, tensors, strict=True):
-                given[leaf.position] = (
-                    tensor.unsqueeze(leaf.axis) if leaf.axis is not None and not leaf.several else tensor
-                )
-            args, kwargs = tree_unflatten(given, context.spec)
-            found, _ = tree_flatten(call_with(bare, {**fixed, **values}, args, kwargs))
-            return [found[leaf.position].squeeze(leaf.axis) for leaf in context.outputs]
+                one_row = leaf.axis is not None and not leaf.several
+                arguments[leaf.position] = tensor.unsqueeze(leaf.axis or 0) if one_row else tensor
+            args, kwargs = tree_unflatten(arguments, context.spec)
+            others = {name: tensor.clone() for name, tensor in fixed.items()}  # which the module may change in place
+            leaves, _ = tree_flatten(call_with(bare, {**others, **values}, args, kwargs))
+            results = [leaves[leaf.position].squeeze(leaf.axis) for leaf in context.outputs]
+            return [results[number] for number in used], results
+
+        def one(grads: list[Tensor], *tensors: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
+            ends, pull, results = vjp(lambda values: outputs(values, *tensors), parameters, has_aux=True)  # type: ignore[misc]
+            (gradients,) = pull([grad.to(end.dtype) for grad, end in zip(grads, ends, strict=True)])
+            return results, gradients
 
         axes = [None if leaf.axis is None else 0 for leaf in context.inputs]
-        return _map(module, outputs, parameters, inputs, axes, grads, used)
-
-
-def _map(
-    module: nn.Module,
-    outputs: Any,
-    parameters: dict[str, Tensor],
-    inputs: list[Tensor],
-    axes: list[int | None],
-    grads: list[Tensor],
-    used: list[int],
-) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Outputs and per-example gradients, by ``vmap`` if the module can be mapped, otherwise in a loop."""
-
-    def one(grads: list[Tensor], *tensors: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
-        def some(values: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-            found = outputs(values, *tensors)
-            return [found[number] for number in used], found
-
-        results, pull, found = vjp(some, parameters, has_aux=True)  # type: ignore[misc]
-        (gradients,) = pull([g.to(r.dtype) for g, r in zip(grads, results, strict=True)])
-        return found, gradients
-
-    wanted = [grads[number] for number in used]
-    if not isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        mapped = vmap(one, in_dims=(0, *axes), randomness="different")
         try:
             # vmap warns about operations that it loops over, such as flash attention but not the plain kernel.
             with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
                 warnings.simplefilter("ignore")
-                found: tuple[list[Tensor], dict[str, Tensor]] = vmap(one, in_dims=(0, *axes), randomness="different")(
-                    wanted, *inputs
-                )
-                return found
-        except (RuntimeError, ValueError):
-            pass
-    return _loop(outputs, parameters, inputs, axes, wanted, used)
-
-
-def _loop(
-    outputs: Any,
-    parameters: dict[str, Tensor],
-    inputs: list[Tensor],
-    axes: list[int | None],
-    grads: list[Tensor],
-    used: list[int],
-) -> tuple[list[Tensor], dict[str, Tensor]]:
-    values = {name: p.detach().requires_grad_() for name, p in parameters.items()}
-    results, gradients = [], []
-    for example in range(len(grads[0])):
-        tensors = [t if axis is None else t[example] for t, axis in zip(inputs, axes, strict=True)]
-        with torch.enable_grad():
-            found = outputs(values, *tensors)
-            ends = [found[number] for number in used]
-            given = [grad[example].to(end.dtype) for grad, end in zip(grads, ends, strict=True)]
-            own = torch.autograd.grad(ends, list(values.values()), given, allow_unused=True, materialize_grads=True)
-            gradients.append([gradient.to_dense() for gradient in own])
-        results.append([t.detach() for t in found])
-    stacked = [torch.stack(items) for items in zip(*results, strict=True)]
-    return stacked, {name: torch.stack(items) for name, items in zip(values, zip(*gradients, strict=True), strict=True)}
+                results: tuple[list[Tensor], dict[str, Tensor]] = mapped([grads[number] for number in used], *inputs)
+                return results
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            raise RuntimeError(
+                f"{unit} must be a module that torch.func.vmap can map over examples while per-example gradients are "
+                f"squared, got {str(error).splitlines()[0]!r} (put its parameters into layers with a closed form)"
+            ) from error
 
 
 def _attributes(module: nn.Module) -> dict[str, Tensor]:
@@ -320,16 +283,20 @@ def _input_leaves(
     attention = isinstance(module, nn.MultiheadAttention)
     axis = 0 if module.batch_first else 1
     axes = {"query": axis, "key": axis, "value": axis, "input": axis, "key_padding_mask": 0, "hx": 1}
-    found: dict[int, tuple[int | None, int]] = {}
+    axes_by_tensor: dict[int, tuple[int | None, int]] = {}
     for name, value in inspect.signature(module.forward).bind(*args, **kwargs).arguments.items():
         for tensor in tree_flatten(value)[0]:
             if isinstance(tensor, Tensor):
-                own = axes.get(name)
-                fits = own is not None and tensor.ndim > own and tensor.shape[own] == size
-                found[id(tensor)] = (own if fits else None), 0
+                axis_of_examples = axes.get(name)
+                fits = (
+                    axis_of_examples is not None
+                    and tensor.ndim > axis_of_examples
+                    and tensor.shape[axis_of_examples] == size
+                )
+                axes_by_tensor[id(tensor)] = (axis_of_examples if fits else None), 0
                 if name == "attn_mask" and tensor.ndim == 3:
-                    found[id(tensor)] = 0, cast(int, module.num_heads)
-    return [Leaf(k, *found[id(t)]) for k, t in tensors], axis, 0 if attention else 1
+                    axes_by_tensor[id(tensor)] = 0, cast(int, module.num_heads)
+    return [Leaf(k, *axes_by_tensor[id(t)]) for k, t in tensors], axis, 0 if attention else 1
 
 
 def _refuse_random(unit: Unit) -> None:

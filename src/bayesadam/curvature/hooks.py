@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bayesadam.curvature.passes import Follower, Pass
+from bayesadam.curvature.passes import Follower, ForwardPass
 
 
 class Hook:
@@ -45,7 +45,7 @@ class Hook:
 class Counts:
     """Hook for a backward pass that reaches the outputs of the model."""
 
-    def __init__(self, collector: Callable[[], Follower | None], during: Pass) -> None:
+    def __init__(self, collector: Callable[[], Follower | None], during: ForwardPass) -> None:
         self.reference = collector
         self.during = during
 

@@ -80,8 +80,8 @@ class Form(abc.ABC):
             return
         limit = working_set(grads.device, CHUNK)
         for part in chunks(inputs.shape[0], self.bytes_each(module, inputs, grads), limit):
-            found = self.gradients(module, inputs[part], grads[part], names, sink.scratch)
-            for name, gradients in found.items():
+            gradients_of_part = self.gradients(module, inputs[part], grads[part], names, sink.scratch)
+            for name, gradients in gradients_of_part.items():
                 sink.add(name, gradients)
 
 
@@ -93,14 +93,14 @@ class LinearForm(Form):
     ) -> dict[str, Tensor]:
         """See :class:`Form`."""
         inputs, grads = _positions(inputs), _positions(grads)
-        found = {}
+        gradients = {}
         if "weight" in names:
             shape = (inputs.shape[0], grads.shape[2], inputs.shape[2])
             out = scratch.get("gradients", shape, grads)
-            found["weight"] = torch.bmm(grads.transpose(1, 2), inputs, out=out)  # the sum over positions
+            gradients["weight"] = torch.bmm(grads.transpose(1, 2), inputs, out=out)  # the sum over positions
         if "bias" in names:
-            found["bias"] = grads.sum(1)
-        return found
+            gradients["bias"] = grads.sum(1)
+        return gradients
 
     def squares(self, module: Any, inputs: Tensor, grads: Tensor, sink: Sink) -> None:
         """See :class:`Form`; without positions no per-example gradient is made.
@@ -160,7 +160,7 @@ class ConvForm(Form):
     ) -> dict[str, Tensor]:
         """See :class:`Form`."""
         flat = grads.flatten(2)
-        found = {}
+        by_name = {}
         if "weight" in names:
             padded = _pad(module, inputs, scratch)
             windows = closed.patches(padded, module.kernel_size, module.stride, module.dilation)
@@ -170,10 +170,10 @@ class ConvForm(Form):
             out = scratch.get("gradients", shape, grads)
             gradients = closed.kernel_gradients(columns, flat.contiguous(), module.groups, out)
             per_group = module.in_channels // module.groups
-            found["weight"] = gradients.view(len(inputs), module.out_channels, per_group, *module.kernel_size)
+            by_name["weight"] = gradients.view(len(inputs), module.out_channels, per_group, *module.kernel_size)
         if "bias" in names:
-            found["bias"] = flat.sum(2)
-        return found
+            by_name["bias"] = flat.sum(2)
+        return by_name
 
     def columns(self, module: Any, inputs: Tensor, scratch: Scratch) -> Tensor:
         """See :class:`LinearForm`; without groups, ``(channels * kernel size, positions)``."""
@@ -203,7 +203,7 @@ class ConvForm(Form):
         if not any(asked):
             return None, None, None
         padding, transposed, output_padding = module.padding, False, [0] * len(module.kernel_size)
-        found: tuple[Tensor | None, ...] = torch.ops.aten.convolution_backward(
+        gradients: tuple[Tensor | None, ...] = torch.ops.aten.convolution_backward(
             grad,
             inputs,
             weight,
@@ -216,7 +216,7 @@ class ConvForm(Form):
             module.groups,
             asked,
         )
-        return found
+        return gradients
 
 
 class EmbeddingForm(Form):

@@ -29,12 +29,12 @@ class NormForm(Form):
         self, module: Any, inputs: Tensor, grads: Tensor, names: Sequence[str], scratch: Scratch
     ) -> dict[str, Tensor]:
         """See :class:`Form`."""
-        found = {}
+        gradients = {}
         if "weight" in names:
-            found["weight"] = self._sum(module, self.normalise(module, inputs).mul_(grads))
+            gradients["weight"] = self._sum(module, self.normalise(module, inputs).mul_(grads))
         if "bias" in names:
-            found["bias"] = self._sum(module, grads)
-        return found
+            gradients["bias"] = self._sum(module, grads)
+        return gradients
 
     def bytes_each(self, module: Any, inputs: Tensor, grads: Tensor) -> int:
         """See :class:`Form`."""

@@ -21,8 +21,8 @@ from bayesadam.functional.autocast import without_autocast
 
 def observed(call: Call, outputs: Sequence[Tensor], saved: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The same values, through a node that reports their gradients and the saved tensors to the call."""
-    found: tuple[Tensor, ...] = _Observe.apply(call, len(outputs), *outputs, *saved)  # type: ignore[no-untyped-call]
-    return found
+    tensors: tuple[Tensor, ...] = _Observe.apply(call, len(outputs), *outputs, *saved)  # type: ignore[no-untyped-call]
+    return tensors
 
 
 def taken_over(call: Call, output: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None, layer: Any) -> Tensor:
@@ -40,8 +40,8 @@ def taken_over(call: Call, output: Tensor, inputs: Tensor, weight: Tensor, bias:
         layer: Object that computes the other gradients. Its method ``layer.backward(module, inputs, weight, grad,
             asked)`` returns three tensors (input, weight, bias), with None for those that are not requested.
     """
-    found: Tensor = _TakeOver.apply(call, layer, [output.detach()], inputs, weight, bias)  # type: ignore[no-untyped-call]
-    return found
+    result: Tensor = _TakeOver.apply(call, layer, [output.detach()], inputs, weight, bias)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _once(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
@@ -96,5 +96,5 @@ class _TakeOver(Function):
             asked = (needed[0], needed[1] and "weight" not in sums, needed[2] and "bias" not in sums)
             module: nn.Module = ctx.call.unit.module
             others = ctx.layer.backward(module, inputs, weight, grad, asked)
-        found = (others[0], sums.get("weight", others[1]), sums.get("bias", others[2]))
-        return (None, None, None, *(g if need else None for g, need in zip(found, needed, strict=True)))
+        gradients = (others[0], sums.get("weight", others[1]), sums.get("bias", others[2]))
+        return (None, None, None, *(g if need else None for g, need in zip(gradients, needed, strict=True)))

@@ -33,8 +33,8 @@ class Slot:
     def parameter(self) -> nn.Parameter:
         """The current parameter, since sharding replaces the objects."""
         module, name = self.owners[0]
-        found: nn.Parameter = module._parameters[name]  # type: ignore[assignment]
-        return found
+        parameter: nn.Parameter = module._parameters[name]  # type: ignore[assignment]
+        return parameter
 
 
 class Method(Protocol):
@@ -75,7 +75,7 @@ class Unit:
 
 
 @dataclass(eq=False)
-class Pass:
+class ForwardPass:
     """One forward pass through the whole model.
 
     Attributes:
@@ -114,12 +114,12 @@ class Call:
         grads: Gradients of the outputs, at the backward pass.
         received: Number of backward passes that have reached it.
         merged: Sum of the squared gradients of the output so far, if those of several backward passes are added.
-        kept: Whether it is needed until the end of the backward pass.
+        is_pending: Whether it is needed until the end of the backward pass.
         collector: The collector that it reports to.
     """
 
     unit: Unit
-    during: Pass
+    during: ForwardPass
     names: tuple[str, ...]
     collector: Callable[[], Follower | None]
     context: Any = None
@@ -127,7 +127,7 @@ class Call:
     grads: tuple[Tensor | None, ...] = ()
     received: int = 0
     merged: Tensor | None = None
-    kept: bool = False
+    is_pending: bool = False
 
     @property
     def size(self) -> int:
@@ -161,7 +161,7 @@ class Call:
         try:
             return collector.take(self, sums=sums)
         finally:
-            if not self.kept:
+            if not self.is_pending:
                 self.inputs, self.grads = (), ()
 
 
@@ -172,10 +172,10 @@ class Follower(Protocol):
     paused: bool
     positions: dict[str, bool]
 
-    def follows(self, during: Pass) -> bool:
+    def follows(self, during: ForwardPass) -> bool:
         """Whether the backward pass that is running through a forward pass is one for the gradients of parameters."""
 
-    def arrive(self, during: Pass) -> None:
+    def arrive(self, during: ForwardPass) -> None:
         """Record that a backward pass has reached a forward pass."""
 
     def take(self, call: Call, *, sums: bool) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from bayesadam.curvature.layers import Form
 from bayesadam.curvature.passes import Method, Slot
 from bayesadam.curvature.reduction import ignored_labels, reduction_of
 from bayesadam.modules.sharding import is_sharded
+from bayesadam.modules.wrappers import unwrapped
 
 
 class PerExampleSquares:
@@ -40,9 +41,10 @@ class PerExampleSquares:
     the loss, can warn of them.
 
     Layers with a closed form are ``Linear``, ``Conv1d`` to ``Conv3d``, ``Embedding``, ``LayerNorm``, ``RMSNorm``,
-    ``GroupNorm``, ``InstanceNorm`` and ``BatchNorm`` in eval mode. Any other module with parameters of its own is
-    called again with its inputs, mapped over the examples, which costs about two more forward and backward passes of
-    that module; it must not draw random numbers. Hooks that compute its weights before a call, as those of weight
+    ``GroupNorm``, ``InstanceNorm`` and ``BatchNorm`` in eval mode; recurrent layers and their cells are unrolled. Any
+    other module with parameters of its own is called again with its inputs, mapped over the examples by
+    :func:`torch.func.vmap`, which costs about two more forward and backward passes of that module; it must not draw
+    random numbers. Hooks that compute its weights before a call, as those of weight
     normalisation and pruning do, then run again. An ``Embedding`` of positions that all examples share, of shape
     ``(T,)`` or ``(1, T)``, returns its output once for every example.
 
@@ -57,7 +59,7 @@ class PerExampleSquares:
 
     Args:
         model: Model whose squared gradients are computed; it may be wrapped in ``DistributedDataParallel``.
-        reduction: Options the loss reduces the losses of the examples: ``"mean"`` or ``"sum"``.
+        reduction: How the loss reduces the losses of the examples: ``"mean"`` or ``"sum"``.
 
     Raises:
         ValueError: The reduction is neither, or the model is compiled or replicated over devices, so that its layers
@@ -75,9 +77,9 @@ class PerExampleSquares:
                 raise ValueError(f"model must be a plain module, got {type(module).__name__} {name!r}")
         self.model = model
         self.reduction = reduction
-        self._collector = Collector(ranks.unwrapped(model), sums=reduction == "sum", closed=self._closed)
+        self._collector = Collector(unwrapped(model), sums=reduction == "sum", closed=self._closed)
         self._slots: dict[Tensor, Slot] = {}
-        self._found: set[str] = set()
+        self._nonzero: set[str] = set()
 
     @property
     def num_examples(self) -> int:
@@ -132,7 +134,7 @@ class PerExampleSquares:
 
     def covers(self, parameter: Tensor) -> bool:
         """Whether a parameter belongs to the model."""
-        return any(parameter is own for own in self.model.parameters())
+        return any(parameter is covered for covered in self.model.parameters())
 
     def backward(self, loss: Tensor) -> None:
         """Call ``loss.backward()`` after :meth:`check`."""
@@ -162,11 +164,11 @@ class PerExampleSquares:
         Raises:
             ValueError: The loss is a sum where a mean was announced, or the reverse, as far as its graph shows.
         """
-        found = reduction_of(loss, self._collector.last_size)
-        if found is not None and found != self.reduction:
+        detected = reduction_of(loss, self._collector.last_size)
+        if detected is not None and detected != self.reduction:
             raise ValueError(
-                f"the loss must be the {self.reduction} of the examples' losses, got their {found} (say "
-                f"PerExampleSquares(model, reduction={found!r}), or change the loss)"
+                f"the loss must be the {self.reduction} of the examples' losses, got their {detected} (say "
+                f"PerExampleSquares(model, reduction={detected!r}), or change the loss)"
             )
         ignored = ignored_labels(loss, self._collector.last_size)
         if ignored:
@@ -224,10 +226,10 @@ class PerExampleSquares:
         """
         if value is None:
             return True
-        if name in self._found or is_sharded(grad):
+        if name in self._nonzero or is_sharded(grad):
             return False
         if value.any():
-            self._found.add(name)
+            self._nonzero.add(name)
             return False
         mean = grad.to(value.dtype) / max(1, self.num_examples)
         return bool(mean.square().any())
@@ -250,8 +252,8 @@ class PerExampleSquares:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy, which refers to the copied model."""
         self.model, self.reduction = state["model"], state["reduction"]
-        self._collector = Collector(ranks.unwrapped(self.model), sums=self.reduction == "sum", closed=self._closed)
-        self._slots, self._found = {}, set()
+        self._collector = Collector(unwrapped(self.model), sums=self.reduction == "sum", closed=self._closed)
+        self._slots, self._nonzero = {}, set()
         # If the module itself refers to this object, its copy is not complete at this point.
         if state["started"] and "_modules" in vars(self.model):
             self._collector.start()

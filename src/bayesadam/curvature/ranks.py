@@ -7,21 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.checks import check_model
 from bayesadam.functional.curvature import wide
 from bayesadam.modules.sharding import is_sharded
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The network inside ``DistributedDataParallel`` and ``torch.compile``'s module, or the model itself.
-
-    Raises:
-        ValueError: The model is not a network.
-    """
-    check_model(model)
-    while _is_data_parallel(model) or hasattr(model, "_orig_mod"):  # a copy that is being made has no attributes yet
-        model = model.get_submodule("module" if _is_data_parallel(model) else "_orig_mod")
-    return model
+from bayesadam.modules.wrappers import is_data_parallel
 
 
 def groups(model: nn.Module, parameter: Tensor) -> list[Any]:
@@ -29,7 +17,7 @@ def groups(model: nn.Module, parameter: Tensor) -> list[Any]:
     if is_sharded(parameter):
         mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
         return [mesh.get_group(axis) for axis in range(mesh.ndim)]
-    return [model.process_group] if _is_data_parallel(model) else []
+    return [model.process_group] if is_data_parallel(model) else []
 
 
 def mean(value: Tensor | None, parameter: Tensor, over: list[Any]) -> Tensor | None:
@@ -50,11 +38,3 @@ def mean(value: Tensor | None, parameter: Tensor, over: list[Any]) -> Tensor | N
     if message[size] == 0:
         return None
     return message[:size].div_(ranks).view(parameter.shape)
-
-
-def _is_data_parallel(model: nn.Module) -> bool:
-    if not torch.distributed.is_available():
-        return False
-    from torch.nn.parallel import DistributedDataParallel
-
-    return isinstance(model, DistributedDataParallel)

@@ -1,4 +1,4 @@
-"""Per-example gradients of PyTorch's recurrent layers, for all examples together, one time step after another.
+"""Per-example gradients of PyTorch's recurrent layers and cells, for all examples together, by time steps.
 
 The layers are computed again with a zero added to the values before every activation. The gradients of these zeros are
 those of a linear function's outputs at every step, and with the function's inputs they give the examples' gradients of
@@ -18,9 +18,13 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bayesadam.curvature.fallback import Context, Replay
+from bayesadam.curvature.passes import Unit
 
 Cell = Callable[[Tensor, Tensor, list[Tensor]], list[Tensor]]
 """Function of the values from the input and from the hidden state, and of the old state, that gives the new one."""
+
+LSTMS, GRUS = (nn.LSTM, nn.LSTMCell), (nn.GRU, nn.GRUCell)
+CELLS = (nn.RNNCell, nn.LSTMCell, nn.GRUCell)
 
 
 @dataclass
@@ -39,11 +43,11 @@ class Use:
 
 
 class Recurrent(Replay):
-    """The method of ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU``."""
+    """The method of ``nn.RNN``, ``nn.LSTM``, ``nn.GRU`` and their cells."""
 
     def replayed(
         self,
-        module: Any,
+        unit: Unit,
         context: Context,
         parameters: dict[str, Tensor],
         fixed: dict[str, Tensor],
@@ -57,8 +61,8 @@ class Recurrent(Replay):
             given[leaf.position] = tensor if leaf.axis is None else tensor.movedim(0, leaf.axis)
         args, kwargs = tree_unflatten(given, context.spec)
         with torch.enable_grad():
-            found, uses = unrolled(module, {**fixed, **parameters}, *args, **kwargs)
-            leaves, _ = tree_flatten(found)
+            returned, uses = unrolled(unit.module, {**fixed, **parameters}, *args, **kwargs)
+            leaves, _ = tree_flatten(returned)
             results = [leaves[leaf.position].movedim(leaf.axis or 0, 0) for leaf in context.outputs]
             ends = [results[number] for number in used]
             given = [grads[number].to(end.dtype) for number, end in zip(used, ends, strict=True)]
@@ -76,36 +80,38 @@ class Recurrent(Replay):
 
 
 def is_recurrent(module: nn.Module) -> bool:
-    """Whether a module is one of PyTorch's recurrent layers, and nothing else."""
-    plain = type(module) in (nn.RNN, nn.LSTM, nn.GRU) and not is_parametrized(module)
-    return plain and set(module._parameters) == set(module._flat_weights_names)  # type: ignore[arg-type]
+    """Whether a module is one of PyTorch's recurrent layers or cells, and nothing else."""
+    if is_parametrized(module) or type(module) not in (nn.RNN, nn.LSTM, nn.GRU, *CELLS):
+        return False
+    names: Any = getattr(module, "_flat_weights_names", ["weight_ih", "weight_hh", "bias_ih", "bias_hh"])
+    return set(module._parameters) == set(names)
 
 
-def unrolled(
-    module: Any, weights: Mapping[str, Tensor], input: Tensor, hx: Any = None
-) -> tuple[tuple[Tensor, Any], list[Use]]:
+def unrolled(module: Any, weights: Mapping[str, Tensor], input: Tensor, hx: Any = None) -> tuple[Any, list[Use]]:
     """What the module returns for these weights, by ``module.<name>``, and the linear functions inside."""
-    values = input.transpose(0, 1) if module.batch_first else input
-    several = isinstance(module, nn.LSTM)
+    several = isinstance(module, LSTMS)
     start = [] if hx is None else list(hx) if several else [hx]
-    uses: list[Use] = []
+    if isinstance(module, CELLS):
+        named = {name.removeprefix("module."): value for name, value in weights.items()}
+        _, state, uses = _layer(module, named, input.unsqueeze(0), start or _zeros(module, input.unsqueeze(0)), "")
+        return (tuple(state) if several else state[0]), uses
+    values = input.transpose(0, 1) if module.batch_first else input
+    uses = []
     ends: list[list[Tensor]] = []
     directions = ("", "_reverse")[: 1 + module.bidirectional]
     for layer in range(module.num_layers):
         outputs = []
         for suffix in directions:
             state = [part[len(ends)] for part in start] or _zeros(module, values)
-            own = {
+            end = f"_l{layer}{suffix}"
+            named = {
                 name.removeprefix("module.").removesuffix(end): value
                 for name, value in weights.items()
-                if name.endswith(end := f"_l{layer}{suffix}")
+                if name.endswith(end)
             }
-            steps = values.flip(0) if suffix else values
-            found, state, made = _layer(module, own, steps, state)
-            for names, inputs, zeros in made:
-                full = tuple(f"{name}_l{layer}{suffix}" for name in names)
-                uses.append(Use(full, inputs, zeros))  # type: ignore[arg-type]
-            outputs.append(found.flip(0) if suffix else found)
+            hidden, state, made = _layer(module, named, values.flip(0) if suffix else values, state, end)
+            uses += made
+            outputs.append(hidden.flip(0) if suffix else hidden)
             ends.append(state)
         values = torch.cat(outputs, -1)
     last = tuple(torch.stack(parts) for parts in zip(*ends, strict=True))
@@ -115,17 +121,17 @@ def unrolled(
 
 def _zeros(module: Any, values: Tensor) -> list[Tensor]:
     """The state at the beginning where none is given."""
-    hidden = values.new_zeros(values.shape[1], module.proj_size or module.hidden_size)
-    return [hidden, values.new_zeros(values.shape[1], module.hidden_size)] if isinstance(module, nn.LSTM) else [hidden]
+    hidden = values.new_zeros(values.shape[1], getattr(module, "proj_size", 0) or module.hidden_size)
+    return [hidden, values.new_zeros(values.shape[1], module.hidden_size)] if isinstance(module, LSTMS) else [hidden]
 
 
 def _layer(
-    module: Any, weights: Mapping[str, Tensor], values: Tensor, state: list[Tensor]
-) -> tuple[Tensor, list[Tensor], list[tuple[tuple[str, str], Tensor, Tensor]]]:
-    """Outputs, last state and linear functions of one direction of a layer."""
+    module: Any, weights: Mapping[str, Tensor], values: Tensor, state: list[Tensor], end: str
+) -> tuple[Tensor, list[Tensor], list[Use]]:
+    """Outputs, last state and linear functions of one direction of a layer, whose weights' names end with ``end``."""
     of_input = functional.linear(values, weights["weight_ih"], weights.get("bias_ih"))
     zeros = torch.zeros_like(of_input, requires_grad=True)
-    apart = isinstance(module, nn.GRU)  # multiplies a part of what comes from the hidden state before it adds
+    apart = isinstance(module, GRUS)  # multiplies a part of what comes from the hidden state before it adds
     of_state = torch.zeros_like(of_input, requires_grad=True) if apart else zeros
     project = weights.get("weight_hr")
     of_output = None if project is None else values.new_zeros(*values.shape[:2], len(project)).requires_grad_()
@@ -139,9 +145,12 @@ def _layer(
             wide.append(state[0])
             state[0] = functional.linear(state[0], project) + of_output[step]
         outputs.append(state[0])
-    uses = [(("weight_ih", "bias_ih"), values, zeros), (("weight_hh", "bias_hh"), torch.stack(before), of_state)]
+    uses = [
+        Use((f"weight_ih{end}", f"bias_ih{end}"), values, zeros),
+        Use((f"weight_hh{end}", f"bias_hh{end}"), torch.stack(before), of_state),
+    ]
     if of_output is not None:
-        uses.append((("weight_hr", ""), torch.stack(wide), of_output))
+        uses.append(Use((f"weight_hr{end}", ""), torch.stack(wide), of_output))
     return torch.stack(outputs), state, uses
 
 
@@ -159,4 +168,4 @@ def _cell(module: Any) -> Cell:
     def plain(x: Tensor, h: Tensor, state: list[Tensor]) -> list[Tensor]:
         return [torch.relu(x + h) if module.nonlinearity == "relu" else torch.tanh(x + h)]
 
-    return lstm if isinstance(module, nn.LSTM) else gru if isinstance(module, nn.GRU) else plain
+    return lstm if isinstance(module, LSTMS) else gru if isinstance(module, GRUS) else plain

@@ -64,9 +64,9 @@ def _reduction(node: Any, size: int) -> str | None:
     for _ in range(_NODES):
         name = node.name()
         inputs = [(following, number) for following, number in node.next_functions if following is not None]
-        found = _own_reduction(node, name)
-        if found is not None and not (_numel(inputs) == 1 and not hasattr(node, "_saved_reduction")):
-            return found if _reduces_examples(node, size) else None
+        reduction = _own_reduction(node, name)
+        if reduction is not None and not (_numel(inputs) == 1 and not hasattr(node, "_saved_reduction")):
+            return reduction if _reduces_examples(node, size) else None
         if name.startswith(("AddBackward", "SubBackward")):
             if len(inputs) > 1:
                 terms = {_reduction(following, size) for following, _ in inputs}
@@ -75,7 +75,7 @@ def _reduction(node: Any, size: int) -> str | None:
             if not _is_by_share(node, name, inputs) or _reduction(inputs[0][0], size) != "mean":
                 return None
             return "mean"
-        elif found is None and not name.startswith(
+        elif reduction is None and not name.startswith(
             ("ViewBackward", "ReshapeAlias", "SqueezeBackward", "ToCopyBackward", "CloneBackward", "AliasBackward")
         ):
             return None

@@ -33,11 +33,11 @@ class Scratch:
         With ``zero`` it is filled with zeros when it is first created; later contents are kept.
         """
         key, size = (name, like.dtype, like.device), math.prod(shape)
-        found = self._buffers.get(key)
-        if found is None or found.numel() < size:
-            found = like.new_zeros(size) if zero else like.new_empty(size)
-            self._buffers[key] = found
-        return found[:size].view(tuple(shape))
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.numel() < size:
+            buffer = like.new_zeros(size) if zero else like.new_empty(size)
+            self._buffers[key] = buffer
+        return buffer[:size].view(tuple(shape))
 
     def ones(self, length: int, like: Tensor) -> Tensor:
         """Return a vector of ones, which must not be changed."""

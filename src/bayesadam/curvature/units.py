@@ -39,17 +39,17 @@ def units_of(
         owned = list(_parameters(module, deep=opaque))
         if not owned:
             continue
-        found = {}
+        slots_of_unit = {}
         for path, owner, key, parameter in owned:
             if parameter not in slots:
                 full = f"{name}.{path}" if name else path
                 slots[parameter] = Slot(full, totals.setdefault(full, Total()))
-            slot = found[path] = slots[parameter]
+            slot = slots_of_unit[path] = slots[parameter]
             slot.owners.append((owner, key))
             slot.uses += 1
         several_names = len(owned) < sum(p is not None for p in module._parameters.values())
         form = None if opaque or several_names else form_of(module)
-        units.append(Unit(name, module, _replay(module) if form is None else closed(form, module), found))
+        units.append(Unit(name, module, _replay(module) if form is None else closed(form, module), slots_of_unit))
     return units, list(slots.values())
 
 

@@ -55,8 +55,8 @@ def optimum(means: Sequence[Tensor], log_variances: Sequence[Tensor]) -> tuple[T
     Raises:
         ValueError: There are no weights.
     """
-    found = _few("means", means), _few("log_variances", log_variances)
-    center, _, bounded = _moments(*found, 0)
+    parameters = _few("means", means), _few("log_variances", log_variances)
+    center, _, bounded = _moments(*parameters, 0)
     return center, bounded.sqrt()
 
 
@@ -163,5 +163,5 @@ class _Gaussian(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], mapped: int, *tensors: Tensor) -> Any:
-        found = _Gaussian.apply(mapped + 1, *batch_first(info.batch_size, in_dims[1:], tensors))  # type: ignore[no-untyped-call]
-        return found, (0, 0, 0)
+        result = _Gaussian.apply(mapped + 1, *batch_first(info.batch_size, in_dims[1:], tensors))  # type: ignore[no-untyped-call]
+        return result, (0, 0, 0)

@@ -43,17 +43,17 @@ def diagonal(grads: Maybe, parameters: Sequence[Tensor]) -> list[Tensor | None]:
     Returns:
         ``d^2 loss / d theta^2`` of every weight, in the shapes of the parameters.
     """
-    found: list[Tensor | None] = []
+    entries: list[Tensor | None] = []
     for grad, parameter in zip(grads, parameters, strict=True):
         if grad is None:
-            found.append(None)
+            entries.append(None)
             continue
         parts = []
         for start, rows in _rows(grad, [parameter], parameter.numel()):
             index = torch.arange(len(rows[0]), device=parameter.device)
             parts.append(rows[0].reshape(len(index), -1)[index, start + index])
-        found.append(torch.cat(parts).view(parameter.shape) if parts else torch.zeros_like(parameter))
-    return found
+        entries.append(torch.cat(parts).view(parameter.shape) if parts else torch.zeros_like(parameter))
+    return entries
 
 
 def matrix(grads: Maybe, parameters: Sequence[Tensor]) -> Tensor:
@@ -89,7 +89,7 @@ def hutchinson(grads: Maybe, parameters: Sequence[Tensor], probes: Iterable[Sequ
         probes: Probes, each with one tensor per parameter of independent entries +1 or -1.
     """
     used = [i for i, grad in enumerate(grads) if grad is not None]
-    found: list[Tensor | None] = [None if grad is None else torch.zeros_like(grad) for grad in grads]
+    totals: list[Tensor | None] = [None if grad is None else torch.zeros_like(grad) for grad in grads]
     count = 0
     for probe in probes:
         count += 1
@@ -98,10 +98,10 @@ def hutchinson(grads: Maybe, parameters: Sequence[Tensor], probes: Iterable[Sequ
             continue
         rows = torch.autograd.grad(product, [parameters[i] for i in used], retain_graph=True, allow_unused=True)
         for i, row in zip(used, rows, strict=True):
-            total = found[i]
+            total = totals[i]
             if row is not None and total is not None:
                 total.addcmul_(row, probe[i])
-    return [None if total is None else total / count for total in found]
+    return [None if total is None else total / count for total in totals]
 
 
 def _rows(grad: Tensor, parameters: Sequence[Tensor], width: int) -> Iterator[tuple[int, list[Tensor]]]:

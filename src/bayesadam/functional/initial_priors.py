@@ -26,5 +26,5 @@ def initial_priors(parameters: Sequence[Tensor]) -> list[float]:
     values = [full(parameter.detach()).double() for parameter in parameters]
     variances = [value.var(correction=0) if value.numel() else value.new_zeros(()) for value in values]
     read = torch.stack([variance.to(variances[0].device) for variance in variances]).tolist()
-    known = [variance if 1e-12 < variance < math.inf else 1.0 for variance in read]
-    return [2.0 ** round(math.log2(1.0 / (_WIDER * variance))) for variance in known]
+    usable = [variance if 1e-12 < variance < math.inf else 1.0 for variance in read]
+    return [2.0 ** round(math.log2(1.0 / (_WIDER * variance))) for variance in usable]

@@ -30,15 +30,15 @@ def constants(low: Sequence[int], high: Sequence[int], rounds: int = ROUNDS) -> 
 
     The rows of the words change places in every round, and so do those of the constants.
     """
-    found = np.empty((rounds, 2, 2, len(low), 1), dtype=np.int64)
+    table = np.empty((rounds, 2, 2, len(low), 1), dtype=np.int64)
     for number in range(rounds):
         for row in range(2):
             word = row ^ (number & 1)
-            found[number, 0, row] = _MULTIPLIERS[word]
+            table[number, 0, row] = _MULTIPLIERS[word]
             key = (high, low)[word]  # of the product's other word
             step = _KEY_STEPS[1 - word]
-            found[number, 1, row, :, 0] = [(half + number * step) & _MASK for half in key]
-    return found
+            table[number, 1, row, :, 0] = [(half + number * step) & _MASK for half in key]
+    return table
 
 
 def philox(words: Words, rounds: Tensor) -> Words:

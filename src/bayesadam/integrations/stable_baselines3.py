@@ -45,7 +45,7 @@ class ParameterExploration(BaseCallback):
         optimizer: Function that makes the optimiser from the actor's named parameters. Its ``mc_samples`` must be 1.
             The actor's objective is a mean over the minibatch, so ``num_data`` is the factor by which gradients enter
             precisions.
-        every: Options long a sample acts: ``"step"``, for one step of the environment (or of all environments, if there are
+        every: How long a sample acts: ``"step"``, for one step of the environment (or of all environments, if there are
             several), or ``"rollout"``, for all steps between two rounds of training. A step of the optimiser ends a
             sample, too.
         learning_rate: Learning rate of the actor, a number or a schedule. ``None`` uses that of the algorithm, which

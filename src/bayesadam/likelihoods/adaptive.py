@@ -85,13 +85,13 @@ def _place(terms: Function, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     """
     grid = torch.linspace(-FARTHEST, FARTHEST, FIRST, dtype=like.dtype, device=like.device)
     places = _leading(grid, like).sinh().expand(-1, *like.shape)
-    found = torch.cat([terms(part) for part in torch.split(places, _at_once(like))])
+    values = torch.cat([terms(part) for part in torch.split(places, _at_once(like))])
     penalty = _leading(like.new_tensor([0.5, 0.0]), like)  # peaks of the integrand, and of the log density alone
 
     def height(u: Tensor) -> Tensor:
         return terms(u) - penalty * u.square()
 
-    first = torch.stack([_largest(found - 0.5 * places.square(), grid), _largest(found, grid)])
+    first = torch.stack([_largest(values - 0.5 * places.square(), grid), _largest(values, grid)])
     peaks = _refined(height, first).sinh()
     width, low, high = _extent(lambda u: terms(u) - 0.5 * u.square(), peaks)
     density = terms(peaks)

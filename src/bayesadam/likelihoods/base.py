@@ -439,6 +439,6 @@ def check_likelihood(value: Any, *, where: str = "", learned: bool = True) -> No
     """
     if not isinstance(value, Likelihood):
         raise ValueError(f"likelihood must be a bayesadam.likelihoods.Likelihood, got {value!r}{where}")
-    names = [name for name, parameter in value.named_parameters() if parameter.requires_grad]
-    if names and not learned:
+    names = [] if learned else [name for name, parameter in value.named_parameters() if parameter.requires_grad]
+    if names:
         raise ValueError(f"likelihood must have no learned parameters, got {names}")

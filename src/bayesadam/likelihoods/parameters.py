@@ -109,7 +109,7 @@ def check_classes(target: Tensor, classes: int) -> None:
     if target.is_floating_point() or target.is_complex():
         raise ValueError(f"target must be integer class numbers, got dtype {target.dtype}")
     if target.numel() and not target.is_cuda:
-        lowest, highest = (extreme.item() for extreme in target.aminmax())
+        lowest, highest = torch.stack(target.aminmax()).tolist()
         if not 0 <= lowest <= highest < classes:
             raise ValueError(f"target must be in [0, {classes}), got {lowest} to {highest}")
 

@@ -36,6 +36,27 @@ def innermost(model: nn.Module) -> nn.Module:
     return inner
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network inside ``DistributedDataParallel`` and ``torch.compile``'s module, or the model itself.
+
+    Raises:
+        ValueError: The model is not a network.
+    """
+    check_model(model)
+    while is_data_parallel(model) or hasattr(model, "_orig_mod"):  # a copy that is being made has no attributes yet
+        model = model.get_submodule("module" if is_data_parallel(model) else "_orig_mod")
+    return model
+
+
+def is_data_parallel(model: nn.Module) -> bool:
+    """Whether a module is ``DistributedDataParallel``."""
+    if not torch.distributed.is_available():
+        return False
+    from torch.nn.parallel import DistributedDataParallel
+
+    return isinstance(model, DistributedDataParallel)
+
+
 def names_in(model: nn.Module) -> dict[Tensor, str]:
     """The names of a model's parameters, without prefixes of DDP or torch.compile."""
     names: dict[Tensor, str] = {}

@@ -6,7 +6,7 @@ Gaussian weights are Gaussian, and the expected log-likelihood under them has a 
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from bayesadam.checks import check_model
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood
-from bayesadam.modules.calls import Inputs, arguments, computes_as, version_of
+from bayesadam.modules.calls import Inputs, arguments, is_plain_linear, parameters_of_layer, version_of
 from bayesadam.modules.wrappers import buffers_of
 from bayesadam.moments.objectives import expected_log_likelihood
 from bayesadam.moments.observer import Observer
@@ -64,7 +64,7 @@ class LastLayerModule(nn.Module):
         if covariance not in COVARIANCES:
             raise ValueError(f"covariance must be one of {COVARIANCES}, got {covariance!r}")
         name = _chosen(model, last_layer)
-        means = own_parameters(model, name)
+        means = parameters_of_layer(model, name)
         prior = as_prior(prior)
         if not prior.closed_form:
             raise ValueError(f"prior must have a divergence in closed form, got {type(prior).__name__}")
@@ -278,27 +278,3 @@ def _chosen(model: nn.Module, name: str | None) -> str:
     if name is not None and name not in layers:
         raise ValueError(f"last_layer must be the name of an nn.Linear, one of {layers}, got {name!r}")
     return layers[-1] if name is None else name
-
-
-def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether a module is a linear layer whose weight and bias are parameters and not computed from other tensors."""
-    if not computes_as(module, nn.Linear):
-        return False
-    names = dict(module.named_parameters()).keys()
-    return "weight" in names and names <= {"weight", "bias"}
-
-
-def own_parameters(model: nn.Module, layer: str) -> dict[str, nn.Parameter]:
-    """Weight and bias of a layer, by the model's names.
-
-    Raises:
-        ValueError: One is frozen, or shared with another module.
-    """
-    prefix = f"{layer}." if layer else ""
-    parameters = {f"{prefix}{key}": parameter for key, parameter in model.get_submodule(layer).named_parameters()}
-    everywhere = [id(p) for _, p in model.named_parameters(remove_duplicate=False)]
-    for name, parameter in parameters.items():
-        if not parameter.requires_grad or everywhere.count(id(parameter)) > 1:
-            state = "shared with another module" if parameter.requires_grad else "frozen"
-            raise ValueError(f"last_layer must have trainable parameters of its own, got {name!r}, which is {state}")
-    return parameters

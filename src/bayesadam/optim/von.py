@@ -63,7 +63,7 @@ class VON(SecondOrderOptimizer):
             ``"hutchinson"`` takes ``probes`` passes with random vectors; ``"reparameterized"`` estimates it from the
             noise and the gradient at no cost, with a high variance, and needs ``betas[1]`` near 1.
         probes: Number of random vectors per sample for ``"hutchinson"``.
-        correction: Options the precision is kept positive where curvature is negative. ``"elementwise"`` adds a term of
+        correction: How the precision is kept positive where curvature is negative. ``"elementwise"`` adds a term of
             second order (Lin et al. 2020); ``"backtracking"`` reduces ``1 - betas[1]`` for all weights in that step
             (Khan et al. 2018, eq. 63); with ``None`` a step that would make a precision negative raises an error. The
             default is None for ``"exact"`` and ``"elementwise"`` otherwise.

@@ -44,7 +44,7 @@ class Posterior(NetworkDistribution):
     Attributes:
         mean: Mean of every weight tensor, by the name that ``named_parameters()`` gives it.
         variance: Variance of every weight, by the names of ``mean``.
-        hyperparameters: Options the posterior was found, as plain JSON values, for people and for reports.
+        hyperparameters: How the posterior was found, as plain JSON values, for people and for reports.
         buffers: Tensors of the network that are no parameters, such as the running statistics of batch norm, by the
             name that ``named_buffers()`` gives them. They are the same in all samples, are saved with the posterior,
             and are put into a network together with the weights. A mixture has none; its components have them.

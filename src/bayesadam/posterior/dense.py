@@ -131,6 +131,23 @@ class DenseGaussian(CorrelatedGaussian):
         scale_tril = _embedded(_inverse_cholesky, _symmetric(matrix, precision.dtype, "precision"), "precision")
         return cls._made(mean, scale_tril, hyperparameters)
 
+    @classmethod
+    def from_checked_precision(
+        cls, mean: Mapping[str, Tensor], precision: Tensor, *, hyperparameters: Mapping[str, Any] | None = None
+    ) -> DenseGaussian:
+        """Make a posterior as :meth:`from_precision` does, from values that are known to be finite and to fit.
+
+        Args:
+            mean: Mean of every weight tensor by name, as for the class.
+            precision: Matrix of shape ``(D, D)`` in float64 with a positive diagonal, symmetric up to rounding.
+            hyperparameters: JSON values, as for the class.
+
+        Raises:
+            ValueError: The matrix is not numerically positive definite.
+        """
+        matrix = torch.lerp(precision, precision.T, 0.5)
+        return cls._made(mean, _inverse_cholesky(matrix, "precision"), hyperparameters)
+
     def _keep(self, mean: Mapping[str, Tensor], scale_tril: Tensor, hyperparameters: Mapping[str, Any] | None) -> None:
         self.mean = dict(mean)
         # Copied, since strides and alignment decide the order of sums, and so the bits of samples.

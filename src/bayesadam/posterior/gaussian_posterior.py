@@ -130,8 +130,12 @@ class GaussianPosterior(Posterior):
 
     def _split(self, flat: Tensor) -> dict[str, Tensor]:
         """Split a flat tensor of all weights into tensors by name, in their shapes."""
-        parts = torch.split(flat, [mean.numel() for mean in self.mean.values()])
-        return {name: part.view(mean.shape) for (name, mean), part in zip(self.mean.items(), parts, strict=True)}
+        tensors, start = {}, 0
+        for name, mean in self.mean.items():
+            stop = start + mean.numel()
+            tensors[name] = flat[start:stop].view(mean.shape)
+            start = stop
+        return tensors
 
     def _flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """All weights of these tensors in this posterior's order, ``(..., D)`` with their leading axes, in float64."""

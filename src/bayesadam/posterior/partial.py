@@ -60,15 +60,17 @@ class PartialGaussian(CorrelatedGaussian):
         order = list(both if order is None else order)
         if sorted(order) != sorted(both):
             raise ValueError(f"order must have the names {sorted(both)}, got {sorted(order)}")
-        if [name for name in order if name in random.mean] != list(random.mean):
+        if list(filter(random.mean.__contains__, order)) != list(random.mean):
             raise ValueError(f"order must keep the order of the random weights {list(random.mean)}, got {order}")
         self.random = random
-        self.fixed = {name: fixed[name] for name in order if name in fixed}
-        self.mean = {name: both[name] for name in order}
-        # These zeros are expanded and take no memory.
-        variance = {name: value.new_zeros(()).expand(value.shape) for name, value in self.fixed.items()}
-        variance.update(random.variance)
-        self.variance = {name: variance[name] for name in order}
+        self.fixed, self.mean, self.variance = {}, {}, {}
+        for name in order:
+            value = self.mean[name] = both[name]
+            if name in random.mean:
+                self.variance[name] = random.variance[name]
+            else:
+                self.fixed[name] = value
+                self.variance[name] = value.new_zeros(()).expand(value.shape)  # which takes no memory
         self.hyperparameters = dict(random.hyperparameters if hyperparameters is None else hyperparameters)
 
     def __repr__(self) -> str:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from bayesadam.calibration.safe import SAFE, Watched
-from bayesadam.checks import check, check_count, check_positive, check_temperature, is_positive, truths
-from bayesadam.curvature.ranks import unwrapped
+from bayesadam.checks import check, check_count, check_positive, check_temperature, is_positive, require, truths
 from bayesadam.likelihoods import Likelihood
-from bayesadam.modules.exclusive import exclusively
-from bayesadam.modules.wrappers import buffers_of
+from bayesadam.modules.wrappers import buffers_of, unwrapped
 from bayesadam.posterior.dense import DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
 from bayesadam.posterior.gaussian_posterior import GaussianPosterior
-from bayesadam.posterior.kronecker import KroneckerGaussian
 from bayesadam.posterior.low_rank import LowRankGaussian
 from bayesadam.posterior.partial import PartialGaussian
 from bayesadam.posthoc.diagonal import DiagonalSum
@@ -27,9 +24,9 @@ from bayesadam.posthoc.evidence import best_prior_precision, log_evidence
 from bayesadam.posthoc.full import FullSum
 from bayesadam.posthoc.kronecker import KroneckerCurvature, KroneckerSum, LastLayerKroneckerSum
 from bayesadam.posthoc.last_layer import LastLayer, LastLayerSum
-from bayesadam.posthoc.network import Network
 from bayesadam.posthoc.prior import Prior, check_prior, continued
-from bayesadam.predictive.batches import Rows, check_weights_are_used, placed
+from bayesadam.posthoc.trained_network import TrainedNetwork
+from bayesadam.predictive.batches import Rows, check_weights_are_used, in_eval_mode, placed
 from bayesadam.predictive.pairs import Data, batches_of_rows, length
 from bayesadam.predictive.plan import warn_of_probabilities
 from bayesadam.progress import progress_bar
@@ -152,36 +149,39 @@ class LaplaceApproximation:
         if batch_size is not None:
             check_count("batch_size", batch_size)
         inner = unwrapped(model)
-        with exclusively(inner):
-            network = Network(inner, likelihood, output, curvature)
+        with in_eval_mode(inner):
+            network = TrainedNetwork(inner, likelihood, output, curvature)
             total: Sum = OF_ALL[structure](network) if structure in OF_ALL else OF_LAYER[structure](network, last_layer)
             self.mean = {}
             for name, p in network.trainable.items():
                 wide = torch.promote_types(p.dtype, torch.float32)
                 self.mean[name] = p.detach().to(wide, copy=True, memory_format=torch.contiguous_format)
             try:
-                with network.evaluated():
-                    if not isinstance(total, LastLayer):
-                        check_weights_are_used(network.model, self.mean)
-                    log_likelihood, count = _go_through(network, total, data, batch_size, progress)
-                    self.curvature = total.result()
+                if not isinstance(total, LastLayer):
+                    check_weights_are_used(network.model, self.mean)
+                log_likelihood, count = _go_through(network, total, data, batch_size, progress)
+                self.curvature = total.result()
             finally:
                 total.close()
             self._buffers = buffers_of(inner)
         self.random = tuple(total.names) if isinstance(total, LastLayer) else tuple(self.mean)
         self.num_data = count if num_data is None else num_data
-        values = _tensors(self.curvature)
+        values = [self.curvature] if isinstance(self.curvature, Tensor) else list(self.curvature.values())
         if curvature != "empirical_fisher" and not likelihood.defines("fisher_factor"):
             if not any(truths(value.any() for value in values)):  # by the fallback; the posterior would be the prior
                 raise likelihood.missing("fisher_factor, as its log density has no second derivative")
+        rules = []
+        for name in self.random:
+            error = partial(ValueError, f"weights must be finite, got inf or nan in {name!r}")
+            rules.append((self.mean[name].isfinite().all(), error))
         for value in values:
-            value.mul_(self.num_data / count)
-        if not all(truths(value.isfinite().all() for value in values)):
-            raise ValueError("the curvature must be finite, got inf or nan")
+            error = partial(ValueError, "the curvature must be finite, got inf or nan")
+            rules.append((value.mul_(self.num_data / count).isfinite().all(), error))
+        require(rules)
         self.log_likelihood = log_likelihood * self.num_data / count
-        self._told: dict[str, Any] = {"structure": structure, "curvature": curvature}
+        self._settings: dict[str, Any] = {"structure": structure, "curvature": curvature}
         if isinstance(total, LastLayer):
-            self._told |= {"last_layer": total.name, "gives_outputs": total.gives_outputs}
+            self._settings |= {"last_layer": total.name, "gives_outputs": total.gives_outputs}
 
     def posterior(
         self,
@@ -219,43 +219,64 @@ class LaplaceApproximation:
             ValueError: A number is out of range, a rank is given for another structure, or the prior precision is so
                 much smaller than the curvature that the sum is not numerically positive definite.
         """
-        if rank is not None and self._told["structure"] != "full":
-            raise ValueError(f"rank must be None for structure={self._told['structure']!r}, got {rank!r}")
+        structure = self._settings["structure"]
+        if rank is not None and structure != "full":
+            raise ValueError(f"rank must be None for structure={structure!r}, got {rank!r}")
         check_positive("prior_precision", prior_precision)
         check_temperature(temperature, zero=False)
         if prior is not None:
-            check_prior(prior, self.mean, self._told["structure"], prior_precision=prior_precision, rank=rank)
+            check_prior(prior, self.mean, structure, prior_precision=prior_precision, rank=rank)
+        if num_data is not None:
+            check_positive("num_data", num_data)
+        return self._posterior(prior_precision, num_data, temperature, rank, prior)
+
+    def _posterior(
+        self,
+        prior_precision: float,
+        num_data: float | None = None,
+        temperature: float = 1.0,
+        rank: int | None = None,
+        prior: Prior | None = None,
+    ) -> GaussianPosterior:
+        """The result of :meth:`posterior` for arguments that were checked."""
         num_data = self.num_data if num_data is None else num_data
-        check_positive("num_data", num_data)
         scale = num_data / self.num_data / temperature
-        numbers = {"num_data": num_data, "prior_precision": prior_precision, "temperature": temperature}
-        told = {"method": "laplace", **self._told, **numbers}
-        mean = {name: value.clone() for name, value in self.mean.items()}
+        settings = {"method": "laplace", **self._settings, "num_data": num_data, "temperature": temperature}
+        random: dict[str, Tensor] = {}
+        fixed: dict[str, Tensor] = {}
+        for name, value in self.mean.items():
+            (random if name in self.random else fixed)[name] = value.clone()
+        posterior: GaussianPosterior
         if prior is not None:
-            del told["prior_precision"]
-            found: GaussianPosterior = continued(self.curvature, scale, mean, prior, told)
+            posterior = continued(self.curvature, scale, random, prior, settings)
         else:
-            found = self._around(mean, scale, prior_precision, rank, told)
-        return found.with_buffers(self._buffers)
+            settings["prior_precision"] = prior_precision
+            posterior = self._around(random, scale, prior_precision, rank, settings)
+        if fixed:
+            posterior = PartialGaussian(posterior, fixed, order=list(self.mean))  # type: ignore[arg-type]
+        posterior.buffers = dict(self._buffers)
+        return posterior
 
     def _around(
-        self, mean: dict[str, Tensor], scale: float, prior_precision: float, rank: int | None, told: dict[str, Any]
+        self,
+        mean: dict[str, Tensor],
+        scale: float,
+        prior_precision: float,
+        rank: int | None,
+        hyperparameters: dict[str, Any],
     ) -> GaussianPosterior:
         """The posterior with the given mean and factor of the curvature, and an isotropic prior."""
         if isinstance(self.curvature, dict):
             variance = {k: (scale * c + prior_precision).reciprocal_() for k, c in self.curvature.items()}
-            return DiagonalGaussian(mean, variance, hyperparameters=told)
-        centers = {name: mean.pop(name) for name in self.random}
-        random: KroneckerGaussian | DenseGaussian
+            return DiagonalGaussian(mean, variance, hyperparameters=hyperparameters)
         if isinstance(self.curvature, KroneckerCurvature):
-            random = self.curvature.posterior(centers, scale, prior_precision, told)
-        else:
-            precision = scale * self.curvature
-            precision.diagonal().add_(prior_precision)
-            if rank is not None:
-                return LowRankGaussian.from_precision(centers, precision, rank, hyperparameters={**told, "rank": rank})
-            random = DenseGaussian.from_precision(centers, precision, hyperparameters=told)
-        return PartialGaussian(random, mean, order=list(self.mean)) if mean else random
+            return self.curvature.posterior(mean, scale, prior_precision, hyperparameters)
+        precision = scale * self.curvature
+        precision.diagonal().add_(prior_precision)
+        if rank is not None:
+            hyperparameters["rank"] = rank
+            return LowRankGaussian.from_precision(mean, precision, rank, hyperparameters=hyperparameters)
+        return DenseGaussian.from_checked_precision(mean, precision, hyperparameters=hyperparameters)
 
     def log_marginal_likelihood(self, prior_precision: float = 1.0) -> float:
         """Laplace approximation of the log evidence ``log p(data | lambda)`` (MacKay 1992), in nats.
@@ -359,20 +380,15 @@ def laplace(
         progress=progress,
     )
     if prior_precision == SAFE:
-        return watched.harmless(fitted.posterior(1.0, temperature=temperature))
+        return watched.harmless(fitted._posterior(1.0, temperature=temperature))
     chosen = fitted.best_prior_precision() if isinstance(prior_precision, str) else prior_precision
-    posterior = fitted.posterior(chosen, temperature=temperature)
+    posterior = fitted._posterior(chosen, temperature=temperature)
     watched.warn_of_harm(posterior)
     return posterior
 
 
-def _tensors(curvature: Tensor | dict[str, Tensor] | KroneckerCurvature) -> list[Tensor]:
-    """Return the tensors of a curvature, which is linear in them."""
-    return [curvature] if isinstance(curvature, Tensor) else list(curvature.values())
-
-
 def _go_through(
-    network: Network,
+    network: TrainedNetwork,
     total: Sum,
     data: Data,
     batch_size: int | None,

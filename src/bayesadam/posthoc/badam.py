@@ -171,8 +171,8 @@ def badam_from_moments(
             mean[name] *= root / (root + prior_precision / num_data)
         variance[name] = root.mul_(num_data).add_(prior_precision).reciprocal_()
     require(rules)
-    told = {"num_data": num_data, "prior_precision": prior_precision, "weights": weights}
-    return DiagonalGaussian(mean, variance, hyperparameters={"method": "badam", "optimizer": optimizer, **told})
+    settings = {"num_data": num_data, "prior_precision": prior_precision, "weights": weights}
+    return DiagonalGaussian(mean, variance, hyperparameters={"method": "badam", "optimizer": optimizer, **settings})
 
 
 def unbiased(exp_avg_sq: Tensor, beta: float, steps: float) -> Tensor:

@@ -9,22 +9,27 @@ from torch import Tensor
 
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.modules.reentrant import RefusingReentrant
-from bayesadam.posthoc.network import Hessians, Network
+from bayesadam.posthoc.trained_network import Hessians, TrainedNetwork
 from bayesadam.predictive.batches import Rows
 
 
 class BackwardSum:
     """A sum over the data by one backward pass for each column of the factor of ``H``.
 
+    Until it is closed, the parameters have no ``.grad``, which ``squares`` would take for one of these passes.
+
     Args:
         network: The network.
         squares: What follows these passes.
     """
 
-    def __init__(self, network: Network, squares: PerExampleSquares) -> None:
+    def __init__(self, network: TrainedNetwork, squares: PerExampleSquares) -> None:
         self.network = network
         self.squares = squares
         self.squares.start()
+        self._gradients = [(parameter, parameter.grad) for parameter in network.model.parameters()]
+        for parameter, _ in self._gradients:
+            parameter.grad = None
 
     def add(self, rows: Rows, target: Tensor) -> Hessians:
         """Add a batch and return the Hessians at its outputs."""
@@ -46,16 +51,18 @@ class BackwardSum:
 
     def diagonal(self, but: Collection[str | None] = ()) -> dict[str, Tensor]:
         """The sum of squares by name, 0 where the outputs do not depend on a weight; copies in float32 or wider."""
-        found = {}
+        sums = {}
         for name, parameter in self.network.trainable.items():
             if name not in but:
                 mean = self.squares.mean_squares(parameter)
-                found[name] = torch.zeros_like(parameter) if mean is None else mean * self.squares.num_examples
-        return found
+                sums[name] = torch.zeros_like(parameter) if mean is None else mean * self.squares.num_examples
+        return sums
 
     def close(self) -> None:
-        """Remove the hooks from the model."""
+        """Remove the hooks from the model, and put its gradients back."""
         self.squares.stop()
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
 
 
 class DiagonalSum(BackwardSum):
@@ -64,7 +71,7 @@ class DiagonalSum(BackwardSum):
     Gradients are squared by :class:`PerExampleSquares`, so no tensor has the size of examples times weights.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: TrainedNetwork) -> None:
         super().__init__(network, PerExampleSquares(network.model, reduction="sum"))
 
     def result(self) -> dict[str, Tensor]:

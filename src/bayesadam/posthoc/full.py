@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.modules.mean_network import MeanNetwork
-from bayesadam.posthoc.network import Hessians, Network, check_size
+from bayesadam.posthoc.trained_network import Hessians, TrainedNetwork, check_size
 from bayesadam.predictive.batches import Rows
 from bayesadam.predictive.jacobian import Pulled
 
@@ -21,7 +21,7 @@ class FullSum:
         ValueError: There are too many weights.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: TrainedNetwork) -> None:
         self.network = network
         self.parameters = network.trainable
         mean = MeanNetwork(network.model, list(self.parameters), network.output, lambda output: output)

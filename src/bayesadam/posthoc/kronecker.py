@@ -17,7 +17,7 @@ from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.posterior.kronecker import KroneckerGaussian
 from bayesadam.posthoc.diagonal import BackwardSum
 from bayesadam.posthoc.last_layer import Call, LastLayer
-from bayesadam.posthoc.network import Hessians, Network
+from bayesadam.posthoc.trained_network import Hessians, TrainedNetwork
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,15 @@ class KroneckerCurvature:
     @cached_property
     def spectra(self) -> dict[str, Spectrum]:
         """Eigenvalues and bases by name. They are computed at the first access."""
-        found = {name: Spectrum(value.double()) for name, value in self.diagonal.items()}
+        spectra = {name: Spectrum(value.double()) for name, value in self.diagonal.items()}
         for layer in self.layers:
             b, left = _eigen(layer.outputs)
             if layer.bias is not None:
-                found[layer.bias] = Spectrum(b, left)
+                spectra[layer.bias] = Spectrum(b, left)
             if layer.weight is not None and layer.inputs is not None:
                 a, right = _eigen(layer.inputs)
-                found[layer.weight] = Spectrum(torch.outer(b, a), left, right)
-        return found
+                spectra[layer.weight] = Spectrum(torch.outer(b, a), left, right)
+        return spectra
 
     @cached_property
     def _bases(self) -> dict[tuple[int, torch.dtype], Tensor]:
@@ -74,7 +74,7 @@ class KroneckerCurvature:
         return torch.cat([spectrum.values.flatten() for spectrum in self.spectra.values()])
 
     def posterior(
-        self, mean: Mapping[str, Tensor], scale: float, prior_precision: float, told: Mapping[str, Any]
+        self, mean: Mapping[str, Tensor], scale: float, prior_precision: float, hyperparameters: Mapping[str, Any]
     ) -> KroneckerGaussian:
         """Return the Gaussian around the weights with precision ``scale curvature + prior_precision``, in the
         weights' dtypes.
@@ -84,15 +84,15 @@ class KroneckerCurvature:
         right: dict[str, Tensor] = {}
         for name, value in mean.items():
             spectrum = self.spectra[name]
-            found = (scale * spectrum.values + prior_precision).reciprocal_()
-            variance[name] = found.view(value.shape).to(value.dtype)
-            for kept, basis in ((left, spectrum.left), (right, spectrum.right)):
+            inverse = (scale * spectrum.values + prior_precision).reciprocal_()
+            variance[name] = inverse.view(value.shape).to(value.dtype)
+            for bases, basis in ((left, spectrum.left), (right, spectrum.right)):
                 if basis is not None:
                     key = id(basis), value.dtype
                     if key not in self._bases:
                         self._bases[key] = basis.to(value.dtype)
-                    kept[name] = self._bases[key]
-        return KroneckerGaussian(mean, variance, left, right, hyperparameters=told)
+                    bases[name] = self._bases[key]
+        return KroneckerGaussian(mean, variance, left, right, hyperparameters=hyperparameters)
 
 
 class KroneckerSum(BackwardSum):
@@ -104,7 +104,7 @@ class KroneckerSum(BackwardSum):
 
     structure = "kron"
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: TrainedNetwork) -> None:
         self.factors = KroneckerFactors(network.model, reduction="sum")
         super().__init__(network, self.factors)
         for module, name in self.factors.factored():

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import abc
-from contextlib import ExitStack
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from bayesadam.modules.calls import first_argument
-from bayesadam.moments.last_layer import is_plain_linear, own_parameters
-from bayesadam.posthoc.network import Hessians, Network, check_size
+from bayesadam.modules.calls import first_argument, is_plain_linear, parameters_of_layer
+from bayesadam.posthoc.trained_network import Hessians, TrainedNetwork, check_size
 from bayesadam.predictive.batches import Rows
 
 
 class Call(NamedTuple):
-    """One call of the layer: its inputs, the tensor that gets the gradient of its outputs, and the layer's return
-    value.
-    """
+    """One call of a layer: its inputs, the tensor that gets the gradient of its outputs, and its return value."""
 
+    name: str
     features: Tensor
     leaf: Tensor
     returned: Tensor
@@ -50,37 +49,37 @@ class LastLayer(abc.ABC):
     names: list[str]
     gives_outputs: bool
 
-    def __init__(self, network: Network, name: str | None) -> None:
+    def __init__(self, network: TrainedNetwork, name: str | None) -> None:
         self.network = network
         self.gives_outputs = True
         self._is_named = name is not None
         self._calls: list[Call] = []
-        self._handle: RemovableHandle | None = None
-        self._layers = {key: module for key, module in network.model.named_modules() if is_plain_linear(module)}
-        if name is not None:
-            self._take(name)
-        elif not self._layers:
+        self._handles: list[RemovableHandle] = []
+        layers: dict[str, nn.Linear] = {}
+        for path, module in network.model.named_modules():
+            if is_plain_linear(module):
+                layers[path] = module
+        if name is not None and name not in layers:
+            raise ValueError(f"last_layer must be the name of an nn.Linear, one of {list(layers)}, got {name!r}")
+        if not layers:
             raise ValueError(f"model must have an nn.Linear for structure={self.structure!r}, got none")
+        if name is None:
+            self._follow(layers)
+        else:
+            self._choose(name, layers[name])
 
-    def _take(self, name: str) -> None:
-        if name not in self._layers:
-            raise ValueError(f"last_layer must be the name of an nn.Linear, one of {list(self._layers)}, got {name!r}")
-        self.name, self.layer = name, self._layers[name]
-        self.names = list(own_parameters(self.network.model, name))
+    def _choose(self, name: str, layer: nn.Linear) -> None:
+        """Follow this layer only."""
+        self.name, self.layer = name, layer
+        self.names = list(parameters_of_layer(self.network.model, name))
         self._begin()
-        self._handle = self.layer.register_forward_hook(self._capture, prepend=True, with_kwargs=True)
+        self.close()
+        self._follow({name: layer})
 
-    @torch.no_grad()
-    def _last_called(self, inputs: Any) -> str:
-        """Name of the last linear layer that a pass of the model calls."""
-        called: list[str] = []
-        with ExitStack() as stack:
-            for name, layer in self._layers.items():
-                stack.callback(layer.register_forward_hook(lambda *_, name=name: called.append(name)).remove)
-            self.network(inputs)
-        if not called:
-            raise ValueError(f"model must call an nn.Linear for structure={self.structure!r}, got no call")
-        return called[-1]
+    def _follow(self, layers: Mapping[str, nn.Linear]) -> None:
+        for name, layer in layers.items():
+            hook = partial(self._capture, name)
+            self._handles.append(layer.register_forward_hook(hook, prepend=True, with_kwargs=True))
 
     def add(self, rows: Rows, target: Tensor) -> Hessians:
         """Add a batch and return the Hessians at its outputs.
@@ -89,30 +88,44 @@ class LastLayer(abc.ABC):
             ValueError: The layer was not called exactly once, or the outputs do not depend on it; or, if no layer was
                 named, the outputs depend on weights after or beside the layer, or as for the class.
         """
-        if self._handle is None:
-            self._take(self._last_called(rows.batch))
-        self._calls.clear()
-        with torch.enable_grad():
-            output = self.network(rows.batch)
-        if len(self._calls) != 1:
-            raise ValueError(
-                f"last_layer must be called once in the model's forward, got {len(self._calls)} calls of {self.name!r}"
-            )
-        call = self._calls.pop()
+        call, output = self._run(rows)
         hessians = Hessians(self.network, output, target)
-        unchanged = output._version == 0
-        gives = unchanged and output is call.returned and hessians.are_blocks  # positions are separate blocks
+        gives_outputs = _gives(call, output)
+        gives = gives_outputs and output is call.returned and hessians.are_blocks  # positions are separate blocks
         if self.needs_factor or not gives:
             if parts := hessians.parts(rows):
                 for part in parts:
                     self.add(*part)
                 return hessians
         self._collect(call, output, hessians, gives=gives)
-        if not (unchanged and (output is call.returned or output._base is call.returned)):
+        if not gives_outputs:
             self.gives_outputs = False
             if not self._is_named:
                 self._check_is_last(output)
         return hessians
+
+    def _run(self, rows: Rows) -> tuple[Call, Tensor]:
+        """The call of the layer in a forward pass, and the outputs.
+
+        In the first pass the graph is cut behind every linear layer if none was named. If the outputs are not those of
+        the last one, the pass is repeated with a cut there only, since a cut hides the layers before it.
+        """
+        self._calls.clear()
+        with torch.enable_grad():
+            output = self.network(rows.batch)
+        if not hasattr(self, "layer"):
+            if not self._calls:
+                raise ValueError(f"model must call an nn.Linear for structure={self.structure!r}, got no call")
+            last: Any = self.network.model.get_submodule(self._calls[-1].name)
+            self._choose(self._calls[-1].name, last)
+            if not _gives(self._calls[-1], output):
+                return self._run(rows)
+        calls = [call for call in self._calls if call.name == self.name]
+        if len(calls) != 1:
+            raise ValueError(
+                f"last_layer must be called once in the model's forward, got {len(calls)} calls of {self.name!r}"
+            )
+        return calls[0], output
 
     def _check_is_last(self, output: Tensor) -> None:
         """Raise if the outputs depend on trainable weights after or beside the layer."""
@@ -147,16 +160,24 @@ class LastLayer(abc.ABC):
         return torch.stack(pulled, dim=-1).double()
 
     def close(self) -> None:
-        """Remove the hook from the layer."""
-        if self._handle is not None:
-            self._handle.remove()
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
 
-    def _capture(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+    def _capture(
+        self, name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> Tensor:
         """Cut the graph behind the layer, so that only the layers after it are differentiated."""
         leaf = output.detach().requires_grad_()
         returned = leaf.clone()  # unlike a leaf, the clone may be changed in place
-        self._calls.append(Call(first_argument(args, kwargs).detach(), leaf, returned))
+        self._calls.append(Call(name, first_argument(args, kwargs).detach(), leaf, returned))
         return returned
+
+
+def _gives(call: Call, output: Tensor) -> bool:
+    """Whether outputs are those of a layer, or a view of them, and were not changed in place."""
+    return output._version == 0 and (output is call.returned or output._base is call.returned)
 
 
 class LastLayerSum(LastLayer):
@@ -177,7 +198,8 @@ class LastLayerSum(LastLayer):
         return self.matrix
 
     def _begin(self) -> None:
-        size = sum(parameter.numel() for parameter in self.layer.parameters())
+        outputs, width = self.layer.weight.shape
+        size = outputs * (width + len(self.names) - 1)
         check_size(self.structure, size, "'last_layer_kron' or 'diagonal'")
         self.matrix = torch.zeros(size, size, dtype=torch.float64, device=self.layer.weight.device)
 

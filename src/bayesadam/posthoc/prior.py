@@ -44,9 +44,9 @@ def check_prior(
     if not isinstance(prior, allowed):
         kinds = " or ".join(f"a {kind.__name__}" for kind in allowed)
         raise ValueError(f"prior must be {kinds} for structure={structure!r}, got {prior!r}")
-    own, given = ({name: tuple(value.shape) for name, value in which.items()} for which in (mean, prior.mean))
-    if list(own.items()) != list(given.items()):
-        raise ValueError(f"prior must be over the weights {own}, got {given}")
+    shapes, given = ({name: tuple(value.shape) for name, value in which.items()} for which in (mean, prior.mean))
+    if list(shapes.items()) != list(given.items()):
+        raise ValueError(f"prior must be over the weights {shapes}, got {given}")
     for name, value in prior.variance.items():
         if not (value > 0).all():
             raise ValueError(f"prior of {name!r} must have positive variances, got 0 (pruned or not random)")
@@ -57,7 +57,7 @@ def continued(
     scale: float,
     mean: Mapping[str, Tensor],
     prior: Prior,
-    told: Mapping[str, Any],
+    hyperparameters: Mapping[str, Any],
 ) -> Prior:
     """Return the Gaussian with precision ``scale curvature + P``, where ``P`` is the precision of the prior.
 
@@ -66,15 +66,15 @@ def continued(
         scale: Factor of the curvature.
         mean: The weights.
         prior: The prior; see :func:`check_prior`.
-        told: Hyper-parameters of the posterior.
+        hyperparameters: Hyper-parameters of the posterior.
     """
     if isinstance(curvature, KroneckerCurvature):
-        return _kronecker(curvature, scale, mean, prior, told)
+        return _kronecker(curvature, scale, mean, prior, hyperparameters)
     if isinstance(curvature, Tensor):
-        return _dense(curvature, scale, mean, prior, told)
-    own = _precision_diagonal(prior)
-    variance = {name: (scale * c + own[name].to(c.dtype)).reciprocal_() for name, c in curvature.items()}
-    return DiagonalGaussian(mean, variance, hyperparameters=told)
+        return _dense(curvature, scale, mean, prior, hyperparameters)
+    diagonal = _precision_diagonal(prior)
+    variance = {name: (scale * c + diagonal[name].to(c.dtype)).reciprocal_() for name, c in curvature.items()}
+    return DiagonalGaussian(mean, variance, hyperparameters=hyperparameters)
 
 
 def _precision_diagonal(prior: Prior) -> dict[str, Tensor]:
@@ -83,27 +83,31 @@ def _precision_diagonal(prior: Prior) -> dict[str, Tensor]:
         return {name: value.double().reciprocal() for name, value in prior.variance.items()}
     if isinstance(prior, DenseGaussian):
         return prior._split(torch.cholesky_inverse(prior.scale_tril).diagonal())
-    found = {}
+    diagonal = {}
     for name, value in prior.eigenvalues.items():
         squares = (None if basis is None else basis.square() for basis in prior.bases(name))
-        found[name] = rotate(as_matrix(value, value).double().reciprocal(), *squares, back=True).view(value.shape)
-    return found
+        diagonal[name] = rotate(as_matrix(value, value).double().reciprocal(), *squares, back=True).view(value.shape)
+    return diagonal
 
 
 def _dense(
-    curvature: Tensor, scale: float, mean: Mapping[str, Tensor], prior: Prior, told: Mapping[str, Any]
+    curvature: Tensor, scale: float, mean: Mapping[str, Tensor], prior: Prior, hyperparameters: Mapping[str, Any]
 ) -> DenseGaussian:
     precision = scale * curvature
     if isinstance(prior, DenseGaussian):
         precision += torch.cholesky_inverse(prior.scale_tril)
     else:
-        own = _precision_diagonal(prior)
-        precision.diagonal().add_(torch.cat([own[name].flatten() for name in mean]))
-    return DenseGaussian.from_precision(mean, precision, hyperparameters=told)
+        diagonal = _precision_diagonal(prior)
+        precision.diagonal().add_(torch.cat([diagonal[name].flatten() for name in mean]))
+    return DenseGaussian.from_precision(mean, precision, hyperparameters=hyperparameters)
 
 
 def _kronecker(
-    curvature: KroneckerCurvature, scale: float, mean: Mapping[str, Tensor], prior: Prior, told: Mapping[str, Any]
+    curvature: KroneckerCurvature,
+    scale: float,
+    mean: Mapping[str, Tensor],
+    prior: Prior,
+    hyperparameters: Mapping[str, Any],
 ) -> KroneckerGaussian:
     """Return a Gaussian whose precision approximates ``Q = scale curvature + P``, which is not a Kronecker product.
 
@@ -111,7 +115,7 @@ def _kronecker(
     traces of ``Q`` over the columns and over the rows of a tensor. The approximation is exact if ``Q`` is diagonal in a
     basis of this form.
     """
-    known = prior if isinstance(prior, KroneckerGaussian) else KroneckerGaussian(prior.mean, prior.variance, {}, {})
+    factored = prior if isinstance(prior, KroneckerGaussian) else KroneckerGaussian(prior.mean, prior.variance, {}, {})
     variance: dict[str, Tensor] = {}
     left: dict[str, Tensor] = {}
     right: dict[str, Tensor] = {}
@@ -119,19 +123,19 @@ def _kronecker(
         spectrum = curvature.spectra[name]
         terms = [
             (scale * as_matrix(spectrum.values.view(value.shape), value), (spectrum.left, spectrum.right)),
-            (as_matrix(known.eigenvalues[name], value).double().reciprocal(), known.bases(name)),
+            (as_matrix(factored.eigenvalues[name], value).double().reciprocal(), factored.bases(name)),
         ]
         turned = [any(sides[axis] is not None for _, sides in terms) for axis in (0, 1)]
         new = [_common_basis(terms, axis) if turned[axis] else None for axis in (0, 1)]
         total = torch.zeros_like(terms[0][0])
         for values, sides in terms:
-            turns = [between(mine, own) for mine, own in zip(new, sides, strict=True)]
+            turns = [between(basis, side) for basis, side in zip(new, sides, strict=True)]
             total += rotate(values, *(None if turn is None else turn.square() for turn in turns), back=True)
         variance[name] = total.reciprocal_().view(value.shape).to(value.dtype)
-        for kept, basis in zip((left, right), new, strict=True):
+        for bases, basis in zip((left, right), new, strict=True):
             if basis is not None:
-                kept[name] = basis.to(value.dtype)
-    return KroneckerGaussian(mean, variance, left, right, hyperparameters=told)
+                bases[name] = basis.to(value.dtype)
+    return KroneckerGaussian(mean, variance, left, right, hyperparameters=hyperparameters)
 
 
 def _common_basis(terms: list[tuple[Tensor, tuple[Tensor | None, Tensor | None]]], axis: int) -> Tensor:

@@ -117,7 +117,7 @@ class GaussianLogitsPredictive(ClassificationPredictive):
         covariance: Covariance of the ``K`` logits of a row in their order, ``(N, K, K)``; or their variances in the
             logits' shape, with which they are independent.
         likelihood: Likelihood of the classes given the logits.
-        link: Options Gaussian logits become probabilities. ``"monte_carlo"`` averages over ``mc_samples`` draws of the
+        link: How Gaussian logits become probabilities. ``"monte_carlo"`` averages over ``mc_samples`` draws of the
             logits. ``"probit"`` is ``softmax(m / sqrt(1 + pi/8 v))``, or the sigmoid of it, and uses the variances
             ``v`` only (MacKay 1992, "The evidence framework applied to classification networks"; element by element for
             several classes). It gives one component, so there is no mutual information.

@@ -100,8 +100,9 @@ def outputs_at_weights(
         seed: Seed of the samples.
     """
     random = posterior.random if isinstance(posterior, PartialGaussian) else posterior
-    targets = {name: torch.empty_like(tensors[name]) for name in random.mean}
-    sampled = {id(tensors[name]): target for name, target in targets.items()}
+    targets, sampled = {}, {}
+    for name in random.mean:
+        targets[name] = sampled[id(tensors[name])] = torch.empty_like(tensors[name])
     weight = sampled.get(id(layer.weight), layer.weight)
     bias = None if layer.bias is None else sampled.get(id(layer.bias), layer.bias)
     write, step, parts = random.writer(seed), max(1, WEIGHTS_BYTES // max(1, weight.nbytes)), []

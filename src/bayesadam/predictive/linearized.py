@@ -13,9 +13,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from bayesadam.curvature.ranks import unwrapped
 from bayesadam.functional.curvature import wide
 from bayesadam.modules.mean_network import MeanNetwork, own_names
+from bayesadam.modules.wrappers import unwrapped
 from bayesadam.native.device import working_set
 from bayesadam.posterior import NetworkDistribution, Posterior
 from bayesadam.predictive.batches import Rows, check_weights_are_used, draws_in_eval_mode, over_batches

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.checks import truths
-from bayesadam.curvature.ranks import unwrapped
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.functional.curvature import wide, widened
 from bayesadam.likelihoods import Likelihood
 from bayesadam.modules.calls import arguments
 from bayesadam.modules.mean_network import own_names
+from bayesadam.modules.wrappers import unwrapped
 from bayesadam.moments import Graph, Moments
 from bayesadam.posterior import BernoulliPosterior, DiagonalGaussian, NetworkDistribution, PartialGaussian, Posterior
 from bayesadam.predictive.batches import (

@@ -128,8 +128,10 @@ def _check(data: Any) -> None:
 
 def _rows(inputs: Any) -> int:
     """Number of rows in one batch by default."""
-    plain = all(value.data.ndim <= 2 and value.data.is_floating_point() for value in tensors_of(inputs))
-    return ROWS if plain else ROWS_WITH_POSITIONS
+    for value in tensors_of(inputs):
+        if value.data.ndim > 2 or not value.data.is_floating_point():
+            return ROWS_WITH_POSITIONS
+    return ROWS
 
 
 def _described(value: Any) -> str:

@@ -93,7 +93,7 @@ def predict(
             layer (Bayer et al. 2015), for networks that :func:`bayesadam.fawn` accepts and posteriors with independent
             weights. With one hidden layer mean and variance are as exact as those of its activation; with more layers
             units are treated as independent. ``"mean"`` is the network at the posterior's mean alone.
-        link: Options Gaussian logits become class probabilities for ``"linearized"`` and ``"moments"``: ``"monte_carlo"``
+        link: How Gaussian logits become class probabilities for ``"linearized"`` and ``"moments"``: ``"monte_carlo"``
             (default) or ``"probit"``; see :class:`GaussianLogitsPredictive`.
         output: Function that takes the output tensor, with rows along its first axis, out of what the model returns. It
             cannot be used with ``"moments"``.

@@ -31,7 +31,7 @@ def require_memory(needed: float, what: str, advice: str = "use fewer rows or co
     Args:
         needed: Number of bytes.
         what: The purpose, for the message.
-        advice: Options to use less memory, for the message.
+        advice: How to use less memory, for the message.
 
     Raises:
         NotEnoughMemory: Less memory is available.

@@ -335,7 +335,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             y: Targets.
             reset: Whether to learn the names, the number and the kinds of the columns.
             sample_weight: Weights of the rows. Nothing is learned from rows of weight 0.
-            rules: Options of scikit-learn's check of the targets.
+            rules: How of scikit-learn's check of the targets.
         """
         if isinstance(X, Encoded):
             if not reset:

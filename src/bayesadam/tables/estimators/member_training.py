@@ -85,7 +85,7 @@ class Training:
         stopped: Reason for the end: ``"end"`` (all epochs), ``"early"`` (no improvement), ``"time"`` or
             ``"interrupted"``.
         best: The epoch, counted from 1, whose members are kept.
-        shortened: Options much of the training the clock leaves out, in words, if there are not more than ten epochs.
+        shortened: How much of the training the clock leaves out, in words, if there are not more than ten epochs.
         loss: Training losses, ``(members, epochs)``; NaN after the end.
         held_out_nll: ``(members, epochs)``; NaN for epochs at which it was not computed.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.likelihoods.parameters import check_densities
 from bayesadam.modules.calls import call
 from bayesadam.posterior.dense import MAX_WEIGHTS
-from bayesadam.predictive.batches import Rows, in_eval_mode
+from bayesadam.predictive.batches import Rows
 
 CURVATURES = ("ggn", "empirical_fisher")
 
@@ -21,7 +20,7 @@ FACTOR_BYTES = 2**28
 """Memory for the factors of the Hessians of several rows' outputs."""
 
 
-class Network:
+class TrainedNetwork:
     """A model, its likelihood, and the kind of curvature.
 
     Attributes:
@@ -45,7 +44,10 @@ class Network:
         self.likelihood = likelihood
         self.output = output
         self.curvature = curvature
-        self.trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.trainable: dict[str, nn.Parameter] = {}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                self.trainable[name] = parameter
         if not self.trainable:
             raise ValueError("model must have a trainable parameter, got none")
 
@@ -56,21 +58,6 @@ class Network:
             TypeError: The model does not return a tensor, and ``output`` does not take one out.
         """
         return call(self.model, inputs, self.output)
-
-    @contextmanager
-    def evaluated(self) -> Iterator[None]:
-        """Context with the model in evaluation mode and without ``.grad``; afterwards modes and ``.grad`` are
-        restored.
-        """
-        with in_eval_mode(self.model):
-            gradients = [(p, p.grad) for p in self.model.parameters()]
-            try:
-                for parameter, _ in gradients:
-                    parameter.grad = None
-                yield
-            finally:
-                for parameter, gradient in gradients:
-                    parameter.grad = gradient
 
 
 class Hessians:
@@ -89,13 +76,14 @@ class Hessians:
     Attributes:
         counted: Mask of the targets that are not ignored; None if all count.
         first: The factor of the first example, ``(1, P, K, R)``.
+        are_blocks: Whether the outputs along the last axis are one block.
 
     Raises:
         ValueError: The target does not fit the output.
     """
 
     @torch.no_grad()
-    def __init__(self, network: Network, output: Tensor, target: Tensor) -> None:
+    def __init__(self, network: TrainedNetwork, output: Tensor, target: Tensor) -> None:
         self.likelihood = network.likelihood
         self.curvature = network.curvature
         self.output = output.detach()
@@ -104,11 +92,7 @@ class Hessians:
         self._filled = target if self.counted is None else target.where(self.counted, 0)
         self.likelihood.check(output, self._filled)
         self.first = self.factor(1)
-
-    @property
-    def are_blocks(self) -> bool:
-        """Whether the outputs along the last axis are one block."""
-        return self.first.shape[2] == self.output.shape[-1]
+        self.are_blocks = self.first.shape[2] == output.shape[-1]
 
     @torch.no_grad()
     def log_likelihood(self) -> Tensor:
@@ -165,8 +149,8 @@ class Hessians:
 
     def _is_of_classes(self) -> bool:
         """Whether the factor of a row consists of the scores of all classes, times the roots of their probabilities."""
-        known = all(map(self.likelihood.defines, ("fisher_factor", "log_probs")))
-        return known and self.first.shape[1:] == (1, self.output.shape[-1], self.output.shape[-1])
+        has_scores = all(map(self.likelihood.defines, ("fisher_factor", "log_probs")))
+        return has_scores and self.first.shape[1:] == (1, self.output.shape[-1], self.output.shape[-1])
 
     @torch.no_grad()
     def _class_columns(self) -> Iterator[Tensor]:
