@@ -44,9 +44,9 @@ def segmentation(seed: int, size: int | None) -> Data:
     train, validation = divide(len(x), seed, 5_000, 2_000)
     generator = Generator().manual_seed(seed)
     return Data(
-        scenes(x[train], y[train], size or 1_200, generator),
-        scenes(x[validation], y[validation], 400, generator),
-        scenes(x_test, y_test, 600, generator),
+        scenes(x[train], y[train], size or 400, generator),
+        scenes(x[validation], y[validation], 60, generator),
+        scenes(x_test, y_test, 300, generator),
     )
 
 
@@ -86,8 +86,7 @@ TASKS = [
         model=lambda data: UNet(NOTHING + 1),
         likelihood=ba.Categorical,
         batch_size=16,
-        epochs=8,
-        size=1_200,
-        seeds=3,
+        epochs=6,
+        size=400,
     )
 ]

@@ -25,7 +25,7 @@ def clouds(seed: int, size: int | None) -> Data:
     """Of MNIST: training and validation from its training part, test from its test part; clothes are foreign."""
     x, y, x_test, y_test = idx("mnist", SIDE)
     clothes = idx("fashion-mnist", SIDE)[2]
-    train, validation = divide(len(x), seed, size or 6_000, 1_000)
+    train, validation = divide(len(x), seed, size or 3_000, 1_000)
     test, outside = divide(len(x_test), seed, 2_000)[0], divide(len(clothes), seed, 1_000)[0]
     generator = Generator().manual_seed(seed)
     return Data(
@@ -58,8 +58,7 @@ TASKS = [
         likelihood=ba.Categorical,
         batch_size=64,
         epochs=15,
-        size=6_000,
-        seeds=3,
+        size=3_000,
         outside="clothes",
     )
 ]

@@ -35,7 +35,7 @@ def network(data: Data) -> nn.Module:
     return perceptron(data.train[0].shape[1], 50, 50, data.train[1].shape[1])
 
 
-def uci(name: str, epochs: int) -> Task:
+def uci(name: str, epochs: int, size: int | None = None) -> Task:
     """A set of the usual benchmark; NLL and RMSE are in standardised units."""
     return Task(
         name=f"uci-{name}",
@@ -44,8 +44,9 @@ def uci(name: str, epochs: int) -> Task:
         likelihood=partial(ba.Gaussian, 1.0, learned=True),
         batch_size=32,
         epochs=epochs,
+        size=size,
         outside="rows moved by 3 standard deviations",
     )
 
 
-TASKS = [uci("concrete", 150), uci("energy", 200), uci("kin8nm", 25)]
+TASKS = [uci("concrete", 100), uci("energy", 150), uci("kin8nm", 20, size=3_000)]
