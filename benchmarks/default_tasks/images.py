@@ -74,7 +74,7 @@ def digit_parts(seed: int, *sizes: int) -> list[Part]:
 def digits(seed: int, size: int | None) -> Data:
     """Of scikit-learn, and clothes."""
     clothes = idx("fashion-mnist", 8)[2].flatten(1)
-    return Data(*digit_parts(seed, size or 1_200, 200, 397), outside=clothes[divide(len(clothes), seed, 397)[0]])
+    return Data(*digit_parts(seed, size or 1_000, 400, 397), outside=clothes[divide(len(clothes), seed, 397)[0]])
 
 
 def flattened(*widths: int) -> nn.Sequential:
@@ -128,7 +128,7 @@ TASKS = [
         likelihood=ba.Categorical,
         batch_size=32,
         epochs=30,
-        size=1_200,
+        size=1_000,
         outside="Fashion-MNIST at 8 x 8",
     ),
     Task(
