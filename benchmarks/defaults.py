@@ -41,7 +41,9 @@ def measure(folder: Path, method: str, tasks: list[Task], seeds: Sequence[int], 
     """All records of a method, those that were there and those that are made now."""
     records = journal.read(folder, method, tasks)
     asked = {(task.name, seed): task for task in tasks for seed in seeds}
-    todo = {key: task for key, task in asked.items() if key not in records or options.again}
+    todo = {
+        key: task for key, task in asked.items() if key not in records or (options.again and options.command == "try")
+    }
     print(f"{method}: {len(asked)} units, {len(asked) - len(todo)} of them finished before", flush=True)
     start = time.perf_counter()
     for number, (key, record) in enumerate(results(list(todo), method, options), 1):
@@ -86,9 +88,7 @@ def final(options: argparse.Namespace) -> None:
     folder = options.output / "final"
     others = {path.stem for path in folder.glob("*.jsonl")} - {"adam", options.candidate}
     if others:
-        raise SystemExit(
-            f"test rows were read for {', '.join(sorted(others))}: another candidate would be chosen by them"
-        )
+        raise SystemExit(f"test rows were read for {min(others)}: another candidate would be chosen by them")
     tasks = TASKS | FURTHER
     listed = list(tasks.values())
     adam, own = (measure(folder, name, listed, FINAL_SEEDS, options) for name in ("adam", options.candidate))
@@ -105,18 +105,13 @@ def final(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = arguments(__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    parts = {"try": sorted({"adam", *CANDIDATES}), "final": sorted(CANDIDATES)}
-    for name, choices in parts.items():
-        part = commands.add_parser(name)
-        part.add_argument("candidate", choices=choices, metavar="NAME", help=f"of {', '.join(choices)}")
-        part.add_argument("--jobs", type=int, default=1, metavar="K", help="processes; default: %(default)s")
-        if name == "try":
-            part.add_argument("--task", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="NAME")
-            part.add_argument("--again", action="store_true", help="do finished units again")
-        else:
-            part.add_argument("--final", action="store_true", help="everything is chosen: read the test rows")
-            part.set_defaults(again=False)
+    names = sorted({"adam", *CANDIDATES})
+    parser.add_argument("command", choices=("try", "final"), help="see above")
+    parser.add_argument("candidate", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
+    parser.add_argument("--jobs", type=int, default=1, metavar="K", help="processes; default: %(default)s")
+    parser.add_argument("--task", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="NAME", help="to try")
+    parser.add_argument("--again", action="store_true", help="try finished units again")
+    parser.add_argument("--final", action="store_true", help="everything is chosen: read the test rows")
     options = parser.parse_args()
     {"try": try_candidate, "final": final}[options.command](options)
 

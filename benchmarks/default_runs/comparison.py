@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from default_runs.journal import Records
@@ -17,37 +18,29 @@ def table(names: Sequence[str], adam: Records, records: Records, seeds: Sequence
     """Validation NLLs, means over the seeds that a task has of both methods, and a summary.
 
     The difference is that of the better of mean and samples from Adam at its best rate; a training that failed is
-    infinitely worse.
+    infinitely worse. Seconds are those of a unit with its predictions, and of one training by Adam.
     """
     columns = ("mean", "samples", "Adam", "difference", "three Adam", "seconds", "Adam's")
     lines = [f"{'task':<24}" + "".join(f"{column:>12}" for column in columns)]
-    differences: dict[str, float] = {}
-    seconds = 0.0
+    differences, seconds = {}, 0.0
     for name in names:
-        pairs = [(records[name, s], adam[name, s]) for s in seeds if (name, s) in records and (name, s) in adam]
-        if not pairs:
-            continue
-        mean, samples = (average([own.get(way, math.inf) for own, _ in pairs]) for way in WAYS)
-        reference = average([one["mean"] for _, one in pairs])
-        differences[name] = min(mean, samples) - reference
-        three, lasted, adams = (average([one[part] for one in side]) for side, part in _columns(pairs))
-        values = (mean, samples, reference, differences[name], three)
-        lines.append(f"{name:<24}" + "".join(f"{value:>12.4f}" for value in values) + f"{lasted:>12.1f}{adams:>12.1f}")
-        seconds += sum(own["total_seconds"] for own, _ in pairs)
-    if differences:
-        reached = sum(difference <= 0.0 for difference in differences.values())
-        worst = max(differences, key=lambda name: differences[name])
-        lines.append(
-            f"at most Adam on {reached} of {len(differences)} tasks, worst {worst} {differences[worst]:+.4f}, "
-            f"mean {average(list(differences.values())):+.4f}; {seconds:.0f} processor seconds in all"
-        )
+        common = [(name, seed) for seed in seeds if (name, seed) in records and (name, seed) in adam]
+        if common:
+            mean, samples = (fmean(records[key].get(way, math.inf) for key in common) for way in WAYS)
+            reference, three, adams = (
+                fmean(adam[key][part] for key in common) for part in ("mean", "three", "seconds")
+            )
+            differences[name] = min(mean, samples) - reference
+            lasted = fmean(records[key]["total_seconds"] for key in common)
+            values = "".join(f"{value:>12.4f}" for value in (mean, samples, reference, differences[name], three))
+            lines.append(f"{name:<24}{values}{lasted:>12.1f}{adams:>12.1f}")
+            seconds += lasted * len(common)
+    reached = sum(difference <= 0.0 for difference in differences.values())
+    worst = max(differences, key=lambda name: differences[name], default="none")
+    lines.append(
+        f"at most Adam on {reached} of {len(differences)} tasks, {seconds:.0f} processor seconds; worst: {worst}"
+    )
     return lines
-
-
-def _columns(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[tuple[list[dict[str, Any]], str]]:
-    """Records and the part of them that is averaged."""
-    own, adams = [one for one, _ in pairs], [one for _, one in pairs]
-    return [(adams, "three"), (own, "total_seconds"), (adams, "seconds")]
 
 
 def compare(name: str, adam: Records, records: Records, seeds: Sequence[int]) -> dict[str, Any]:
@@ -75,9 +68,9 @@ def compare(name: str, adam: Records, records: Records, seeds: Sequence[int]) ->
         **{way: mean_of([own[way] for own, _, _ in tests]) for way in WAYS},
         "adam": mean_of([one["mean"] for _, one, _ in tests]),
         "three_adam": mean_of([one["three"] for _, one, _ in tests]),
-        "seconds": average([own["seconds"] for own, _ in pairs]),
-        "adam_seconds": average([one["seconds"] for _, one in pairs]),
-        "three_adam_seconds": average([one["three_seconds"] for _, one in pairs]),
+        "seconds": fmean(own["seconds"] for own, _ in pairs),
+        "adam_seconds": fmean(one["seconds"] for _, one in pairs),
+        "three_adam_seconds": fmean(one["three_seconds"] for _, one in pairs),
         "worse": worse,
     }
 
@@ -100,12 +93,7 @@ def verdict(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def mean_of(values: Sequence[dict[str, float]]) -> dict[str, float]:
     """Of the numbers that all have."""
-    return {key: average([one[key] for one in values]) for key in values[0] if all(key in one for one in values)}
-
-
-def average(values: Sequence[float]) -> float:
-    """The mean."""
-    return sum(values) / len(values)
+    return {key: fmean(one[key] for one in values) for key in values[0] if all(key in one for one in values)}
 
 
 def paired(differences: Sequence[float]) -> list[float]:

@@ -5,15 +5,15 @@ Nothing may be chosen by them: ``defaults.py`` refuses to train on them without 
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Generator, Tensor, nn
 
 import bayesadam as ba
-from default_tasks.made_up import made_up, task
+from default_tasks.images import convolutional
+from default_tasks.made_up import GAUSSIAN, task
+from default_tasks.ratings import Recommender
 from default_tasks.task import Data, Part, Task, divide, divided
-from networks import perceptron
+from networks import Transformer, perceptron
 from public_data import load
 
 WORDS, LEVELS = 16, 60
@@ -25,13 +25,6 @@ def handwriting(seed: int, size: int | None) -> Data:
     x, x_test = (part.float().view(-1, 1, 16, 16) for part in (found.x_train, found.x_test))
     train, validation = divided(x, found.y_train, seed, size or 2_000, 1_000)
     return Data(train, validation, (x_test, found.y_test))
-
-
-def reader(data: Data) -> nn.Module:
-    """Two convolutions without normalisation, and a perceptron."""
-    first = [nn.Conv2d(1, 8, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
-    second = [nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
-    return nn.Sequential(*first, *second, *perceptron(16 * 16, 64, 10))
 
 
 def power(seed: int, size: int | None) -> Data:
@@ -81,74 +74,30 @@ def looked_up(count: int, generator: Generator) -> Part:
     return torch.cat([4 * keys + values, 4 * WORDS + keys.gather(1, asked)], 1), y
 
 
-class Attentive(nn.Module):
-    """Two layers of attention over all tokens; the last token's state is classified."""
+class Attentive(Transformer):
+    """Two blocks of attention; what is predicted at the last token is the value."""
 
-    def __init__(self, width: int = 32) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(5 * WORDS, width)
-        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
-        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(width, 4)
+    def __init__(self) -> None:
+        super().__init__(5 * WORDS, width=32, depth=2, length=7)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens ``(N, T)`` to logits ``(N, 4)``."""
-        return self.head(self.body(self.tokens(x))[:, -1])
+        """Tokens ``(N, T)`` to logits ``(N, 4)``, of the last token."""
+        return super().forward(x)[:, -1, :4]
 
 
 def categories(count: int, generator: Generator) -> Part:
-    """Three columns of 60 levels, most of which are rare; every level has an effect of its own."""
-    effects = torch.randn(3, LEVELS, generator=Generator().manual_seed(12))
-    x = (LEVELS * torch.rand(count, 3, generator=generator).square()).long()
-    y = effects[torch.arange(3), x].sum(1, keepdim=True) / 3**0.5
+    """Two columns of 60 levels, most of which are rare; every level has an effect of its own."""
+    effects = torch.randn(2, LEVELS, generator=Generator().manual_seed(12))
+    x = (LEVELS * torch.rand(count, 2, generator=generator).square()).long()
+    y = effects[torch.arange(2), x].sum(1, keepdim=True) / 2**0.5
     return x, y + 0.5 * torch.randn(y.shape, generator=generator)
 
 
-class Embedded(nn.Module):
-    """An embedding of each column, and a perceptron."""
-
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.columns = nn.ModuleList(nn.Embedding(LEVELS, width) for _ in range(3))
-        self.head = perceptron(3 * width, 64, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Levels ``(N, 3)`` to outputs ``(N, 1)``."""
-        return self.head(torch.cat([column(x[:, k]) for k, column in enumerate(self.columns)], -1))
-
-
 TASKS = [
-    Task("usps", handwriting, reader, ba.Categorical, batch_size=32, epochs=12, size=2_000),
-    Task(
-        "power-plant",
-        power,
-        lambda data: perceptron(4, 50, 50, 2),
-        ba.HeteroscedasticGaussian,
-        batch_size=32,
-        epochs=40,
-        size=2_000,
-    ),
-    task("marked-series", marked, lambda data: Recurrent(), ba.Categorical, batch_size=32, epochs=25, size=2_000),
-    task(
-        "rare-class", rare, lambda data: perceptron(10, 64, 64, 2), ba.Categorical, batch_size=32, epochs=25, size=2_000
-    ),
-    Task(
-        "look-up",
-        partial(made_up, rows=looked_up),
-        lambda data: Attentive(),
-        ba.Categorical,
-        batch_size=32,
-        epochs=25,
-        size=3_000,
-        weight_decay=True,
-    ),
-    task(
-        "levels",
-        categories,
-        lambda data: Embedded(),
-        partial(ba.Gaussian, 1.0, learned=True),
-        batch_size=32,
-        epochs=40,
-        size=1_500,
-    ),
+    Task("usps", handwriting, convolutional, epochs=12, size=2_000),
+    Task("power-plant", power, lambda data: perceptron(4, 50, 50, 2), 40, 2_000, ba.HeteroscedasticGaussian),
+    task("marked-series", marked, lambda data: Recurrent(), epochs=25, size=2_000),
+    task("rare-class", rare, lambda data: perceptron(10, 64, 64, 2), epochs=25, size=2_000),
+    task("look-up", looked_up, lambda data: Attentive(), epochs=25, size=3_000, weight_decay=True),
+    task("levels", categories, lambda data: Recommender(LEVELS, LEVELS), epochs=40, size=1_500, likelihood=GAUSSIAN),
 ]

@@ -9,7 +9,6 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-import bayesadam as ba
 from default_tasks.task import Data, Part, Task, divide, divided
 from networks import perceptron
 from public_data import load
@@ -105,51 +104,18 @@ def shift_and_flip(x: Tensor, generator: Generator) -> Tensor:
     return torch.where(mirrored.view(-1, 1, 1, 1), moved.flip(-1), moved)
 
 
-def fashion(size: int, *, augmented: bool) -> Task:
+def fashion(size: int, epochs: int, *, augmented: bool = False) -> Task:
     """Fashion-MNIST with so many training images."""
-    return Task(
-        name=f"fashion-{size // 1000}k{'-augmented' if augmented else ''}",
-        data=partial(pictures, name="fashion-mnist", other="mnist", side=14),
-        model=convolutional,
-        likelihood=ba.Categorical,
-        batch_size=128,
-        epochs=10 if size < 10_000 else 6,
-        size=size,
-        outside="MNIST",
-        augment=shift_and_flip if augmented else None,
-    )
+    name = f"fashion-{size // 1000}k{'-augmented' if augmented else ''}"
+    data = partial(pictures, name="fashion-mnist", other="mnist", side=14)
+    return Task(name, data, convolutional, epochs, size, batch_size=128, augment=shift_and_flip if augmented else None)
 
 
+_MNIST = partial(pictures, name="mnist", other="fashion-mnist", side=28)
 TASKS = [
-    Task(
-        name="digits",
-        data=digits,
-        model=lambda data: perceptron(64, 128, 128, 10),
-        likelihood=ba.Categorical,
-        batch_size=32,
-        epochs=30,
-        size=1_000,
-        outside="Fashion-MNIST at 8 x 8",
-    ),
-    Task(
-        name="mnist",
-        data=partial(pictures, name="mnist", other="fashion-mnist", side=28),
-        model=lambda data: flattened(784, 400, 400, 10),
-        likelihood=ba.Categorical,
-        batch_size=128,
-        epochs=10,
-        size=8_000,
-        outside="Fashion-MNIST",
-    ),
-    *(fashion(size, augmented=augmented) for size in (4_000, 10_000) for augmented in (False, True)),
-    Task(
-        name="wrong-labels",
-        data=mislabelled,
-        model=lambda data: flattened(196, 200, 200, 10),
-        likelihood=ba.Categorical,
-        batch_size=64,
-        epochs=15,
-        size=5_000,
-        outside="Fashion-MNIST",
-    ),
+    Task("digits", digits, lambda data: perceptron(64, 128, 128, 10), epochs=30, size=1_000),
+    Task("mnist", _MNIST, lambda data: flattened(784, 400, 400, 10), epochs=10, size=8_000, batch_size=128),
+    *(fashion(4_000, 10, augmented=augmented) for augmented in (False, True)),
+    *(fashion(10_000, 6, augmented=augmented) for augmented in (False, True)),
+    Task("wrong-labels", mislabelled, lambda data: flattened(196, 200, 200, 10), 15, 5_000, batch_size=64),
 ]

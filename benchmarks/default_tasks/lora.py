@@ -103,26 +103,6 @@ def unspaced(seed: int, size: int | None) -> Data:
 
 
 TASKS = [
-    Task(
-        name="lora",
-        data=unspaced,
-        model=adapter,
-        likelihood=ba.Categorical,
-        batch_size=32,
-        epochs=5,
-        size=1_000,
-        outside="shuffled characters",
-        weight_decay=True,
-    ),
-    Task(
-        name="fine-tuning",
-        data=unspaced,
-        model=whole,
-        likelihood=ba.Categorical,
-        batch_size=32,
-        epochs=4,
-        size=1_000,
-        outside="shuffled characters",
-        weight_decay=True,
-    ),
+    Task("lora", unspaced, adapter, epochs=5, size=1_000, weight_decay=True),
+    Task("fine-tuning", unspaced, whole, epochs=4, size=1_000, weight_decay=True),
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -19,6 +20,7 @@ VALIDATION, TEST = 1_000, 3_000
 LENGTH = 48
 FREQUENCIES = (2.0, 3.0, 4.5, 6.0, 8.0)
 NODES = 12
+GAUSSIAN = partial(ba.Gaussian, 1.0, learned=True)
 Rows = Callable[[int, Generator], Part]
 """So many examples, from a generator."""
 
@@ -102,41 +104,15 @@ class GraphNetwork(nn.Module):
         return self.head(states.mean(1))
 
 
-def task(
-    name: str, rows: Rows, model: Callable[[Data], nn.Module], likelihood: Callable[[], nn.Module], **how: int
-) -> Task:
+def task(name: str, rows: Rows, model: Callable[[Data], nn.Module], epochs: int, size: int, **how: Any) -> Task:
     """A task of made-up rows."""
-    return Task(name, partial(made_up, rows=rows), model, likelihood, **how)
+    return Task(name, partial(made_up, rows=rows), model, epochs, size, **how)
 
 
 TASKS = [
-    task(
-        "eight-labels",
-        labels,
-        lambda data: perceptron(30, 64, 64, 8),
-        ba.Bernoulli,
-        batch_size=32,
-        epochs=25,
-        size=1_200,
-    ),
-    task("waveforms", waveforms, listener, ba.Categorical, batch_size=32, epochs=20, size=1_500),
-    task(
-        "counts",
-        counts,
-        lambda data: perceptron(8, 64, 64, 1),
-        ba.likelihoods.Poisson,
-        batch_size=32,
-        epochs=25,
-        size=1_200,
-    ),
-    task(
-        "120-rows",
-        curve,
-        lambda data: perceptron(4, 50, 50, 1),
-        partial(ba.Gaussian, 1.0, learned=True),
-        batch_size=16,
-        epochs=150,
-        size=120,
-    ),
-    task("graphs", graphs, lambda data: GraphNetwork(3, 2), ba.Categorical, batch_size=32, epochs=25, size=1_500),
+    task("eight-labels", labels, lambda data: perceptron(30, 64, 64, 8), 25, 1_200, likelihood=ba.Bernoulli),
+    task("waveforms", waveforms, listener, epochs=10, size=2_000),
+    task("counts", counts, lambda data: perceptron(8, 64, 64, 1), 25, 1_200, likelihood=ba.likelihoods.Poisson),
+    task("120-rows", curve, lambda data: perceptron(4, 50, 50, 1), 150, 120, likelihood=GAUSSIAN, batch_size=16),
+    task("graphs", graphs, lambda data: GraphNetwork(3, 2), epochs=25, size=1_500),
 ]

@@ -8,7 +8,6 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-import bayesadam as ba
 from default_tasks.images import idx
 from default_tasks.task import Data, Part, Task, divide
 
@@ -79,14 +78,4 @@ def _doubled(x: Tensor) -> Tensor:
     return functional.interpolate(x, scale_factor=2.0)
 
 
-TASKS = [
-    Task(
-        name="pixels",
-        data=segmentation,
-        model=lambda data: UNet(NOTHING + 1),
-        likelihood=ba.Categorical,
-        batch_size=16,
-        epochs=6,
-        size=400,
-    )
-]
+TASKS = [Task("pixels", segmentation, lambda data: UNet(NOTHING + 1), epochs=6, size=400, batch_size=16)]

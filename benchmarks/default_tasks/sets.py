@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor, nn
 
-import bayesadam as ba
 from default_tasks.images import idx
 from default_tasks.task import Data, Task, divide
 
@@ -50,15 +49,4 @@ class DeepSet(nn.Module):
         return self.whole(torch.cat([points.mean(1), points.amax(1)], -1))
 
 
-TASKS = [
-    Task(
-        name="sets",
-        data=clouds,
-        model=lambda data: DeepSet(2, 10),
-        likelihood=ba.Categorical,
-        batch_size=64,
-        epochs=15,
-        size=3_000,
-        outside="clothes",
-    )
-]
+TASKS = [Task("sets", clouds, lambda data: DeepSet(2, 10), epochs=15, size=3_000, batch_size=64)]

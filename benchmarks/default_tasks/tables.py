@@ -37,16 +37,8 @@ def network(data: Data) -> nn.Module:
 
 def uci(name: str, epochs: int, size: int | None = None) -> Task:
     """A set of the usual benchmark; NLL and RMSE are in standardised units."""
-    return Task(
-        name=f"uci-{name}",
-        data=partial(table, name=f"uci/{name}"),
-        model=network,
-        likelihood=partial(ba.Gaussian, 1.0, learned=True),
-        batch_size=32,
-        epochs=epochs,
-        size=size,
-        outside="rows moved by 3 standard deviations",
-    )
+    data = partial(table, name=f"uci/{name}")
+    return Task(f"uci-{name}", data, network, epochs, size, partial(ba.Gaussian, 1.0, learned=True))
 
 
 TASKS = [uci("concrete", 100), uci("energy", 150), uci("kin8nm", 20, size=3_000)]

@@ -47,11 +47,10 @@ class Task:
         name: In tables and file names.
         data: From a seed and a number of training examples (None: all there are).
         model: A new network for these data, from torch's global generator.
-        likelihood: Training loss (a mean over data points) and predictive distribution.
-        batch_size: Examples per step.
         epochs: Passes over the training part.
         size: Number of training examples, validation not counted; None for all.
-        outside: What the outside inputs are.
+        likelihood: Training loss (a mean over data points) and predictive distribution.
+        batch_size: Examples per step.
         augment: Changes a minibatch of training inputs, with noise from a generator.
         weight_decay: Adam is ``torch.optim.AdamW``, as is usual for transformers.
     """
@@ -59,11 +58,10 @@ class Task:
     name: str
     data: Callable[[int, int | None], Data]
     model: Callable[[Data], nn.Module]
-    likelihood: Callable[[], ba.likelihoods.Likelihood]
-    batch_size: int
     epochs: int
     size: int | None = None
-    outside: str = "none"
+    likelihood: Callable[[], ba.likelihoods.Likelihood] = ba.Categorical
+    batch_size: int = 32
     augment: Augment | None = None
     weight_decay: bool = False
 

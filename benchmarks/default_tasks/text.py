@@ -7,7 +7,6 @@ from functools import lru_cache, partial
 import torch
 from torch import Generator, Tensor, nn
 
-import bayesadam as ba
 from default_tasks.task import Data, Part, Task, divide
 from networks import Transformer
 from public_data import load
@@ -80,26 +79,12 @@ class Reader(nn.Module):
         return self.head(states.amax(1))
 
 
+def transformer(data: Data) -> nn.Module:
+    """Two blocks."""
+    return Transformer(len(book()[1]), width=64, depth=2, length=64)
+
+
 TASKS = [
-    Task(
-        name="characters",
-        data=characters,
-        model=lambda data: Transformer(len(book()[1]), width=64, depth=2, length=64),
-        likelihood=ba.Categorical,
-        batch_size=32,
-        epochs=5,
-        size=1_500,
-        outside="shuffled characters",
-        weight_decay=True,
-    ),
-    Task(
-        name="lstm",
-        data=partial(origins, length=64),
-        model=lambda data: Reader(PARTS),
-        likelihood=ba.Categorical,
-        batch_size=32,
-        epochs=8,
-        size=2_500,
-        outside="shuffled characters",
-    ),
+    Task("characters", characters, transformer, epochs=5, size=1_500, weight_decay=True),
+    Task("lstm", partial(origins, length=64), lambda data: Reader(PARTS), epochs=8, size=2_500),
 ]
