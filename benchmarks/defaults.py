@@ -77,8 +77,9 @@ def try_candidate(options: argparse.Namespace) -> None:
     """Train what is missing, and print the table of validation losses."""
     tasks = [TASKS[name] for name in options.task]
     records = measure(journal.TRIALS, options.candidate, tasks, SEEDS, options)
-    adam = journal.read(journal.TRIALS, "adam", tasks)
-    print("\n".join(table(options.task, adam, records, SEEDS)))
+    if options.candidate != "adam":
+        adam = journal.read(journal.TRIALS, "adam", tasks)
+        print("\n".join(table(options.task, adam, records, SEEDS)))
 
 
 def final(options: argparse.Namespace) -> None:
