@@ -18,7 +18,7 @@ import bayesadam as ba
 from default_runs.comparison import paired
 from default_runs.training import Make, Plan, train
 from default_tasks import TASKS, Data, Task
-from default_tasks.images import convolutional
+from default_tasks.images import convolutional, fashion
 from record import arguments, conditions, save
 
 
@@ -29,7 +29,7 @@ def of_digits(data: Data) -> nn.Module:
 
 CASES = {
     "digits": dataclasses.replace(TASKS["digits"], model=of_digits, epochs=20, batch_size=64),
-    "fashion-5k": TASKS["fashion-5k"],
+    "fashion-5k": fashion(5_000, 15),
 }
 
 

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 import bayesadam as ba
 from default_runs.comparison import paired
 from default_runs.scores import predict
-from default_runs.training import Trained, adam, fit, plan_of, untouched
-from default_runs.units import RATES
+from default_runs.training import RATES, Trained, adam, fit, plan_of, untouched
 from default_tasks import Data, Task
 from default_tasks.images import digit_parts
 from default_tasks.task import Part

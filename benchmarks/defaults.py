@@ -1,15 +1,18 @@
-"""Does untouched BayesAdam learn its width, and beat Adam?
+"""Does untouched BayesAdam predict at least as well as Adam? The search for its rule, and the test at the end.
 
-    python benchmarks/defaults.py                  # everything: prints verdicts, writes runs/benchmarks/defaults.json
-    python benchmarks/defaults.py --task digits lstm --optimizer bayesadam --seeds 2
+    python benchmarks/defaults.py try adam                      # once: the reference, at the best of three rates
+    python benchmarks/defaults.py try NAME [--task counts lstm] # a candidate of default_runs/candidates.py
+    python benchmarks/defaults.py final NAME --final            # once, at the end: writes runs/benchmarks/defaults.json
 
-Adam (AdamW for transformers) has the best of three learning rates by validation NLL, and beside it temperature scaling
-and an ensemble of three. ``ba.BayesAdam`` is told ``num_data``, ``batch_size`` and ``total_steps`` and nothing else. It
-predicts by the mean network or by samples, whichever is better on validation, and once more at the best of three
-temperatures. A peer is IVON by its authors' package ``ivon-opt``, at the best of three rates. All share the loop, the
-batches, the seeds and a cosine schedule. A unit, one task and seed and method, is written when it is finished, to
-``defaults/`` beside the summary, and not done again; ``--again`` does, which is needed after a change of the
-optimisers. Workers have one thread each, so the seconds, processor time, are those of one core.
+``try`` trains on the development tasks with seeds 0 and 1, and prints the NLL of **validation** rows: of the mean
+network, of 32 samples, of Adam at the best of three learning rates (AdamW for transformers) and of three Adam networks
+mixed. Test rows are not read. Every unit, one task and seed, is appended to the journal when it is finished, in
+``default_runs/trials/``, and not done again, so that a run that was interrupted continues; ``--again`` does it again.
+
+``final`` reads test rows, with seeds 2 to 4, of the development tasks and of six further tasks that nothing was chosen
+on. It refuses to start without ``--final``, and for a second candidate: whoever has seen the test losses of one and
+then tries another chooses by them. All methods share the loop, the batches, the seeds and a cosine schedule. Workers
+have one thread each, so the seconds, processor time, are those of one core.
 """
 
 from __future__ import annotations
@@ -18,97 +21,100 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from default_runs import comparison, journal
-from default_runs.journal import Key
-from default_runs.units import METHODS, run
-from default_tasks import TASKS, Task
+from default_runs import journal
+from default_runs.candidates import CANDIDATES
+from default_runs.comparison import compare, table, verdict
+from default_runs.trials import FINAL_SEEDS, SEEDS, run
+from default_tasks import FURTHER, TASKS, Task
 from record import arguments, conditions, save
 
 
-def measure(tasks: list[Task], methods: list[str], options: argparse.Namespace) -> comparison.Records:
-    """All records, those that were there and those that are made now."""
-    folder = options.output / "defaults"
-    records = {key: record for task in tasks for key, record in journal.read(folder, task).items()}
-    asked = {
-        (task.name, seed, method): task
-        for task in tasks
-        for seed in range(options.seeds or task.seeds)
-        for method in methods
+def measure(folder: Path, method: str, tasks: list[Task], seeds: Sequence[int], options: Any) -> journal.Records:
+    """All records of a method, those that were there and those that are made now."""
+    records = journal.read(folder, method, tasks)
+    asked = {(task.name, seed): task for task in tasks for seed in seeds}
+    todo = {
+        key: task for key, task in asked.items() if key not in records or (options.again and options.command == "try")
     }
-    todo = {key: task for key, task in asked.items() if key not in records or (options.again and key[2] != "adam")}
-    print(f"{len(asked)} units, {len(asked) - len(todo)} of them finished before", flush=True)
+    print(f"{method}: {len(asked)} units, {len(asked) - len(todo)} of them finished before", flush=True)
     start = time.perf_counter()
-    for number, (key, record) in enumerate(results(todo, options.workers), 1):
-        records[key] = journal.write(folder, todo[key], key[1], key[2], record)
-        nll = record.get("scores", {}).get("nll")
-        said = f"NLL {nll:.4f}" if nll is not None else next(iter(record.values()))
+    for number, (key, record) in enumerate(results(list(todo), method, options), 1):
+        records[key] = journal.write(folder, method, todo[key], key[1], record)
+        told = ", ".join(f"{way} {record[way]:.4f}" for way in ("mean", "samples", "three", "failed") if way in record)
         minutes = (time.perf_counter() - start) / 60
-        print(f"[{number}/{len(todo)}, {minutes:.1f} min] {key[0]} seed {key[1]} {key[2]}: {said}", flush=True)
-    return {key: record for key, record in records.items() if key in asked}
+        print(f"[{number}/{len(todo)}, {minutes:.1f} min] {key[0]} seed {key[1]}: {told}", flush=True)
+    return records
 
 
-def results(todo: dict[Key, Task], workers: int) -> Iterator[tuple[Key, dict[str, Any]]]:
-    """Records of units as they finish: in this process with one worker, else in others."""
+def results(keys: list[journal.Key], method: str, options: Any) -> Iterator[tuple[journal.Key, dict[str, Any]]]:
+    """Records of units as they finish: in this process with one job, else in others."""
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"  # of the workers
-    if workers == 1:
-        yield from ((key, unit(*key)) for key in todo)
+    final = options.command == "final"
+    if options.jobs == 1:
+        yield from ((key, unit(*key, method, final)) for key in keys)
         return
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        futures = {pool.submit(unit, *key): key for key in todo}
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        futures = {pool.submit(unit, *key, method, final): key for key in keys}
         for future in as_completed(futures):
             yield futures[future], future.result()
 
 
-def unit(name: str, seed: int, method: str) -> dict[str, Any]:
+def unit(name: str, seed: int, method: str, final: bool) -> dict[str, Any]:
     """One unit; processes of their own know tasks by name."""
-    return run(TASKS[name], seed, method)
+    return run((TASKS | FURTHER)[name] if final else TASKS[name], seed, method, final=final)
 
 
-def summary(tasks: list[Task], methods: list[str], records: comparison.Records) -> dict[str, Any]:
-    """Means, differences and verdicts."""
-    report: dict[str, Any] = {"tasks": {}, "verdicts": {}}
-    for task in tasks:
-        adam = [record for (name, _, by), record in records.items() if (name, by) == (task.name, "adam")]
-        found = {method: comparison.compare(task, method, records) for method in methods if method != "adam"}
-        report["tasks"][task.name] = {
-            "outside": task.outside,
-            "trained": {"examples": task.size, "epochs": task.epochs, "batch_size": task.batch_size},
-            "adam": {
-                part: comparison.mean_of([record[part] for record in adam if part in record])
-                for part in ("scores", "scaled", "ensemble", "seconds")
-                if any(part in record for record in adam)
-            },
-            **{method: result for method, result in found.items() if result is not None},
-        }
-    for method in methods:
-        found = {name: entry[method] for name, entry in report["tasks"].items() if method in entry}
-        if found and method != "adam":
-            report["verdicts"][method] = comparison.verdict(found)
-    return report
+def try_candidate(options: argparse.Namespace) -> None:
+    """Train what is missing, and print the table of validation losses."""
+    tasks = [TASKS[name] for name in options.task]
+    records = measure(journal.TRIALS, options.candidate, tasks, SEEDS, options)
+    if options.candidate != "adam":
+        adam = journal.read(journal.TRIALS, "adam", tasks)
+        print("\n".join(table(options.task, adam, records, SEEDS)))
+
+
+def final(options: argparse.Namespace) -> None:
+    """Read the test rows, once, and write the report."""
+    if not options.final:
+        raise SystemExit("final reads test rows and runs the six further tasks, once for one candidate: add --final")
+    folder = options.output / "final"
+    others = {path.stem for path in folder.glob("*.jsonl")} - {"adam", options.candidate}
+    if others:
+        raise SystemExit(f"test rows were read for {min(others)}: another candidate would be chosen by them")
+    tasks = TASKS | FURTHER
+    listed = list(tasks.values())
+    adam, own = (measure(folder, name, listed, FINAL_SEEDS, options) for name in ("adam", options.candidate))
+    compared = {name: compare(name, adam, own, FINAL_SEEDS) for name in tasks}
+    verdicts = {
+        kind: verdict({name: compared[name] for name in names})
+        for kind, names in (("development", TASKS), ("further", FURTHER))
+    }
+    said = {"candidate": options.candidate, "chosen_by": "validation rows, seeds 0 and 1", "seeds": FINAL_SEEDS}
+    report = {**conditions("torch", "bayesadam"), **said, "verdicts": verdicts, "tasks": compared}
+    save(options.output / "defaults.json", report)
+    print(json.dumps(verdicts, indent=1))
 
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--task", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="NAME")
-    parser.add_argument("--optimizer", nargs="+", choices=METHODS, metavar="NAME", help=f"of {', '.join(METHODS)}")
-    parser.add_argument("--seeds", type=int, metavar="K", help="default: 5, or 3 for long trainings")
-    parser.add_argument("--again", action="store_true", help="do finished units of ours again")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), metavar="K", help="processes; default: cores")
+    names = sorted({"adam", *CANDIDATES})
+    parser.add_argument("command", choices=("try", "final"), help="see above")
+    parser.add_argument("candidate", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
+    parser.add_argument("--jobs", type=int, default=1, metavar="K", help="processes; default: %(default)s")
+    parser.add_argument("--task", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="NAME", help="to try")
+    parser.add_argument("--again", action="store_true", help="try finished units again")
+    parser.add_argument("--final", action="store_true", help="everything is chosen: read the test rows")
     options = parser.parse_args()
-    tasks = [TASKS[name] for name in options.task]
-    methods = list(dict.fromkeys(["adam", *(options.optimizer or METHODS)]))
-    report = summary(tasks, methods, measure(tasks, methods, options))
-    for method, verdict in report["verdicts"].items():
-        print(f"{method}: {json.dumps(verdict)}")
-    save(options.output / "defaults.json", {**conditions("torch", "bayesadam", "ivon-opt"), **report})
+    {"try": try_candidate, "final": final}[options.command](options)
 
 
 if __name__ == "__main__":

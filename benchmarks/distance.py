@@ -25,13 +25,17 @@ from torch import nn
 import bayesadam as ba
 from bayesadam.distance import distance_aware
 from default_runs.comparison import paired
-from default_runs.scores import score, validation_nll
-from default_runs.training import Trained, adam, train
-from default_runs.units import RATES
+from default_runs.scores import finite_nll, score
+from default_runs.training import RATES, Trained, adam, train
 from default_tasks import TASKS, Data, Task
+from default_tasks.images import fashion
 from record import arguments, conditions, earlier, save
 
-NAMES, SIZE = ("mnist", "fashion-5k"), 5_000
+SIZE = 5_000
+CASES = {
+    "mnist": dataclasses.replace(TASKS["mnist"], size=SIZE),
+    "fashion-5k": fashion(SIZE, 15),
+}
 NETWORKS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "plain": lambda model: model,
     "distance-aware": distance_aware,
@@ -48,7 +52,8 @@ def scores(trained: Trained, data: Data, q: ba.posterior.NetworkDistribution) ->
         part: ba.predict(trained.model, q, x, likelihood=trained.likelihood, batch_size=500)
         for part, x in inputs.items()
     }
-    return {**score(found, data), "validation": validation_nll(found, data)}
+    scores = score(found["test"], data.test[1], found["outside"])
+    return {**scores, "validation": finite_nll(found["validation"], data.validation[1])}
 
 
 def unit(task: Task, data: Data, network: str, seed: int) -> dict[str, dict[str, float]]:
@@ -90,7 +95,7 @@ def summary(units: dict[str, Any], label: str, seeds: int) -> list[str]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--task", nargs="+", choices=NAMES, default=list(NAMES), metavar="NAME")
+    parser.add_argument("--task", nargs="+", choices=list(CASES), default=list(CASES), metavar="NAME")
     parser.add_argument("--seeds", type=int, default=3, metavar="K")
     parser.add_argument("--again", action="store_true", help="do finished units again")
     options = parser.parse_args()
@@ -98,7 +103,7 @@ def main() -> None:
     units = earlier(options.output / "distance.json").get("units", {})
     report = conditions("torch", "bayesadam")
     for name in options.task:
-        task = dataclasses.replace(TASKS[name], size=SIZE)
+        task = CASES[name]
         label = f"{name} {SIZE}"
         for seed in range(options.seeds):
             data = task.load(seed)

@@ -1,76 +1,99 @@
-"""BayesAdam and ivon-opt against Adam: differences paired by seed, and whether the targets are met."""
+"""A method against Adam: tables of validation losses, and paired differences of test losses."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
-from default_runs.journal import Key
-from default_runs.training import PEER
-from default_tasks import Task
+from default_runs.journal import Records
+from default_runs.scores import WAYS
 
-Records = dict[Key, dict[str, Any]]
-RATIO = (1 / 3, 3.0)
-"""Where the median of variance times reference must lie."""
-POINT = 0.01
-"""By how much accuracy may be lower."""
+WORSE = 0.01
+"""Nats by which a task counts as clearly worse, if that is also two standard errors."""
 
 
-def compare(task: Task, method: str, records: Records) -> dict[str, Any] | None:
-    """Means over seeds of what an optimiser reached on a task, and of its differences from Adam; None if not run.
+def table(names: Sequence[str], adam: Records, records: Records, seeds: Sequence[int]) -> list[str]:
+    """Validation NLLs, means over the seeds that a task has of both methods, and a summary.
 
-    Differences are ``[mean, standard error]``, positive where it is worse than Adam. NLL, accuracy (or RMSE) and AUROC
-    are compared with Adam's at its best rate, ECE and ``"tuned"``, the NLL at the best of three temperatures and with a
-    temperature of the softmax, with Adam's after temperature scaling; ``"samples"`` are compared with the mean network,
-    and ``"peer"`` is the difference from ivon-opt.
+    The difference is that of the better of mean and samples from Adam at its best rate; a training that failed is
+    infinitely worse. Seconds are those of a unit with its predictions, and of one training by Adam.
     """
-    by_method: dict[str, dict[int, dict[str, Any]]] = {}
-    for (name, seed, by), record in records.items():
-        if name == task.name:
-            by_method.setdefault(by, {})[seed] = record
-    own, adam = by_method.get(method, {}), by_method.get("adam", {})
-    seeds = sorted(set(own) & set(adam))
-    if not seeds:
-        return None
-    failed = [own[seed]["failed"] for seed in seeds if "failed" in own[seed]]
+    columns = ("mean", "samples", "Adam", "difference", "three Adam", "seconds", "Adam's")
+    lines = [f"{'task':<24}" + "".join(f"{column:>12}" for column in columns)]
+    differences, seconds = {}, 0.0
+    for name in names:
+        common = [(name, seed) for seed in seeds if (name, seed) in records and (name, seed) in adam]
+        if common:
+            mean, samples = (fmean(records[key].get(way, math.inf) for key in common) for way in WAYS)
+            reference, three, adams = (
+                fmean(adam[key][part] for key in common) for part in ("mean", "three", "seconds")
+            )
+            differences[name] = min(mean, samples) - reference
+            lasted = fmean(records[key]["total_seconds"] for key in common)
+            values = "".join(f"{value:>12.4f}" for value in (mean, samples, reference, differences[name], three))
+            lines.append(f"{name:<24}{values}{lasted:>12.1f}{adams:>12.1f}")
+            seconds += lasted * len(common)
+    reached = sum(difference <= 0.0 for difference in differences.values())
+    worst = max(differences, key=lambda name: differences[name], default="none")
+    lines.append(
+        f"at most Adam on {reached} of {len(differences)} tasks, {seconds:.0f} processor seconds; worst: {worst}"
+    )
+    return lines
+
+
+def compare(name: str, adam: Records, records: Records, seeds: Sequence[int]) -> dict[str, Any]:
+    """Means over seeds of the test scores of a task, and differences from Adam.
+
+    ``chosen`` is the mean network or the samples, whichever is better on the seed's validation rows. Differences are
+    ``[mean, standard error]``, positive where the method is worse: ``nll`` of what was chosen from Adam, ``samples``
+    from the mean network, ``three`` from three Adam networks, ``errors`` and ``auroc`` of what was chosen from Adam.
+    """
+    pairs = [(records[name, seed], adam[name, seed]) for seed in seeds]
+    failed = [own["failed"] for own, _ in pairs if "failed" in own]
     if failed:
-        return {"failed": failed[0], "seeds": len(seeds)}
-    pairs = [(own[seed], adam[seed]) for seed in seeds]
-    found: dict[str, Any] = {"seeds": len(seeds)}
-    for part in ("scores", "mean", "samples", "scaled"):
-        found[part] = mean_of([a[part] for a, _ in pairs])
-    worse: dict[str, list[float]] = {}
-    for score, sign, against in (
-        ("nll", 1, "scores"),
-        ("accuracy", -1, "scores"),
-        ("rmse", 1, "scores"),
-        ("ece", 1, "scaled"),
-        ("auroc", -1, "scores"),
-    ):
-        if score in pairs[0][0]["scores"]:
-            worse[score] = paired([sign * (a["scores"][score] - b[against][score]) for a, b in pairs])
-    worse["samples"] = paired([a["samples"]["nll"] - a["mean"]["nll"] for a, _ in pairs])
-    if all("tuned" in a for a, _ in pairs):
-        worse["tuned"] = paired([a["tuned"]["scaled"]["nll"] - b["scaled"]["nll"] for a, b in pairs])
-        found["tuned"] = mean_of([a["tuned"]["scaled"] for a, _ in pairs])
-    peers = by_method.get(PEER, {})
-    if method != PEER and (common := [seed for seed in seeds if "scores" in peers.get(seed, {})]):
-        worse["peer"] = paired([own[seed]["scores"]["nll"] - peers[seed]["scores"]["nll"] for seed in common])
-    found["worse"] = worse
-    for name in ("sigma", "ratio", "correlation", "share_from_start", "seconds"):
-        if name in pairs[0][0]:
-            found[name] = mean_of([a[name] for a, _ in pairs])
-    return found
+        return {"failed": failed[0]}
+    tests = [(own["test"], one["test"], min(WAYS, key=lambda way: own[way])) for own, one in pairs]
+    worse = {
+        "nll": paired([own[way]["nll"] - one["mean"]["nll"] for own, one, way in tests]),
+        "samples": paired([own["samples"]["nll"] - own["mean"]["nll"] for own, _, _ in tests]),
+        "three": paired([own[way]["nll"] - one["three"]["nll"] for own, one, way in tests]),
+    }
+    for score in ("errors", "auroc"):
+        if all(score in own[way] and score in one["mean"] for own, one, way in tests):
+            worse[score] = paired([one["mean"][score] - own[way][score] for own, one, way in tests])
+    return {
+        "chosen": [way for _, _, way in tests],
+        **{way: mean_of([own[way] for own, _, _ in tests]) for way in WAYS},
+        "adam": mean_of([one["mean"] for _, one, _ in tests]),
+        "three_adam": mean_of([one["three"] for _, one, _ in tests]),
+        "seconds": fmean(own["seconds"] for own, _ in pairs),
+        "adam_seconds": fmean(one["seconds"] for _, one in pairs),
+        "three_adam_seconds": fmean(one["three_seconds"] for _, one in pairs),
+        "worse": worse,
+    }
 
 
-def mean_of(values: Sequence[Any]) -> Any:
-    """Of numbers, lists or dictionaries of them, element by element; None where one is missing."""
-    if isinstance(values[0], dict):
-        return {key: mean_of([value[key] for value in values]) for key in values[0]}
-    if isinstance(values[0], list):
-        return [mean_of(list(each)) for each in zip(*values, strict=True)]
-    return None if None in values else sum(values) / len(values)
+def verdict(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """On how many tasks a method is no worse, by score; a training that failed is worse in all."""
+    failed = [name for name, result in results.items() if "failed" in result]
+    worse = {name: result["worse"] for name, result in results.items() if "failed" not in result}
+
+    def count(score: str) -> dict[str, int]:
+        means = [differences[score][0] for differences in worse.values() if score in differences]
+        return {"reached": sum(mean <= 0.0 for mean in means), "of": len(means) + len(failed)}
+
+    clearly = [name for name, one in worse.items() if one["nll"][0] > max(WORSE, 2.0 * one["nll"][1])]
+    return {
+        "clearly_worse": clearly + failed,
+        **{score: count(score) for score in ("nll", "samples", "three", "errors", "auroc")},
+    }
+
+
+def mean_of(values: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of the numbers that all have."""
+    return {key: fmean(one[key] for one in values) for key in values[0] if all(key in one for one in values)}
 
 
 def paired(differences: Sequence[float]) -> list[float]:
@@ -81,25 +104,3 @@ def paired(differences: Sequence[float]) -> list[float]:
     if count == 1:
         return [mean, math.nan]
     return [mean, math.sqrt(sum((d - mean) ** 2 for d in differences) / (count - 1) / count)]
-
-
-def verdict(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """On how many tasks an optimiser reaches what is asked of it; a training that failed reaches nothing."""
-    ran = {name: result for name, result in found.items() if "failed" not in result}
-    failed = [name for name in found if name not in ran]
-    worse = {name: result["worse"] for name, result in ran.items()}
-
-    def count(score: str) -> dict[str, int]:
-        """Tasks on which it is no worse, of those that have the score."""
-        means = [differences[score][0] for differences in worse.values() if score in differences]
-        return {"reached": sum(mean <= 0 for mean in means), "of": len(means) + len(failed)}
-
-    widths = [result["ratio"][1] for result in ran.values() if "ratio" in result]
-    lower = [name for name, differences in worse.items() if differences.get("accuracy", [0.0])[0] > POINT]
-    return {
-        "tasks": len(found),
-        "failed": failed,
-        "accuracy_lost": lower + failed,
-        **{score: count(score) for score in ("nll", "samples", "tuned", "peer", "auroc")},
-        "width_learned": {"reached": sum(RATIO[0] <= ratio <= RATIO[1] for ratio in widths), "of": len(widths)},
-    }

@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Generator, nn
 
 import bayesadam as ba
-from bayesadam.optim.bayesadam import default_temperature
 from default_tasks import Data, Task, positions
+from default_tasks.task import Part, divide
 
 NOISE_RATE = 0.01
-PEER = "ivon-opt"
+RATES = (3e-4, 1e-3, 3e-3)
+"""Learning rates of Adam, of which the best by validation counts."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +55,7 @@ class Trained:
 
     def posterior(self) -> ba.DiagonalGaussian:
         """Of the network's weights."""
-        if isinstance(self.optimizer, ba.optim.PerturbedOptimizer):
-            return self.optimizer.posterior(self.model)
-        (group,) = self.optimizer.param_groups  # of ivon-opt, whose running Hessian is one vector
-        variances = (group["ess"] * (group["hess"] + group["weight_decay"])).reciprocal()
-        means = {name: p.detach().clone() for name, p in self.model.named_parameters() if p.requires_grad}
-        parts = variances.split([mean.numel() for mean in means.values()])
-        return ba.DiagonalGaussian(
-            means, {name: part.view_as(mean) for part, (name, mean) in zip(parts, means.items(), strict=True)}
-        )
+        return self.optimizer.posterior(self.model)
 
 
 Make = Callable[[nn.Module, Plan], torch.optim.Optimizer]
@@ -87,34 +78,46 @@ def adam(task: Task, rate: float) -> Make:
     return make
 
 
-def untouched(prior: ba.DiagonalGaussian | None = None, *, factor: float = 1.0) -> Make:
-    """BayesAdam with its defaults: it is told nothing but what is planned.
+def untouched(prior: ba.DiagonalGaussian | None = None) -> Make:
+    """BayesAdam with its defaults, told nothing but what is planned; from ``prior`` it continues."""
 
-    Args:
-        prior: A posterior to continue from.
-        factor: Factor of the temperature that it would choose.
+    def make(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
+        return ba.BayesAdam(model.named_parameters(), **asdict(plan), prior=prior)
+
+    return make
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The state of a training after an epoch, while the weights hold the mean.
+
+    Attributes:
+        number: Epochs that have been made, from 1.
+        total: Epochs of the training.
+        trained: The network, in eval mode, its likelihood and its optimiser, whose ``param_groups`` may be changed.
+        train: The rows that are trained on.
+        held_out: Training rows that are not trained on; none if no share was asked for.
     """
 
-    def make(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
-        options: dict[str, Any] = asdict(plan)
-        if factor != 1.0:
-            options["temperature"] = min(1.0, factor * default_temperature(**options))
-        return ba.BayesAdam(model.named_parameters(), **options, prior=prior)
+    number: int
+    total: int
+    trained: Trained
+    train: Part
+    held_out: Part
 
-    return make
-
-
-def peer(rate: float) -> Make:
-    """IVON by its authors' package, with its defaults."""
-    import ivon
-
-    def make(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
-        return ivon.IVON([p for p in model.parameters() if p.requires_grad], lr=rate, ess=plan.num_data)
-
-    return make
+    def loss(self, part: Part) -> float:
+        """The mean loss of rows at the present weights."""
+        x, y = part
+        with torch.no_grad():
+            return float(self.trained.likelihood(self.trained.model(x), y))
 
 
-def train(task: Task, data: Data, make: Make, seed: int) -> Trained:
+AfterEpoch = Callable[[Epoch], None]
+
+
+def train(
+    task: Task, data: Data, make: Make, seed: int, *, after_epoch: AfterEpoch | None = None, held_out: float = 0.0
+) -> Trained:
     """Train a new network of the task.
 
     Args:
@@ -122,11 +125,23 @@ def train(task: Task, data: Data, make: Make, seed: int) -> Trained:
         data: Of the task.
         make: The optimiser.
         seed: Of the initial weights, the order of the examples and their augmentation.
+        after_epoch: Called after every epoch.
+        held_out: Share of the training rows that are not trained on, for ``after_epoch``; the optimiser is told the
+            number of the others.
     """
     torch.manual_seed(seed)
     model, likelihood = task.model(data), task.likelihood()
+    x, y = data.train
+    aside, rows = divide(len(x), seed, int(held_out * len(x)), -1)
+    data = replace(data, train=(x[rows], y[rows])) if len(aside) else data
     plan = plan_of(task, data)
-    return fit(task, data, model, likelihood, make(model, plan), plan, seed)
+
+    def hook(trained: Trained, number: int) -> None:
+        if after_epoch is not None:
+            after_epoch(Epoch(number, task.epochs, trained, data.train, (x[aside], y[aside])))
+
+    optimizer = make(model, plan)
+    return fit(task, data, model, likelihood, optimizer, plan, seed, None if after_epoch is None else hook)
 
 
 def fit(
@@ -137,8 +152,9 @@ def fit(
     optimizer: Any,
     plan: Plan,
     seed: int,
+    after_epoch: Callable[[Trained, int], None] | None = None,
 ) -> Trained:
-    """The loop: drop-in training with a cosine schedule; ivon-opt has blocks.
+    """The loop: drop-in training with a cosine schedule.
 
     A learned noise level is no part of the comparison: whatever trains the network, Adam trains the noise at a rate
     that lets it follow the residuals.
@@ -149,23 +165,27 @@ def fit(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, plan.total_steps)
     order, noise = Generator().manual_seed(seed), Generator().manual_seed(seed + 1)
     start = time.process_time()
-    model.train()
-    if hasattr(optimizer, "train"):
-        optimizer.train()
-    is_peer = type(optimizer).__module__.startswith("ivon")
-    block = partial(optimizer.sampled_params, train=True) if is_peer else nullcontext
-    for _ in range(task.epochs):
+    _switch(model, optimizer, training=True)
+    for epoch in range(1, task.epochs + 1):
         for rows in torch.randperm(len(x), generator=order).split(task.batch_size):
             inputs = x[rows] if task.augment is None else task.augment(x[rows], noise)
             optimizer.zero_grad()
             likelihood.zero_grad()
-            with block():
-                likelihood(model(inputs), y[rows]).backward()
+            likelihood(model(inputs), y[rows]).backward()
             optimizer.step()
             schedule.step()
             if follower is not None:
                 follower.step()
-    if hasattr(optimizer, "eval"):
-        optimizer.eval()
-    model.eval()
+        if after_epoch is not None:
+            _switch(model, optimizer, training=False)
+            after_epoch(Trained(model, likelihood, optimizer, plan, time.process_time() - start), epoch)
+            _switch(model, optimizer, training=True)
+    _switch(model, optimizer, training=False)
     return Trained(model, likelihood, optimizer, plan, time.process_time() - start)
+
+
+def _switch(model: nn.Module, optimizer: Any, *, training: bool) -> None:
+    """The modes of the network and of an optimiser that has them; without training the weights hold the mean."""
+    model.train(training)
+    if hasattr(optimizer, "train"):
+        optimizer.train(training)

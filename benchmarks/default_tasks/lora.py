@@ -13,6 +13,7 @@ import bayesadam as ba
 from default_tasks.task import Data, Task
 from default_tasks.text import book, next_characters
 from networks import Transformer
+from record import RUNS
 
 LENGTH, RANK = 64, 4
 PRETRAINED = {"windows": 6_000, "epochs": 3, "batch_size": 32, "rate": 3e-3}
@@ -39,7 +40,18 @@ def plain() -> Transformer:
 
 @lru_cache(1)
 def pretrained() -> dict[str, Tensor]:
-    """Weights of a transformer that was trained on the first half of the book, the same for all seeds."""
+    """Weights of a transformer that was trained on the first half of the book, the same for all seeds.
+
+    They are stored, so that they are not trained again and all methods start from the same ones.
+    """
+    path = RUNS / "pretrained.pt"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(_pretrained(), path)
+    return dict(torch.load(path))
+
+
+def _pretrained() -> dict[str, Tensor]:
     codes = book()[0]
     x, y = next_characters(codes[: len(codes) // 2], 0, LENGTH, PRETRAINED["windows"], 0, 0).train
     with torch.random.fork_rng():
@@ -87,32 +99,10 @@ def without_spaces() -> Tensor:
 
 def unspaced(seed: int, size: int | None) -> Data:
     """Next characters of the second half without spaces."""
-    return next_characters(without_spaces(), seed, LENGTH, size or 2_000, 320, 320)
+    return next_characters(without_spaces(), seed, LENGTH, size or 1_000, 160, 320)
 
 
 TASKS = [
-    Task(
-        name="lora",
-        data=unspaced,
-        model=adapter,
-        likelihood=ba.Categorical,
-        batch_size=32,
-        epochs=10,
-        size=2_000,
-        seeds=3,
-        outside="shuffled characters",
-        weight_decay=True,
-    ),
-    Task(
-        name="fine-tuning",
-        data=unspaced,
-        model=whole,
-        likelihood=ba.Categorical,
-        batch_size=32,
-        epochs=5,
-        size=2_000,
-        seeds=3,
-        outside="shuffled characters",
-        weight_decay=True,
-    ),
+    Task("lora", unspaced, adapter, epochs=5, size=1_000, weight_decay=True),
+    Task("fine-tuning", unspaced, whole, epochs=4, size=1_000, weight_decay=True),
 ]

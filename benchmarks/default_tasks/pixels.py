@@ -8,7 +8,6 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-import bayesadam as ba
 from default_tasks.images import idx
 from default_tasks.task import Data, Part, Task, divide
 
@@ -44,9 +43,9 @@ def segmentation(seed: int, size: int | None) -> Data:
     train, validation = divide(len(x), seed, 5_000, 2_000)
     generator = Generator().manual_seed(seed)
     return Data(
-        scenes(x[train], y[train], size or 1_200, generator),
-        scenes(x[validation], y[validation], 400, generator),
-        scenes(x_test, y_test, 600, generator),
+        scenes(x[train], y[train], size or 400, generator),
+        scenes(x[validation], y[validation], 60, generator),
+        scenes(x_test, y_test, 300, generator),
     )
 
 
@@ -79,15 +78,4 @@ def _doubled(x: Tensor) -> Tensor:
     return functional.interpolate(x, scale_factor=2.0)
 
 
-TASKS = [
-    Task(
-        name="pixels",
-        data=segmentation,
-        model=lambda data: UNet(NOTHING + 1),
-        likelihood=ba.Categorical,
-        batch_size=16,
-        epochs=8,
-        size=1_200,
-        seeds=3,
-    )
-]
+TASKS = [Task("pixels", segmentation, lambda data: UNet(NOTHING + 1), epochs=6, size=400, batch_size=16)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Generator, Tensor, nn
 
@@ -44,14 +46,9 @@ class Recommender(nn.Module):
         return self.head(torch.cat([self.user(x[:, 0]), self.joke(x[:, 1])], -1))
 
 
-TASKS = [
-    Task(
-        name="ratings",
-        data=opinions,
-        model=lambda data: Recommender(int(data.train[0][:, 0].max()) + 1, 40),
-        likelihood=lambda: ba.Gaussian(1.0, learned=True),
-        batch_size=128,
-        epochs=15,
-        size=USERS,
-    )
-]
+def recommender(data: Data) -> nn.Module:
+    """For the users of the training part."""
+    return Recommender(int(data.train[0][:, 0].max()) + 1, 40)
+
+
+TASKS = [Task("ratings", opinions, recommender, 15, USERS, partial(ba.Gaussian, 1.0, learned=True), batch_size=128)]

@@ -21,16 +21,22 @@ class Data:
     """Three parts that share no example, and inputs from elsewhere.
 
     Attributes:
-        train: What is trained on.
-        validation: Chooses Adam's rate and fits its temperature.
-        test: What scores are of.
-        outside: Inputs that are not of the training distribution, or None if there are no sensible ones.
+        train: What is trained on, and all that a rule for the noise may see.
+        validation: What everything is chosen by: Adam's rate, and the rule of the noise.
+        test: Read once, when everything is chosen.
+        outside: Inputs that are not of the training distribution, or None if there are no sensible ones; read with the
+            test part.
     """
 
     train: Part
     validation: Part
     test: Part
     outside: Tensor | None = None
+
+    def training(self) -> Data:
+        """The training part alone; the others are empty."""
+        x, y = self.train
+        return Data(self.train, (x[:0], y[:0]), (x[:0], y[:0]))
 
 
 @dataclass(frozen=True)
@@ -41,12 +47,10 @@ class Task:
         name: In tables and file names.
         data: From a seed and a number of training examples (None: all there are).
         model: A new network for these data, from torch's global generator.
-        likelihood: Training loss (a mean over data points) and predictive distribution.
-        batch_size: Examples per step.
         epochs: Passes over the training part.
         size: Number of training examples, validation not counted; None for all.
-        seeds: How many runs; 5 where a training takes less than 20 seconds, else 3.
-        outside: What the outside inputs are.
+        likelihood: Training loss (a mean over data points) and predictive distribution.
+        batch_size: Examples per step.
         augment: Changes a minibatch of training inputs, with noise from a generator.
         weight_decay: Adam is ``torch.optim.AdamW``, as is usual for transformers.
     """
@@ -54,12 +58,10 @@ class Task:
     name: str
     data: Callable[[int, int | None], Data]
     model: Callable[[Data], nn.Module]
-    likelihood: Callable[[], ba.likelihoods.Likelihood]
-    batch_size: int
     epochs: int
     size: int | None = None
-    seeds: int = 5
-    outside: str = "none"
+    likelihood: Callable[[], ba.likelihoods.Likelihood] = ba.Categorical
+    batch_size: int = 32
     augment: Augment | None = None
     weight_decay: bool = False
 
@@ -70,8 +72,7 @@ class Task:
 
 def positions(task: Task, data: Data) -> int:
     """How many data points, over which the loss is a mean, one example has: the tokens of a sequence, else 1."""
-    target = data.train[1]
-    return math.prod(target.shape[1:]) if task.likelihood().defines("log_probs") else 1
+    return math.prod(data.train[1].shape[1:]) if isinstance(task.likelihood(), ba.Categorical) else 1
 
 
 def divide(count: int, seed: int, *sizes: int) -> list[Tensor]:

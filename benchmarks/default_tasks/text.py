@@ -7,7 +7,6 @@ from functools import lru_cache, partial
 import torch
 from torch import Generator, Tensor, nn
 
-import bayesadam as ba
 from default_tasks.task import Data, Part, Task, divide
 from networks import Transformer
 from public_data import load
@@ -56,12 +55,12 @@ def next_characters(codes: Tensor, seed: int, length: int, *sizes: int) -> Data:
 
 def characters(seed: int, size: int | None) -> Data:
     """Of the whole book, in windows of 64."""
-    return next_characters(book()[0], seed, 64, size or 5_000, 320, 320)
+    return next_characters(book()[0], seed, 64, size or 1_500, 160, 320)
 
 
 def origins(seed: int, size: int | None, *, length: int) -> Data:
     """Windows and the eighth of the text that each is from."""
-    train, validation, test = windows(book()[0], seed, length, size or 8_000, 1_000, 2_000)
+    train, validation, test = windows(book()[0], seed, length, size or 2_500, 500, 2_000)
     return Data(train, validation, test, shuffled(test[0], seed))
 
 
@@ -80,28 +79,12 @@ class Reader(nn.Module):
         return self.head(states.amax(1))
 
 
+def transformer(data: Data) -> nn.Module:
+    """Two blocks."""
+    return Transformer(len(book()[1]), width=64, depth=2, length=64)
+
+
 TASKS = [
-    Task(
-        name="characters",
-        data=characters,
-        model=lambda data: Transformer(len(book()[1]), width=64, depth=2, length=64),
-        likelihood=ba.Categorical,
-        batch_size=32,
-        epochs=8,
-        size=5_000,
-        seeds=3,
-        outside="shuffled characters",
-        weight_decay=True,
-    ),
-    Task(
-        name="lstm",
-        data=partial(origins, length=100),
-        model=lambda data: Reader(PARTS),
-        likelihood=ba.Categorical,
-        batch_size=32,
-        epochs=12,
-        size=8_000,
-        seeds=3,
-        outside="shuffled characters",
-    ),
+    Task("characters", characters, transformer, epochs=5, size=1_500, weight_decay=True),
+    Task("lstm", partial(origins, length=64), lambda data: Reader(PARTS), epochs=8, size=2_500),
 ]

@@ -11,9 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import continual
 import defaults
+from default_runs.candidates import CANDIDATES
+from default_tasks import FURTHER, TASKS, positions
+from default_tasks.made_up import made_up
 from tiny_task import TINY
 
 ROOT = Path(__file__).parents[2]
@@ -66,23 +70,94 @@ def test_scripts_that_measure_seconds(run, script, arguments):
     assert list(report["cases"]) == [arguments[1]]
 
 
-def test_what_is_finished_is_not_done_again(monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(defaults.TASKS, "tiny", dataclasses.replace(TINY, epochs=2))
-    given = ["--task", "tiny", "--seeds", "2", "--optimizer", "adam", "bayesadam", "--workers", "1"]
-    monkeypatch.setattr(sys, "argv", ["defaults", *given, "--output", str(tmp_path)])
-    path = tmp_path / "defaults.json"
-    defaults.main()
-    report = json.loads(path.read_text())
-    assert {*report["tasks"]["tiny"]["bayesadam"]["worse"]} == {"nll", "accuracy", "ece", "auroc", "samples", "tuned"}
+@pytest.fixture
+def tries(monkeypatch, tmp_path):
+    """Runs the benchmark of defaults with arguments, on one tiny task, with a journal of its own."""
+    monkeypatch.setattr(defaults, "TASKS", {"tiny": dataclasses.replace(TINY, epochs=2)})
+    monkeypatch.setattr(defaults, "FURTHER", {"further": dataclasses.replace(TINY, name="further", epochs=2)})
+    monkeypatch.setattr(defaults.journal, "TRIALS", tmp_path / "trials")
 
-    def refused(*_):
-        raise AssertionError("a finished unit is done again")
+    def tries(*arguments):
+        monkeypatch.setattr(sys, "argv", ["defaults", "--output", str(tmp_path), *arguments])
+        defaults.main()
 
-    monkeypatch.setattr(defaults, "run", refused)
-    defaults.main()
-    again = json.loads(path.read_text())
-    assert {**again, "date": "", "load_averages": 0} == {**report, "date": "", "load_averages": 0}
-    assert "4 units, 4 of them finished before" in capsys.readouterr().out
+    return tries
+
+
+def test_a_trial_is_written_to_the_journal_and_not_done_again(tries, monkeypatch, tmp_path, capsys):
+    tries("try", "adam")
+    tries("try", "bayesadam")
+    lines = (tmp_path / "trials" / "bayesadam.jsonl").read_text().splitlines()
+    assert [json.loads(line)["seed"] for line in lines] == [0, 1]
+    assert {"mean", "samples", "seconds", "date", "commit"} < json.loads(lines[0]).keys()
+    first = capsys.readouterr().out.splitlines()
+    monkeypatch.setattr(defaults, "run", None)  # of a unit that is done again
+    tries("try", "bayesadam")
+    again = capsys.readouterr().out.splitlines()
+    assert again == ["bayesadam: 2 units, 2 of them finished before", *first[-3:]]
+    assert again[-1].startswith("at most Adam on ")
+
+
+def test_trials_read_no_test_rows_and_candidates_nothing_but_training_rows(tries, monkeypatch):
+    tiny = defaults.TASKS["tiny"]
+
+    def without_test(seed, size):
+        return dataclasses.replace(tiny.data(seed, size), test=None, outside=None)
+
+    seen = []
+
+    def candidate(task, data, seed):
+        seen.append((len(data.train[0]), len(data.validation[0]), len(data.test[0]), data.outside))
+        return CANDIDATES["bayesadam"](task, data, seed)
+
+    monkeypatch.setitem(CANDIDATES, "watcher", candidate)
+    monkeypatch.setitem(defaults.TASKS, "tiny", dataclasses.replace(tiny, data=without_test))
+    tries("try", "adam")
+    tries("try", "watcher")
+    assert seen == [(45, 0, 0, None)] * 2
+
+
+def test_test_rows_are_read_when_it_is_said_and_for_one_candidate(tries, monkeypatch, tmp_path):
+    monkeypatch.setitem(CANDIDATES, "second", CANDIDATES["bayesadam"])
+    with pytest.raises(SystemExit, match="add --final"):
+        tries("final", "bayesadam")
+    assert not (tmp_path / "final").exists()
+    tries("final", "bayesadam", "--final")
+    report = json.loads((tmp_path / "defaults.json").read_text())
+    assert report["seeds"] == [2, 3, 4]
+    assert report["tasks"].keys() == {"tiny", "further"}
+    assert report["tasks"]["tiny"]["worse"].keys() == {"nll", "samples", "three", "errors", "auroc"}
+    assert {"nll", "accuracy", "scaled", "auroc"} < report["tasks"]["tiny"]["samples"].keys()
+    with pytest.raises(SystemExit, match="test rows were read for bayesadam"):
+        tries("final", "second", "--final")
+
+
+def test_seeds_of_the_end_are_not_for_trials():
+    with pytest.raises(ValueError, match=r"seed must be one of \(0, 1\), got 2"):
+        defaults.run(TINY, 2, "bayesadam", final=False)
+    with pytest.raises(ValueError, match=r"seed must be one of \(2, 3, 4\), got 0"):
+        defaults.run(TINY, 0, "bayesadam", final=True)
+
+
+def test_further_tasks_cannot_be_tried():
+    assert len(FURTHER) == 6
+    assert not FURTHER.keys() & TASKS.keys()
+    with pytest.raises(KeyError):
+        defaults.unit("marked-series", 0, "adam", final=False)
+
+
+MADE_UP = [task for task in (TASKS | FURTHER).values() if getattr(task.data, "func", None) is made_up]
+
+
+@pytest.mark.parametrize("task", MADE_UP, ids=lambda task: task.name)
+def test_made_up_tasks_can_be_trained(task):
+    """Seeds have rows of their own, and every row is one data point with a finite loss."""
+    data, other = task.load(0), task.load(1)
+    assert len(data.train[0]) == task.size
+    assert not torch.equal(data.train[0][:9], other.train[0][:9])
+    loss = task.likelihood()(task.model(data)(data.train[0][:50]), data.train[1][:50])
+    assert loss.isfinite()
+    assert positions(task, data) == 1
 
 
 def test_tasks_come_one_after_another_and_adam_forgets():
