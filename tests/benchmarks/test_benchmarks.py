@@ -16,6 +16,8 @@ import continual
 import defaults
 from tiny_task import TINY
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if "\ndef main(" in path.read_text())
 COMMITTED = ROOT / "benchmarks" / "results"

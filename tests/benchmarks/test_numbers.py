@@ -14,6 +14,8 @@ from default_runs.width import ggn_diagonal
 from default_tasks.task import Data, Task
 from tiny_task import TINY
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.mark.parametrize("kind", ["softmax", "gaussian"])
 def test_curvature_is_the_gauss_newton_diagonal(kind):
