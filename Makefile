@@ -4,21 +4,26 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 USABLE := $(VENV)/.usable
+SELECTED := not nightly
 export BAYESADAM_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared/data))
 
-.PHONY: help test demo docs lint types unit benchmark clean
+.PHONY: help test test-all demo docs lint types unit benchmark clean
 
 help:
 	@echo "make demo       what a posterior adds, in one or two minutes"
-	@echo "make test       lint, types and unit: everything that continuous integration runs"
+	@echo "make test       lint, types and unit: what continuous integration runs for every change"
+	@echo "make test-all   the same with the nightly tests: of benchmarks, experiments, notebooks and public names"
 	@echo "make lint       ruff"
 	@echo "make types      mypy"
-	@echo "make unit       the tests, one process per core"
+	@echo "make unit       the tests without the nightly ones, one process per core"
 	@echo "make docs       the documentation as a site, in site/"
 	@echo "make benchmark  all benchmarks, with their peers, to runs/benchmarks; some hours"
 	@echo "make clean      remove the environment and all caches"
 
 test: lint types unit
+
+test-all: SELECTED :=
+test-all: test
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -29,7 +34,7 @@ types: $(READY)
 
 # A process per core, each with one thread: threads that compete for the same cores only wait for each other.
 unit: $(READY)
-	OMP_NUM_THREADS=$(or $(OMP_NUM_THREADS),1) $(BIN)/python -m pytest -q -n auto --dist worksteal
+	OMP_NUM_THREADS=$(or $(OMP_NUM_THREADS),1) $(BIN)/python -m pytest -q -n auto --dist worksteal -m "$(SELECTED)"
 
 docs: $(READY)
 	$(BIN)/mkdocs build --strict

@@ -12,6 +12,8 @@ import pytest
 import bayesadam as ba
 from test_docs import PUBLIC, public
 
+pytestmark = pytest.mark.nightly
+
 KEYWORD, POSITIONAL = Parameter.KEYWORD_ONLY, (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 PASSED_ON = {"forward", "run"}
 """Methods that call a network, whose arguments they pass on."""

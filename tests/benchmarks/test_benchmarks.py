@@ -20,6 +20,8 @@ from default_tasks import FURTHER, TASKS, positions
 from default_tasks.made_up import made_up
 from tiny_task import TINY
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if "\ndef main(" in path.read_text())
 COMMITTED = ROOT / "benchmarks" / "results"

@@ -11,6 +11,8 @@ import pytest
 
 from bayesadam import native
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[2]
 
 

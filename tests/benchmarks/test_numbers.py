@@ -11,6 +11,8 @@ from default_runs.scores import mixed_nll, score
 from default_runs.training import train, untouched
 from tiny_task import TINY
 
+pytestmark = pytest.mark.nightly
+
 
 def scores(nll, errors=0.8, auroc=0.8):
     return {"nll": nll, "errors": errors, "auroc": auroc}

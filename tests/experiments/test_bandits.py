@@ -8,6 +8,8 @@ from experiments import bandits
 from experiments.bandits.agents import RATE, SHAPE, Network, Regressions, play
 from experiments.bandits.problems import LENGTHS, NUM_ACTIONS, problem, wheel
 
+pytestmark = pytest.mark.nightly
+
 UNIFORM = {"mushroom": -0.9, "financial": 0.0, "jester": 0.34, "statlog": 1 / 7, "adult": 1 / 14, "covertype": 1 / 7}
 UNIFORM["census"] = 1 / 9
 """Ratio that uniform play earns in expectation."""

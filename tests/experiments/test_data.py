@@ -12,6 +12,8 @@ from sklearn.datasets import load_svmlight_file
 from experiments import data
 from experiments.data import files, parsers, registry
 
+pytestmark = pytest.mark.nightly
+
 FOLDER = os.environ.get("BAYESADAM_DATA")
 needs_data = pytest.mark.skipif(not FOLDER, reason="needs the environment variable BAYESADAM_DATA: a folder of data")
 

@@ -14,6 +14,8 @@ import torch
 from experiments import NAMES
 from experiments.framework import Context, finished, folder_of, page, plain
 
+pytestmark = pytest.mark.nightly
+
 TUNED = {"splits": 2, "folds": 2, "rounds": 2, "startup": 2, "epochs": 2, "hidden": 5}
 MNIST = {"epochs": 2, "hidden": 6, "train": 60}
 FAWN = {"splits": 2, "iterations": 30, "hidden": 5, "mc_samples": 10}

@@ -15,6 +15,8 @@ import experiments
 from experiments.__main__ import main
 from experiments.framework import BEGIN, END, RUNS, finished, plain, run, write
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[2]
 TOY = """
 import json, os, signal

@@ -12,6 +12,8 @@ from torch.nn.functional import mse_loss
 
 import bayesadam as ba
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[2]
 CELLS = [cell.strip() for line in (ROOT / "docs/papers.md").read_text().splitlines() for cell in line.split(" | ")]
 NAMES = sorted({name for cell in CELLS for name in re.findall(r"`((?:bayesadam|experiments)\.[\w.]+)`", cell)})

@@ -9,6 +9,8 @@ from scipy.special import expit
 from experiments.logistic_regression import Gaussian, expectations, mf_exact, negative_elbo
 from experiments.tables import Number, markdown
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.mark.parametrize(
     ("number", "text"),

@@ -210,11 +210,6 @@ def test_the_temperature_grows_with_epochs_and_steps(epochs, steps, expected):
     assert opt.param_groups[0]["temperature"] == 0.01
 
 
-def test_sizes_are_required():
-    with pytest.raises(TypeError, match="batch_size"):
-        ba.BayesAdam(Line().parameters(), num_data=N)
-
-
 @pytest.mark.parametrize("recorded", [0.1, 0.2])
 def test_examples_behind_a_prior_count_as_much_as_new_ones(recorded):
     """The posterior of ``N`` examples with curvature ``h`` has the precision ``N h / T`` at its temperature ``T``."""

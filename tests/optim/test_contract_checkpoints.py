@@ -241,12 +241,6 @@ def test_groups_of_an_attached_model_have_its_names_and_give_the_mean(given):
     assert same(dict(net.state_dict()), dict(opt.posterior().mean))
 
 
-def test_another_model_cannot_be_attached():
-    _, opt = made(Method("vadam"))
-    with pytest.raises(ValueError, match="model must have all perturbed parameters .* got a model without '0.weight'"):
-        opt.attach(make_net())
-
-
 def test_two_optimisers_with_one_seed_are_warned_of_once():
     """Their noise is the same."""
     net = make_net()
@@ -261,67 +255,6 @@ def test_two_optimisers_with_one_seed_are_warned_of_once():
 
 
 # What does not fit
-
-
-def without_mean(saved):
-    del saved["state"][0]["mean"]
-
-
-def of_another_shape(saved):
-    saved["state"][1]["mean"] = torch.zeros(9)
-
-
-def of_another_curvature(saved):
-    saved["state"][2][next(name for name in saved["state"][2] if name in ("exp_avg_sq", "hessian"))] = torch.zeros(9)
-
-
-def of_other_groups(saved):
-    saved["param_groups"][0]["params"].pop()
-
-
-def of_another_method(saved):
-    saved["param_groups"][0]["method"] = "Other"
-
-
-FOREIGN = {
-    without_mean: r"the state of parameter 0 must have a tensor 'mean' of shape .*, got None",
-    of_another_shape: r"the state of parameter 1 must be of shape \(8,\), got \(9,\)",
-    of_another_curvature: r"the state of parameter 2 must be of shape \(2, 8\), got \(9,\) for '.*'",
-    of_other_groups: r"state_dict must have groups of \[4\] parameters, got \[3\]",
-    of_another_method: "method of the state_dict must be '.*', got 'Other'",
-}
-
-
-@some_methods
-@pytest.mark.parametrize("change", FOREIGN)
-@pytest.mark.parametrize("by_hook", [False, True])
-def test_a_foreign_state_dict_is_refused_and_changes_nothing(method, change, by_hook):
-    """Also if it is a pre-hook that makes it so."""
-    net, opt = made(method)
-    train(net, opt, 2, mode=method.mode)
-    opt.attach(net)
-    saved = saved_of(net, opt)["opt"]
-    train(net, opt, 1, first=2, mode=method.mode)
-    before = snapshot(opt), weights(net)
-    foreign = copy.deepcopy(saved)
-    if by_hook:
-        handle = opt.register_load_state_dict_pre_hook(lambda _, loaded: change(loaded))
-    else:
-        change(foreign)
-    with pytest.raises(ValueError, match=FOREIGN[change]):
-        opt.load_state_dict(foreign)
-    assert same((snapshot(opt), weights(net)), before)
-    if by_hook:
-        handle.remove()
-    opt.load_state_dict(saved)
-    assert opt.param_groups[0]["noise_step"] == 2
-
-
-@pytest.mark.parametrize(("target", "origin"), [("vprop", "vadam"), ("von", "natural_von"), ("von", "von exact")])
-def test_a_checkpoint_of_another_method_is_refused_though_it_has_all_that_is_needed(target, origin):
-    saved = made(Method(origin))[1].state_dict()
-    with pytest.raises(ValueError, match="of the state_dict must be"):
-        made(Method(target))[1].load_state_dict(saved)
 
 
 def by_names(matching):

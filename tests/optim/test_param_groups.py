@@ -1,7 +1,6 @@
 """``param_groups``: what gets noise and what does not, names, and weight decays as priors."""
 
 import copy
-import re
 
 import pytest
 import torch
@@ -154,19 +153,3 @@ def test_optimisers_take_the_groups(key):
         make_step(opt, lambda step=step: loss_of(net, step))
     for name, variance in opt.posterior().variance.items():
         assert bool(variance.all()) == bool(variance.any()) == (name[0] != "1")
-
-
-NUMBER = "weight_decay must be a finite number of at least 0, got "
-ERRORS = [
-    ({"weight_decay": 0.1, "prior_precision": 2.0}, "weight_decay must not be given together with prior_precision"),
-    ({"weight_decay": -0.1, "num_data": 5}, NUMBER + "-0.1"),
-    ({"weight_decay": "0.1", "num_data": 5}, NUMBER + "'0.1'"),
-    ({"weight_decay": 0.1}, "num_data must be a positive, finite number, to convert weight_decay"),
-    ({"weight_decay": 0.1, "num_data": 5, "temperature": 0.0}, "temperature must be in (0, 1], got 0.0"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), ERRORS)
-def test_what_is_refused(options, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        ba.param_groups(network(), **options)

@@ -130,18 +130,6 @@ def test_a_mixed_up_loss_is_refused_where_it_can_be_seen(reduction):
     opt.step(lambda: (opt.zero_grad(), nll(net, reduction=reduction).mul(0.5).backward())[1])  # is no mistake
 
 
-def test_parameters_of_another_module_are_refused_and_change_nothing():
-    with pytest.raises(ValueError, match="curvature must be made for the model of these parameters"):
-        ba.VOGN(make_net().parameters(), num_data=5, curvature=ba.PerExampleSquares(make_net()))
-    net, opt = made()
-    extra = torch.nn.Parameter(torch.zeros(2))
-    with pytest.raises(ValueError, match=r"does not have the parameter 'extra' of shape \(2,\)"):
-        opt.add_param_group({"params": [("extra", extra)]})
-    assert len(opt.param_groups) == 1
-    assert not extra.any()
-    make_step(opt, lambda: nll(net), "train")
-
-
 def test_layers_of_the_model_may_be_added_later():
     net = make_net()
     net[2].requires_grad_(False)

@@ -2,12 +2,12 @@
 
 import math
 
-import pytest
 import torch
 
 import bayesadam as ba
 from bayesadam.posterior import BernoulliPosterior, PartialGaussian, ensemble
 from posterior.kinds import SHAPES, dense, diagonal, draw, kronecker, means
+from refusals import assert_refused, refusals
 
 NAN, INF = math.nan, math.inf
 TWO = {"w": torch.zeros(2)}
@@ -158,7 +158,6 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), CASES)
-def test_refusals(make, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        make()
+@refusals([(make, f"^{message}") for make, message in CASES])
+def test_refusals(call, error, message):
+    assert_refused(call, error, message)

@@ -46,31 +46,6 @@ def packed(sequences):
     return pack_sequence(sequences, enforce_sorted=False)
 
 
-@pytest.mark.parametrize("batch_size", [None, 4, 20])
-@pytest.mark.parametrize("method", ["monte_carlo", "linearized", "mean"])
-def test_outputs_have_the_rows_of_the_inputs(method, batch_size):
-    with pytest.raises(ValueError, match=r"^output must have the [46] rows of the inputs .*, got shape \(20, 1\)$"):
-        predict(Recurrent(batch_first=False), torch.randn(6, 20, 3), method=method, batch_size=batch_size)
-
-
-def test_a_last_row_without_an_axis():
-    model = nn.Linear(3, 1)
-    model.register_forward_hook(lambda module, inputs, output: output.squeeze())
-    with pytest.raises(ValueError, match=r"^output must have the 1 rows of the inputs .*, got shape \(\)$"):
-        predict(model, torch.randn(9, 3), batch_size=4)
-
-
-def test_outputs_have_the_rows_of_the_inputs_with_moments():
-    model = nn.Sequential(nn.Flatten(0, 1), nn.Linear(3, 1))
-    with pytest.raises(ValueError, match=r"^output must have the 6 rows .*, got shape \(24, 1\)$"):
-        predict(model, torch.randn(6, 4, 3), method="moments")
-
-
-def test_a_single_number_has_no_rows():
-    with pytest.raises(ValueError, match=r"^output must have the 2 rows .*, got shape \(\)$"):
-        predict(nn.Linear(3, 1), torch.randn(2, 3), output=torch.sum)
-
-
 def test_inputs_without_tensors_have_any_number_of_rows():
     class Graphs(nn.Linear):
         def forward(self, graphs):

@@ -133,24 +133,3 @@ def test_crps_by_quantiles():
     gini = (draws - draws.roll(1, 0)).abs().mean(0)
     expected = (draws - y.clamp_min(0.1)).abs().mean(0) - 0.5 * gini
     torch.testing.assert_close(metrics.predictive_crps(pred, y.clamp_min(0.1)), expected, rtol=0.05, atol=0.0)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: predictive(Log()).quantile(1.0), r"^probabilities must be in \(0, 1\), got 1.0$"),
-        (lambda: predictive(Log()).log_prob(torch.ones(2)), r"^target must be of shape \(3,\), got \(2,\)$"),
-        (lambda: predictive(Log()).joint_log_likelihood(torch.ones(3)), "^method must be 'monte_carlo'"),
-        (
-            lambda: TransformedPredictive(GaussianPredictive(MEAN, VARIANCE, VARIANCE), [Log(), Log()]),
-            "^functions must be one for each of 1 outputs, got 2$",
-        ),
-        (
-            lambda: TransformedPredictive(GaussianPredictive(MEAN, VARIANCE.view(3, 1, 1), VARIANCE), [Log()]),
-            "^base must have epistemic variances, got covariances$",
-        ),
-    ],
-)
-def test_what_cannot_be_asked(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -1,9 +1,7 @@
 """Every refusal of ``bayesadam.likelihoods``, once: a call, and words of its message."""
 
 import math
-import re
 
-import pytest
 import torch
 from torch import distributions, nn
 
@@ -19,6 +17,7 @@ from bayesadam.likelihoods import (
     check_likelihood,
 )
 from likelihoods.models import ByDistribution, Exponential, Laplace, Neighbours, draw
+from refusals import assert_refused, refusals
 
 
 class Nothing(Likelihood):
@@ -53,13 +52,6 @@ PARAMETERS = [
     (LogNormal, "noise_precision"),
     (Gamma, "shape"),
 ]
-
-
-@pytest.mark.parametrize(("kind", "name"), PARAMETERS)
-@pytest.mark.parametrize("value", [0.0, math.nan, math.inf, [1.0, -2.0], "1"])
-def test_parameters_out_of_range(kind, name, value):
-    with pytest.raises(ValueError, match=re.escape(f"{name} must be positive and finite, got {value!r}")):
-        kind(**{name: value})
 
 
 VALUES = {
@@ -107,13 +99,6 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_values_that_are_refused(name):
-    call, words = VALUES[name]
-    with pytest.raises(ValueError, match=re.escape(words)):
-        call()
-
-
 MISSING = {
     "distribution": lambda: Laplace().distribution(Z),
     "moments, distribution or sample": lambda: Laplace().moments(Z),
@@ -136,8 +121,18 @@ MISSING = {
 }
 
 
-@pytest.mark.parametrize("capability", MISSING)
-def test_what_is_missing(capability):
-    with pytest.raises(MissingCapabilityError, match=f"^likelihood must define {capability}"):
-        MISSING[capability]()
-    assert issubclass(MissingCapabilityError, ValueError)
+OUT_OF_RANGE = [
+    (
+        lambda kind=kind, name=name, value=value: kind(**{name: value}),
+        f"{name} must be positive and finite, got {value!r}",
+    )
+    for kind, name in PARAMETERS
+    for value in (0.0, math.nan, math.inf, [1.0, -2.0], "1")
+]
+NO_CAPABILITY = [(call, MissingCapabilityError, f"likelihood must define {name}") for name, call in MISSING.items()]
+
+
+@refusals([*OUT_OF_RANGE, *VALUES.values(), *NO_CAPABILITY], literal=True)
+def test_refusals(call, error, message):
+    assert_refused(call, error, message)
+    assert issubclass(error, ValueError)

@@ -12,6 +12,7 @@ from bayesadam.curvature import PerExampleSquares
 from curvature.conftest import check, read, started
 from curvature.models import inputs, mlp, tokens, transformer
 from modules import module_of
+from refusals import assert_refused, refusals
 
 
 class Reshaped(nn.Module):
@@ -138,11 +139,9 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_models_and_arguments_that_are_refused(name):
-    call, message = MODELS[name]
-    with pytest.raises(ValueError, match=message):
-        call()
+@refusals(MODELS.values())
+def test_models_and_arguments_that_are_refused(call, error, message):
+    assert_refused(call, error, message)
 
 
 @pytest.mark.parametrize("statistics", [True, False])
