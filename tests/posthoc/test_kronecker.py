@@ -13,7 +13,7 @@ from bayesadam.curvature import factors as factors_module
 from bayesadam.likelihoods import fallbacks
 from bayesadam.posthoc import LaplaceApproximation, laplace
 from bayesadam.posthoc import kronecker as kronecker_module
-from bayesadam.posthoc import network as network_module
+from bayesadam.posthoc import trained_network as network_module
 from modules import module_of
 from posthoc.models import (
     CASES,
