@@ -23,7 +23,7 @@ from bayesadam.predictive.covariance import OutputCovariance, WeightCovariance, 
 from bayesadam.predictive.gaussian_outputs import uncertain_part
 from bayesadam.predictive.jacobian import Jacobians
 from bayesadam.predictive.layerwise import Layerwise, NotLayerwiseError
-from bayesadam.predictive.plan import Options
+from bayesadam.predictive.plan import MOST_OUTPUTS, Options
 
 CHUNK_BYTES = 2**26
 """Memory on a CPU for Jacobians and intermediate values; as many data points are treated at once as fit into it."""
@@ -40,15 +40,13 @@ def linearized_outputs(
     posterior: NetworkDistribution,
     inputs: Any,
     options: Options,
-    *,
-    most: float,
 ) -> tuple[Tensor, Tensor]:
     """Outputs ``(N, ...)`` at the mean, and the covariance ``(N, K, K)`` of the ``K`` uncertain numbers of each (see
     :func:`bayesadam.predictive.gaussian_outputs.uncertain_part`).
 
     Raises:
         ValueError: The posterior is not Gaussian, or does not match the model.
-        TooManyOutputsError: ``K`` is above ``most``.
+        TooManyOutputsError: ``K`` is above 128.
         RuntimeError: The output does not depend on the random weights by differentiable operations.
     """
     device = next(model.parameters(), torch.empty(0)).device
@@ -60,7 +58,7 @@ def linearized_outputs(
         put(None)
         check_weights_are_used(inner, weights.names)
         network = MeanNetwork(inner, weights.names, options.output, partial(uncertain_part, options.likelihood))
-        function = _Linearized(network, weights, most)
+        function = _Linearized(network, weights)
         outputs, covariance = over_batches(
             function, inputs, device, batch_size=options.batch_size, progress=options.progress
         )
@@ -70,10 +68,9 @@ def linearized_outputs(
 class _Linearized:
     """Function from the rows of a batch to the outputs and their covariance."""
 
-    def __init__(self, network: MeanNetwork, weights: WeightCovariance, most: float) -> None:
+    def __init__(self, network: MeanNetwork, weights: WeightCovariance) -> None:
         self.network = network
         self.weights = weights
-        self.most = most
         self.engine: Layerwise | Jacobians | None = None
 
     def __call__(self, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -81,8 +78,8 @@ class _Linearized:
         wanted = self.network.part(outputs)
         total, width = rows.count, math.prod(wanted.shape[1:])
         rows.check(wanted, counted=True)
-        if width > self.most:
-            raise TooManyOutputsError(f"a row must have at most {self.most:g} outputs, got {width}")
+        if width > MOST_OUTPUTS:
+            raise TooManyOutputsError(f"a row must have at most {MOST_OUTPUTS} outputs for a covariance, got {width}")
         like = wanted.new_empty((), dtype=wide(wanted.dtype))
         covariances = [like.new_zeros(0, width, width)]
         if not self.weights.names:

@@ -36,7 +36,7 @@ LAST_LAYER = ("last_layer", "last_layer_kron")
 """Structures of Laplace posteriors over one layer, which need not be the last one."""
 
 MOST_OUTPUTS = 128
-"""Largest number of outputs per row for which ``"auto"`` linearises, since every row then needs a covariance matrix."""
+"""Largest number of outputs per row whose covariance matrix is computed."""
 
 ENOUGH = 32
 """Number of outputs from which on it is no chance that all of them are in [0, 1]."""

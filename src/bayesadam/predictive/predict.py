@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,7 +28,6 @@ from bayesadam.predictive.monte_carlo import outputs_at_samples
 from bayesadam.predictive.plan import (
     AUTO,
     GAUSSIAN,
-    MOST_OUTPUTS,
     Options,
     Plan,
     suited_method,
@@ -38,6 +36,7 @@ from bayesadam.predictive.plan import (
     warn_of_samples,
 )
 from bayesadam.predictive.result import Predictive, from_outputs
+from bayesadam.predictive.tangents import outputs_at_tangents
 
 
 def predict(
@@ -83,12 +82,13 @@ def predict(
         method: One of the following. ``"auto"`` is ``"linearized"`` for posteriors of :func:`bayesadam.badam` and
             :func:`bayesadam.laplace` and mixtures of them, whose covariance is that of a linearised network, and for
             those of :func:`bayesadam.variational_last_layer`, for which it is exact; it is ``"monte_carlo"`` for all
-            other posteriors, for a single Laplace posterior over the last layer, where both agree, and if a row has
-            more than 128 outputs. ``"monte_carlo"`` is the mixture over posterior samples; for posteriors of a
+            other posteriors, for a single Laplace posterior over the last layer, where both agree, and for a mixture if
+            a row has more than 128 outputs. ``"monte_carlo"`` is the mixture over posterior samples; for posteriors of a
             linearised network it is often far too wide, and a warning is issued. ``"linearized"`` replaces the network
             by its tangent at the posterior's mean, whose outputs are Gaussian without sampling
-            (Kessler et al. 2018; Foong et al. 2019; Immer et al. 2021). It is for Gaussian posteriors and mixtures of
-            them; it treats every row by itself and ignores dependence on other rows of the batch, and a log variance
+            (Kessler et al. 2018; Foong et al. 2019; Immer et al. 2021); if a row has more than 128 outputs, their
+            covariance is replaced by ``mc_samples`` samples of the tangent, each of which takes about two passes. It is
+            for Gaussian posteriors and mixtures of them; it treats every row by itself and ignores dependence on other rows of the batch, and a log variance
             that the network outputs is taken at the mean. ``"moments"`` propagates mean and variance from layer to
             layer (Bayer et al. 2015), for networks that :func:`bayesadam.fawn` accepts and posteriors with independent
             weights. With one hidden layer mean and variance are as exact as those of its activation; with more layers
@@ -166,7 +166,7 @@ class NetworkOutputs:
 
 
 def network_outputs(
-    model: nn.Module, posterior: NetworkDistribution, inputs: Any, options: Options, *, most: float = math.inf
+    model: nn.Module, posterior: NetworkDistribution, inputs: Any, options: Options, *, is_of_mixture: bool = False
 ) -> NetworkOutputs:
     """Run the network, as the first part of :func:`predict`.
 
@@ -175,10 +175,10 @@ def network_outputs(
         posterior: See :func:`predict`.
         inputs: See :func:`predict`.
         options: The other arguments of :func:`predict`.
-        most: Largest number of outputs per row for the linearised method.
+        is_of_mixture: Whether the posterior is a component of a mixture, which needs the covariance of the outputs.
 
     Raises:
-        TooManyOutputsError: A row has more than ``most`` outputs.
+        TooManyOutputsError: A covariance is needed, and a row has more than 128 outputs.
     """
     options = options.checked()
     check_model(model)
@@ -188,12 +188,10 @@ def network_outputs(
         if suited_method(posterior) == "linearized":
             inputs = repeatable(inputs)
             with suppress(TooManyOutputsError):
-                return network_outputs(
-                    model, posterior, inputs, replace(options, method="linearized"), most=MOST_OUTPUTS
-                )
+                return network_outputs(model, posterior, inputs, replace(options, method="linearized"))
         options = replace(options, method="monte_carlo")
     if options.method == "linearized" and isinstance(posterior, Mixture):
-        return _linearized_mixture(model, posterior, inputs, options, most)
+        return _linearized_mixture(model, posterior, inputs, options)
     if isinstance(options.batch_norm, str):
         if Parts(model).normalized:
             warn_of_statistics(model, posterior)
@@ -207,8 +205,14 @@ def network_outputs(
         warn_of_probabilities(model, options.likelihood, moments.mean)
         return NetworkOutputs("moments", moments.mean, partial(from_moments, moments, options=options))
     if options.method == "linearized":
+        inputs = repeatable(inputs)
         with exclusively(model) as parts, unsharded(parts.sharded):
-            outputs, covariance = linearized_outputs(model, posterior, inputs, options, most=most)
+            try:
+                outputs, covariance = linearized_outputs(model, posterior, inputs, options)
+            except TooManyOutputsError:
+                if is_of_mixture or options.link == "probit":
+                    raise
+                return _scalable("linearized", model, *outputs_at_tangents(model, posterior, inputs, options), options)
         warn_of_probabilities(model, options.likelihood, outputs)
 
         def linearized(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
@@ -221,21 +225,23 @@ def network_outputs(
         inputs = repeatable(inputs)
         at_layer = last_layer_outputs(model, plan.layer, posterior, inputs, options)
         if at_layer is not None:
-            center, samples = at_layer
-            warn_of_probabilities(model, options.likelihood, samples)
-
-            def sampled(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
-                return from_outputs(samples if scale == 1.0 else center + scale * (samples - center), likelihood)
-
-            return NetworkOutputs("monte_carlo", samples, sampled, takes_scale=True)
+            return _scalable("monte_carlo", model, *at_layer, options)
     drawn = outputs_at_samples(model, posterior, inputs, plan.repeats, options)
     warn_of_probabilities(model, options.likelihood, drawn)
     return NetworkOutputs(options.method, drawn, partial(from_outputs, drawn, strata=plan.strata))
 
 
-def _linearized_mixture(
-    model: nn.Module, posterior: Mixture, inputs: Any, options: Options, most: float
-) -> NetworkOutputs:
+def _scalable(method: str, model: nn.Module, center: Tensor, samples: Tensor, options: Options) -> NetworkOutputs:
+    """Outputs that are linear in the random weights, at the mean and at samples."""
+    warn_of_probabilities(model, options.likelihood, samples)
+
+    def sampled(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
+        return from_outputs(samples if scale == 1.0 else center + scale * (samples - center), likelihood)
+
+    return NetworkOutputs(method, samples, sampled, takes_scale=True)
+
+
+def _linearized_mixture(model: nn.Module, posterior: Mixture, inputs: Any, options: Options) -> NetworkOutputs:
     """Linearise the network at the mean of every component, with an equal share of the draws for each."""
     if options.link == "probit":
         raise ValueError("link must be 'monte_carlo' for a mixture of posteriors, got 'probit'")
@@ -246,7 +252,7 @@ def _linearized_mixture(
         for number in range(count)
     ]
     parts = [
-        network_outputs(model, component, inputs, share, most=most)
+        network_outputs(model, component, inputs, share, is_of_mixture=True)
         for component, share in zip(posterior.components, shares, strict=True)
     ]
 
