@@ -12,7 +12,7 @@ export BAYESADAM_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared/dat
 help:
 	@echo "make demo       what a posterior adds, in one or two minutes"
 	@echo "make test       lint, types and unit: what continuous integration runs for every change"
-	@echo "make test-all   the same with the nightly tests: of benchmarks, experiments, notebooks and public names"
+	@echo "make test-all   the same with the nightly tests: of benchmarks, experiments, documentation, the wheel and public names"
 	@echo "make lint       ruff"
 	@echo "make types      mypy"
 	@echo "make unit       the tests without the nightly ones, one process per core"

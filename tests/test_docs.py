@@ -85,8 +85,18 @@ NEEDS = {
     "guides/parameter-exploration.md": ["stable_baselines3"],
 }
 """Packages of an extra that a page's snippets import; other people's, whose warnings are not ours."""
+FIRST = ("README.md", "index.md")
+"""Pages that are run for every change; the others take minutes."""
+
+
+def marks_of(page):
+    name = name_of(page)
+    ignored = [pytest.mark.filterwarnings("ignore")] if name in NEEDS else []
+    return ignored if name in FIRST else [pytest.mark.nightly, *ignored]
+
+
 SNIPPETS = [
-    pytest.param(page, marks=[pytest.mark.filterwarnings("ignore")] if name_of(page) in NEEDS else [], id=name_of(page))
+    pytest.param(page, marks=marks_of(page), id=name_of(page))
     for page in [ROOT / "README.md", *PAGES]
     if "```" in page.read_text()
 ]
@@ -181,6 +191,7 @@ def test_the_site_can_show_every_equation(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("script", FIGURES, ids=name_of)
 def test_figures_are_those_of_their_scripts(script, tmp_path, monkeypatch):
     """Small, on the gallery's page, and about what the script draws: elsewhere lines may be a pixel off."""
@@ -239,12 +250,14 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.nightly
 def test_the_site_has_every_page(site):
     for page in PAGES:
         path = site / page.relative_to(DOCS).with_suffix("")
         assert (path.parent if path.name == "index" else path).joinpath("index.html").exists(), name_of(page)
 
 
+@pytest.mark.nightly
 def test_every_public_name_is_in_the_reference(site):
     packed = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
     documented = {line.split()[0] for line in zlib.decompress(packed).decode().splitlines()}
@@ -253,12 +266,14 @@ def test_every_public_name_is_in_the_reference(site):
     assert names <= documented, sorted(names - documented)
 
 
+@pytest.mark.nightly
 def test_pages_ask_no_other_server_for_anything(site):
     loaded = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=["']?(?:https?:)?//""")
     for path in site.rglob("*.html"):
         assert not loaded.search(path.read_text()), path.relative_to(site)
 
 
+@pytest.mark.nightly
 def test_the_reference_has_no_marks_of_another_language(site):
     """Sphinx's roles and literal blocks, which Markdown shows as they stand."""
     for path in (site / "api").rglob("*.html"):

@@ -1,6 +1,7 @@
 """The layers, and what importing the library may cost."""
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
@@ -26,6 +27,7 @@ def is_module(path):
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
+@functools.cache
 def imports(path, *, typing=False):
     """Modules of the library that a file imports, those under TYPE_CHECKING only if ``typing``."""
     tree = ast.parse(path.read_text())
@@ -35,17 +37,19 @@ def imports(path, *, typing=False):
         if not typing and isinstance(branch, ast.If) and getattr(branch.test, "id", "") == "TYPE_CHECKING"
         for node in ast.walk(branch)
     }
+    modules = []
     for node in ast.walk(tree):
         if id(node) in typing_only:
             continue
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("bayesadam"):
             folder = PACKAGE.joinpath(*node.module.split(".")[1:])
-            modules = {f"{node.module}.{n.name}" for n in node.names if is_module(folder / n.name)}
-            yield from modules
-            if node.module != "bayesadam" and len(modules) < len(node.names):
-                yield node.module
+            below = {f"{node.module}.{n.name}" for n in node.names if is_module(folder / n.name)}
+            modules += below
+            if node.module != "bayesadam" and len(below) < len(node.names):
+                modules.append(node.module)
         elif isinstance(node, ast.Import):
-            yield from (n.name for n in node.names if n.name.startswith("bayesadam"))
+            modules += (n.name for n in node.names if n.name.startswith("bayesadam"))
+    return modules
 
 
 def layer_of(name):

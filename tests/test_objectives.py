@@ -73,17 +73,6 @@ def test_the_loss_is_the_mean_over_samples_of_both_terms(prior, antithetic):
     assert loss.item() == pytest.approx(sum(expected) / 4, rel=1e-12)
 
 
-def test_antithetic_pairs_are_exact_for_what_is_linear_in_the_weights():
-    x, _ = regression()
-    net = variational(linear(), initial_std=0.5)
-    with net.common_draw():
-        first = net(x)
-    with net.common_draw(mirrored=True):
-        second = net(x)
-    torch.testing.assert_close((first + second) / 2, net.model(x), rtol=1e-13, atol=1e-13)
-    assert (first - second).abs().min() > 1e-3
-
-
 def named():
     return module_of(lambda self, features, scale: {"prediction": self.inner(features) * scale}, inner=linear())
 

@@ -44,6 +44,7 @@ def wheel(tmp_path_factory):
     return path
 
 
+@pytest.mark.nightly
 def test_the_wheel_has_all_of_the_package_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -71,6 +72,7 @@ def needed(requirements):
     return list(found.values())
 
 
+@pytest.mark.nightly
 def test_the_wheel_works_in_a_clean_environment(wheel, tmp_path):
     """Dependencies are linked, not downloaded: those that the wheel names, and theirs."""
     venv.create(tmp_path / "env", with_pip=False, symlinks=os.name != "nt")
