@@ -193,18 +193,6 @@ def test_what_is_nan_or_empty_has_no_score(metric, arguments):
     assert math.isnan(metric(*(argument[:0] for argument in arguments)))
 
 
-@pytest.mark.parametrize(
-    "prediction",
-    [
-        ba.predictive.RegressionPredictive(torch.zeros(4, 0), torch.ones(4, 0)),
-        ba.predictive.ClassificationPredictive(torch.zeros(4, 0, 3)),
-    ],
-)
-def test_no_data_have_no_likelihood(prediction):
-    for metric in (metrics.log_likelihood, metrics.joint_log_likelihood, metrics.nll):
-        assert math.isnan(metric(prediction, torch.zeros(0, dtype=torch.int64)))
-
-
 A, B, CLASSES = torch.ones(5), torch.ones(5, 1), torch.tensor([0, 1])
 SHAPES = r"^probs must be \(N, C\) with at least 2 classes, or \(N,\) of class 1, for targets \(N,\), got \("
 
