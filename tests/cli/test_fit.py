@@ -14,7 +14,6 @@ from pyarrow import csv, parquet
 
 import bayesadam as ba
 from bayesadam.sklearn import Settings, TableError, fit_table, load_estimator
-from bayesadam.tables.cli import fit_command
 from bayesadam.tables.encoder.read_table import read_table
 from bayesadam.tables.report import write_report
 from bayesadam.tables.report.headline import headline
@@ -255,37 +254,6 @@ class TestAgain:
         settings = read(tmp_path / "run", "config")["settings"]
         assert (settings["seed"], settings["members"]) == (1, 3)
         assert len(ba.load_posterior(tmp_path / "run" / "posterior.safetensors").components) == 3
-
-    @pytest.mark.parametrize(
-        ("config", "option", "left_out"),
-        [
-            ({"epochs": 3}, ("--time-budget", 2), "epochs"),
-            ({"time_budget": 2.0}, ("--epochs", 3), "time_budget"),
-            ({"group": "a"}, ("--time", "b"), "group"),
-        ],
-    )
-    def test_an_option_replaces_its_alternative(self, fitted, tmp_path, monkeypatch, config, option, left_out):
-        found = []
-        monkeypatch.setattr(fit_command, "_fit", lambda settings, *_, **__: found.append(settings))
-        Settings("t.csv", "y", **config).save(tmp_path / "config.json")
-        fitted("fit", *option, "--config", tmp_path / "config.json", "--out", tmp_path / "run")
-        (settings,) = found
-        assert getattr(settings, option[0][2:].replace("-", "_")) == option[1]
-        assert getattr(settings, left_out) is None
-
-    @pytest.mark.parametrize("budget", [0.2, 20.0])
-    def test_a_time_budget_becomes_epochs(self, fitted, labels, tmp_path, budget):
-        """Unless other parts of the fit were left out, which epochs would not tell."""
-        options = ("--time-budget", budget, "--members", 2, "--hidden", 8, "--out", tmp_path / "run")
-        fitted("fit", labels, "--target", "answer", *options)
-        settings = read(tmp_path / "run", "config")["settings"]
-        estimator = load_estimator(tmp_path / "run")
-        planned = estimator.history_["loss"].shape[1]
-        notes = " ".join(read(tmp_path / "run", "report")["data"]["notes"])
-        assert budget > 1.0 or "the fit leaves out: " in notes  # on a busy machine also of the longer one
-        kept = planned > 10 and estimator.stopped_ != "time" and "the fit leaves out: " not in notes
-        assert (settings["time_budget"], settings["epochs"]) == ((None, planned) if kept else (budget, None))
-        assert planned < 2000
 
     def test_force_replaces_a_run(self, fitted, command, labels, tmp_path):
         arguments = ("fit", labels, "--target", "answer", "--out", tmp_path / "run", *FAST)

@@ -77,7 +77,6 @@ class TestOptions:
             (["--hidden", "50,x"], "invalid value for '--hidden': it must be positive whole numbers"),
             (["--members", "0"], "invalid value for '--members'"),
             (["--time-budget", "0"], "the fit is not possible: time_budget must be a positive, finite number, got 0.0"),
-            (["--time-budget", "9", "--epochs", "5"], "a time budget must not be given with epochs, got (9.0, 5)"),
             (["--noise", "-1"], "the fit is not possible: noise must be one of"),
             (["--noise", "input", "--likelihood", "gamma"], "the fit is not possible: noise must be 'auto' with likel"),
             (["--noise", "1e-12"], "the fit is not possible: the gradient of member 0 must be finite"),
@@ -210,37 +209,6 @@ class TestNames:
             assert text
             assert not [c for c in text if not (c.isprintable() or c == "\n")], arguments
         assert out.exists()
-
-
-class TestStreams:
-    """Standard input and output that are closed, as by ``<&-`` and ``>&-``."""
-
-    @pytest.fixture
-    def closed(self, made, monkeypatch, capsys):
-        def run(name, *arguments):
-            monkeypatch.setattr(sys, name, None)
-            monkeypatch.setattr("sys.argv", ["bayesadam", *map(str, arguments)])
-            with pytest.raises(SystemExit) as stopped:
-                main()
-            stream = getattr(sys, name)
-            monkeypatch.undo()
-            stream.close()
-            return stopped.value.code, capsys.readouterr().err
-
-        return run
-
-    def test_input(self, closed, made):
-        message = "bayesadam: standard input must be a file that can be read (Bad file descriptor)\n"
-        assert closed("stdin", "predict", made / "price", "-") == (2, message)
-
-    def test_output(self, closed, made, numbers, tmp_path):
-        code, err = closed("stdout", "predict", made / "price", numbers)
-        message = "standard output must be a file that can be written to, got '-' (Bad file descriptor)"
-        assert (code, err) == (2, f"bayesadam: {message}\n")
-        code, err = closed("stdout", "predict", made / "price", numbers, "-o", tmp_path / "o.csv")
-        assert err == "bayesadam: standard output cannot be written to (Bad file descriptor)\n"
-        assert not code
-        assert (tmp_path / "o.csv").read_text().count("\n") == 121
 
 
 class TestPredict:

@@ -15,7 +15,6 @@ from bayesadam.sklearn import Settings, TableEncoder
 from bayesadam.tables.encoder.read_table import TableFile
 from bayesadam.tables.encoder.splits import Split
 from bayesadam.tables.encoder.table_target import Target
-from bayesadam.tables.estimators.clock import Clock
 from bayesadam.tables.report import write_report
 from bayesadam.tables.runs import report_data as module
 from bayesadam.tables.runs.evaluation import predict_held_out
@@ -78,7 +77,6 @@ def made(held_out=60, classes=(), calibrated=True):
         {"bayesadam": {"NLL": 1.0}},
         {},
         {"training": 1.23456789},
-        Clock(),
     )
 
 

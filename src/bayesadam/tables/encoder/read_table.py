@@ -157,6 +157,7 @@ def _read_parquet(name: str, content: bytes) -> TableFile:
 
 def _read_csv(name: str, content: bytes, delimiter: str | None, decimal: str | None, typed: bool) -> TableFile:
     text, encoding = _decoded(name, content)
+    text = spelled(text)
     notes = [] if encoding == "utf-8" else [f"the text is read as {encoding}, as it is not UTF-8"]
     above, separator = 0, None
     if said := _SEPARATOR.match(text):
@@ -238,7 +239,7 @@ def _delimiter(text: str, usual: str) -> str:
 
 
 def _names(file: str, cells: Sequence[str]) -> list[str]:
-    names = [spelled(cell).strip() or f"column {number + 1}" for number, cell in enumerate(cells)]
+    names = [cell.strip() or f"column {number + 1}" for number, cell in enumerate(cells)]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise TableError(f"{file}: every column must have a name of its own, got {quoted(twice)} more than once")
     if not names:
