@@ -15,7 +15,6 @@ import torch
 from matplotlib import image
 from rich.console import Console
 from scipy import stats
-from threadpoolctl import threadpool_info, threadpool_limits
 
 import bayesadam as ba
 from bayesadam.tables import cli, demo
@@ -72,20 +71,6 @@ def test_garbage_is_collected_during_the_work(monkeypatch, tmp_path):
     assert seen == [True]
 
 
-def test_the_demo_has_one_thread(monkeypatch, tmp_path):
-    seen = []
-    monkeypatch.setattr(sys, "argv", ["bayesadam", "demo", "--out", str(tmp_path)])
-
-    def run(*arguments, **options):
-        seen.extend(pool["num_threads"] for pool in threadpool_info())
-        sys.exit(3)
-
-    monkeypatch.setattr(demo, "run", run)
-    with threadpool_limits(2), pytest.raises(SystemExit):
-        cli.main()
-    assert set(seen) == {1}
-
-
 @pytest.fixture
 def no_training(monkeypatch):
     monkeypatch.delattr(demo, "run")
@@ -131,13 +116,6 @@ class TestMistakes:
         assert list(tmp_path.iterdir()) == [file]
 
     @pytest.mark.usefixtures("no_training")
-    def test_a_folder_below_a_file(self, command, tmp_path):
-        (tmp_path / "file").write_text("mine")
-        out = tmp_path / "file" / "below"
-        message = f"--out must be a folder that can be written to, got {str(out)!r} (Not a directory)"
-        self.check(*command("demo", "--out", out), message)
-
-    @pytest.mark.usefixtures("no_training")
     def test_a_folder_that_cannot_be_written_to(self, command, tmp_path, monkeypatch):
         def refuse(**options):
             raise PermissionError(errno.EACCES, "Permission denied")
@@ -146,24 +124,6 @@ class TestMistakes:
         message = f"--out must be a folder that can be written to, got {str(tmp_path)!r} (Permission denied)"
         self.check(*command("demo", "--out", tmp_path), message)
         assert not list(tmp_path.iterdir())
-
-    @pytest.mark.parametrize(
-        ("error", "rule"),
-        [
-            (OSError(errno.ENOSPC, "No space left on device"), "where there is space"),
-            (OSError("the posterior file must be elsewhere"), "a folder that can be written to"),
-        ],
-    )
-    def test_a_disk_that_becomes_full(self, command, tmp_path, monkeypatch, error, rule):
-        def run(*arguments, **options):
-            raise error
-
-        monkeypatch.setattr(demo, "run", run)
-        code, _, err = command("demo", "--out", tmp_path)
-        assert code == 2
-        message = f"bayesadam: --out must be {rule}, got {str(tmp_path)!r} ({error.strerror or error})"
-        assert err.split("\n")[-2:] == [message, ""]
-        assert "Traceback" not in err
 
 
 class TestMissingExtras:
@@ -242,24 +202,6 @@ class TestScores:
         found = demo.score_interval(lower, upper, {"price": target, "inputs": np.array([[50.0], [100.0], [180.0]])})
         expected = (1.0 + (2.0 + 40.0 * 0.25) + (3.0 + 40.0 * 0.5)) / 3.0
         assert found == pytest.approx({"score": expected, "covered": 1 / 3, "small": 1.0, "large": 0.0, "width": 2.0})
-
-    def test_noise_of_prices_is_what_it_is_said_to_be(self):
-        made = demo.generate(20_000, np.random.default_rng(0))
-        noise = (made["price"] - made["mean"]) / made["deviation"]
-        area = made["inputs"][:, 0]
-        for some in (area < 60.0, area > 170.0):
-            count = some.sum()
-            assert abs(count / 20_000 - 0.18) < 0.02
-            assert abs(noise[some].mean()) < 4 / np.sqrt(count)
-            assert abs(noise[some].var() - 1) < 4 * np.sqrt(2 / count)
-        assert made["deviation"][area > 170.0].min() > 4 * made["deviation"][area < 60.0].max()
-
-    def test_photographs_have_the_digits_contrast(self):
-        parts = demo.photographs()
-        assert parts.shape == (520, 64)
-        assert parts.min() == 0
-        assert parts.max() == 1
-        assert (parts.amax(1) > 0.9).float().mean() > 0.95
 
 
 def test_the_best_scores_are_bold():

@@ -50,16 +50,6 @@ class TestScreen:
         (line,) = [line for line in out.split("\n") if line.startswith("RMSE")]
         assert float(line.split()[1]) == float(f"{scores['RMSE']:.4g}")
 
-    def test_columns_that_are_kept_and_levels_that_are_rare(self, fitted, tmp_path):
-        rare = [f"rare {row}" if row % 40 == 0 else f"level {row % 3}" for row in range(120)]
-        path = write(numbers_table().append_column("c", pa.array(rare)), tmp_path / "t.csv")
-        keep = ("--keep", "id", "--time", "block", "--keep", "block", "--drop", "day")
-        out = fitted("fit", path, "--target", "price", "--out", tmp_path / "run", *keep, *FAST)
-        assert "3 numbers (id, size, block)" in out or "numbers (size, block, id)" in out
-        assert "left out  day: it is dropped\n" in out
-        assert out.count("left out") == 1
-        assert out.count("are taken together as 'other'") == 1
-
     def test_nothing_but_text_where_it_is_no_terminal(self, command, tmp_path):
         table = labels_table().rename_columns(["[red]a[/]", "b\x1b[31m", "answer"])
         path = write(table, tmp_path / "t.csv")
@@ -185,21 +175,6 @@ class TestRunFolder:
         inside = (held_out["lower"] <= y) & (y <= held_out["upper"])
         assert scores["bayesadam"]["coverage 95%"] == pytest.approx(inside.mean())
         assert set(scores) == {"bayesadam", "linear model", "gradient boosting"}
-
-    def test_report_data(self, made):
-        report = read(made / "price", "report")
-        data = report["data"]
-        assert (data["rows"], data["train_rows"], data["held_out_rows"]) == (120, 108, 12)
-        assert [column["name"] for column in data["columns"]] == ["size", "city", "new", "block"]
-        assert data["left_out"] == {"day": "it is dropped", "id": "it numbers the rows (if it is an input: keep)"}
-        worst = report["surprises"][0]
-        assert worst["row"] == report["held_out"]["row"][int(np.argmax(report["held_out"]["nll"]))]
-        line = (made / "numbers.csv").read_text().splitlines()[worst["row"] - 1].split(",")
-        assert float(worst["y"].replace(",", "")) == pytest.approx(float(line[-1]), rel=0.01)
-        assert line[2].strip('"') == worst["values"]["city"]
-        assert len(report["unseen"]["row"]) == 120  # all rows: the members left out parts of the training rows
-        assert sorted(report["unseen"]["row"]) == list(range(2, 122))
-        assert str(made) not in (made / "price" / "report.html").read_text()  # folders are nobody's business
 
     def test_of_a_classification(self, made):
         report = read(made / "answer", "report")

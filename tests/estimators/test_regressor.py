@@ -144,15 +144,6 @@ def test_double_precision_as_default(method, curve, tmp_path, set_default_dtype)
         np.testing.assert_allclose(parts, expected, rtol=1e-3)
 
 
-def test_weights_of_rows(curve):
-    x, y = curve
-    low = x[:, 1] < 0
-    shifted = np.where(low, y, y + 2_000.0)
-    model = BayesianMLPRegressor(**{**QUICK, "hidden": ()}).fit(x, shifted, sample_weight=low.astype(float))
-    reference = BayesianMLPRegressor(**{**QUICK, "hidden": ()}).fit(x[low], shifted[low])
-    np.testing.assert_allclose(model.predict(x), reference.predict(x))
-
-
 def test_rows_of_little_weight_neither_stop_the_training_nor_set_the_scales(curve):
     x, y = curve
     junk = np.random.default_rng(4).normal(9_000.0, 3_000.0, len(x))
@@ -200,17 +191,6 @@ def test_groups(curve):
     with pytest.warns(UserWarning, match=f"{7 * len(x):,} of {8 * len(x):,} rows are copies of others"):
         fooled = BayesianMLPRegressor(**options).fit(copies, noisy)
     assert honest.predict(x, return_std=True)[1].mean() > 1.2 * fooled.predict(x, return_std=True)[1].mean()
-
-
-def test_rows_of_categories_may_be_equal():
-    generator = np.random.default_rng(0)
-    x, missing = generator.integers(3, size=(90, 1)).astype(float), np.full((90, 1), np.nan)
-    model = BayesianMLPRegressor(epochs=1, hidden=(4,))
-    model.fit(x, generator.integers(5, size=90).astype(float))  # a warning would be an error
-    both = np.concatenate([x + generator.standard_normal((90, 1)), missing], axis=1)
-    both[::2, 1] = 1.0
-    with pytest.warns(UserWarning, match="45 of 135 rows are copies of others"):
-        model.fit(np.concatenate([both, both[:45]]), np.concatenate([x, x[:45]])[:, 0])
 
 
 def test_counts_are_calibrated(tmp_path):

@@ -157,19 +157,6 @@ def test_surprises_are_the_least_probable_rows():
         assert float(row["y"].split("(")[1].rstrip("%)")) < 50.0
 
 
-def test_with_few_held_out_rows_the_inputs_are_described_by_all():
-    assert made(held_out=20)["explained"]["about"] == "Computed on all rows."
-
-
-def test_without_rows_left_out_only_held_out_rows_are_judged(tmp_path):
-    data = made(calibrated=False)
-    assert data["unseen"] is None
-    write_report(tmp_path / "report.html", data)
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Of 60 rows that its networks had not seen" in page
-    assert "Judged by" not in page
-
-
 def test_without_a_mean_there_is_the_median():
     """Student's t with up to 1 degree of freedom has no mean."""
     area = table()[["area"]]
