@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, clone
-from sklearn.utils import check_random_state, check_X_y
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from bayesadam import population
@@ -26,11 +26,11 @@ from bayesadam.predictive import Predictive
 from bayesadam.scaling import input_scales, standardized
 from bayesadam.tables.encoder.encoder import Encoded, TableEncoder
 from bayesadam.tables.encoder.findings import Findings, TableError
-from bayesadam.tables.encoder.frames import as_table, is_table
 from bayesadam.tables.encoder.memory import require_memory
 from bayesadam.tables.estimators.calibration import effective_rows
 from bayesadam.tables.estimators.companions import Companions, companions
 from bayesadam.tables.estimators.failures import all_or_nothing
+from bayesadam.tables.estimators.inputs import checked
 from bayesadam.tables.estimators.member_training import Training, TrainingStatus
 from bayesadam.tables.estimators.members import ROWS, posteriors, predictions, randomized
 from bayesadam.tables.estimators.methods import method_named
@@ -308,60 +308,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     def _in_parts(self, X: Any) -> list[Tensor]:
         """Check and standardise new inputs, and split them into parts of a few thousand rows."""
         check_is_fitted(self, "posterior_")
-        return list(torch.split(self._inputs(self._checked(X, reset=False)), ROWS))
-
-    def _checked(
-        self, X: Any, y: Any = "no_validation", *, reset: bool, sample_weight: ArrayLike | None = None, **rules: Any
-    ) -> Any:
-        """Convert inputs to a matrix of numbers, as in training, and check the targets if they are given.
-
-        Args:
-            X: A data frame, or anything that NumPy converts to a matrix; an :class:`Encoded` one is not changed.
-            y: Targets.
-            reset: Whether to learn the names, the number and the kinds of the columns.
-            sample_weight: Weights of the rows. Nothing is learned from rows of weight 0.
-            rules: How of scikit-learn's check of the targets.
-        """
-        if isinstance(X, Encoded):
-            if not reset:
-                return X.matrix
-            assert X.encoder is not None
-            self.inputs_, self.n_features_in_ = X.encoder, X.encoder.n_features_in_
-            self.feature_names_in_ = X.encoder.feature_names_in_
-            return check_X_y(X.matrix, y, dtype=np.float64, estimator=self, **rules)
-        encoder = None if reset else getattr(self, "inputs_", None)
-        if not (is_table(X) or self.encoder is not None if reset else encoder):
-            self.inputs_ = None
-            finite = True if reset else "allow-nan"
-            numbers = (np.float64, np.float32)
-            return validate_data(self, X, y, reset=reset, dtype=numbers, ensure_all_finite=finite, **rules)
-        if reset or not (hasattr(X, "columns") or hasattr(self, "feature_names_in_")):  # else names find the columns
-            validate_data(self, X, skip_check_array=True, reset=reset)
-        if encoder is None:
-            encoder = self._learn_columns(X, sample_weight)
-        findings = Findings()
-        matrix = encoder.encode(X, findings)
-        if findings.cells:
-            warnings.warn("; ".join(findings.cells), UserWarning, stacklevel=4)
-        if not isinstance(y, str):
-            return check_X_y(matrix, y, dtype=np.float64, estimator=self, **rules)
-        if not len(matrix):
-            raise ValueError("X must have at least one row, got none")
-        return matrix
-
-    def _learn_columns(self, X: Any, sample_weight: ArrayLike | None) -> TableEncoder:
-        """Learn the types of the columns from the rows that have a weight."""
-        encoder = TableEncoder() if self.encoder is None else clone(self.encoder)
-        weight = None if sample_weight is None else np.ravel(np.asarray(sample_weight, dtype=np.float64))
-        table = as_table(X)
-        if weight is not None and weight.shape == (len(table),) and (weight > 0).any():
-            table = table.filter(weight > 0)
-        encoder.fit(table)
-        left_out = [f"{name!r} ({why})" for name, why in encoder.left_out_.items() if "the same" not in why]
-        if left_out and self.encoder is None:
-            warnings.warn(f"columns are left out: {', '.join(left_out)}", UserWarning, stacklevel=6)
-        self.inputs_ = encoder
-        return encoder
+        return list(torch.split(self._inputs(checked(self, X, reset=False)), ROWS))
 
     def _inputs(self, X: Array) -> Tensor:
         with np.errstate(over="ignore"):

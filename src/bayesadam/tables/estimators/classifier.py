@@ -18,6 +18,7 @@ from bayesadam.predictive import ClassificationPredictive, Predictive
 from bayesadam.tables.estimators.base import Array, BayesianMLP
 from bayesadam.tables.estimators.calibration import pool, temperature, tempered
 from bayesadam.tables.estimators.companions import Companion, Companions
+from bayesadam.tables.estimators.inputs import checked
 from bayesadam.tables.estimators.member_training import weighted_mean
 from bayesadam.tables.estimators.rows import TrainingRows, as_array, require_comparable, require_single
 from bayesadam.tables.estimators.threads import few_threads
@@ -129,7 +130,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         labels = np.asarray(y)
         if labels.ndim and labels.dtype == object:  # scikit-learn has messages for other types
             require_comparable("y", labels)
-        inputs, labels = self._checked(X, y, reset=True, sample_weight=sample_weight)
+        inputs, labels = checked(self, X, y, reset=True, sample_weight=sample_weight)
         require_single("X", inputs)
         check_classification_targets(labels)
         names, codes = np.unique(labels, return_inverse=True)

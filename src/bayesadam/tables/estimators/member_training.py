@@ -111,9 +111,10 @@ class Training:
         self._chosen: Population | None = None
         self._least, self._next_look = math.inf, 1
         self.steps_per_epoch = max(math.ceil(len(x) / self.batch_size) for x, _ in self.data)
+        self._short: int | None = None
         if self.time_budget is not None and self.steps_per_epoch > SHORT:
             self.epochs = math.ceil(self.epochs * self.steps_per_epoch / SHORT)
-            self.steps_per_epoch = SHORT
+            self.steps_per_epoch = self._short = SHORT
         self._held_out_nll: float | None = None
         self._begin = 0.0
 
@@ -161,7 +162,7 @@ class Training:
             chunk=len(self.models),
             progress=self.verbose,
             sample_weight=self.sample_weight,
-            steps_per_epoch=None if self.time_budget is None else self.steps_per_epoch,
+            steps_per_epoch=self._short,
             options=self.options,
         )
 
