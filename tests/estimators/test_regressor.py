@@ -312,9 +312,10 @@ def test_a_time_budget_is_kept(curve):
     options = {"members": 4, "calibrate": False, "random_state": 0}
     model, seen = BayesianMLPRegressor("vadam", epochs=100_000, time_budget=1.0, **options), []
     model.fit(*curve, on_epoch=seen.append)
-    assert seen[-1].seconds < 3.0
+    assert all(status.seconds <= 1.0 for status in seen[:-1])  # only the last epoch ends later
     assert model.stopped_ == "time"
-    assert model.score(*curve) > 0.8
+    assert 1 <= model.epochs_ <= seen[-1].epoch
+    assert np.isfinite(model.predict(curve[0])).all()
     plenty, unlimited = (
         BayesianMLPRegressor(epochs=20, time_budget=budget, **options).fit(*curve) for budget in (1e4, None)
     )
@@ -326,8 +327,9 @@ def test_a_time_budget_ends_within_a_pass_over_the_rows():
     model = BayesianMLPRegressor(members=2, hidden=(4,), epochs=1_000, batch_size=2, time_budget=0.3, calibrate=False)
     seen = []
     model.fit(x, x[:, 0], on_epoch=seen.append)
-    assert seen[0].epochs == 15_000
-    assert seen[-1].seconds < 2.0
+    assert seen[0].epochs == 7_500  # of 100 of its 750 steps
+    assert all(status.seconds <= 0.3 for status in seen[:-1])
+    assert model.stopped_ == "time"
 
 
 def test_early_stopping_by_rows_left_out(curve):
