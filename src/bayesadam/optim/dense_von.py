@@ -88,11 +88,25 @@ class DenseVON(Optimizer):
         seed: int = 0,
         maximize: bool = False,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
         if correction == "default":
-            given["correction"] = None if hessian == "exact" else "elementwise"
+            correction = None if hessian == "exact" else "elementwise"
+        defaults = {
+            "lr": lr,
+            "num_data": num_data,
+            "betas": betas,
+            "prior_precision": prior_precision,
+            "initial_precision": initial_precision,
+            "temperature": temperature,
+            "hessian": hessian,
+            "correction": correction,
+            "clip_radius": clip_radius,
+            "mc_samples": mc_samples,
+            "antithetic": antithetic,
+            "seed": seed,
+            "maximize": maximize,
+        }
         groups.check_ordered(params)
-        super().__init__(params, groups.settled(given))
+        super().__init__(params, groups.settled(defaults))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Take the parameters, which the constructor does; further groups are refused."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from bayesadam.checks import check
 from bayesadam.modules.sharding import is_sharded
 from bayesadam.optim import groups
@@ -16,12 +18,10 @@ class SecondOrderOptimizer(PerturbedOptimizer):
 
     shared: ClassVar[tuple[str, ...]] = (*groups.SHARED, "hessian", "probes", "correction")
 
-    def _set_up(self, arguments: Mapping[str, Any]) -> None:
-        """Also choose the correction, if none is given."""
-        correction = arguments.get("correction", "default")
-        if correction == "default":
-            correction = None if arguments.get("hessian") == "exact" else "elementwise"
-        super()._set_up({**arguments, "correction": correction})
+    def __init__(self, params: Any, lr: float | Tensor, *, num_data: float, **options: Any) -> None:
+        if options.get("hessian") == "exact":
+            options.setdefault("correction", None)
+        super().__init__(params, lr, num_data=num_data, **options)
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Also check the options of the Hessian."""
