@@ -156,7 +156,7 @@ TYPES = [
     ({"extra": None}, "extra must be an option of Vadam"),
     ({"method": "bbb", "weight_decay": 0.1}, "weight_decay"),
     ({"method": "vogn", "curvature": None}, "curvature must not be given to a population of 'vogn', got None"),
-    ({"method": "vadagrad", "prior_precision": 1.0}, "unexpected keyword argument 'prior_precision'"),
+    ({"method": "vadagrad", "prior_precision": 1.0}, "prior_precision must be an option of VadaGrad"),
     ({"models": models_of(pair_of_outputs)}, "models must return a tensor, got tuple"),
 ]
 

@@ -21,11 +21,10 @@ from bayesadam.modules.sharding import rank_and_size
 from bayesadam.modules.wrappers import buffers_of, names_in
 from bayesadam.optim import groups
 from bayesadam.optim.newton import CLIP_RADIUS
+from bayesadam.optim.options import DEFAULTS
 from bayesadam.posterior import DenseGaussian
 from bayesadam.posterior.dense import MAX_WEIGHTS
 
-_FIXED = {"perturb": True, "rank_samples": False, "compile": True, "nonfinite": "raise"}
-"""Hyper-parameters of the other optimisers that cannot be chosen."""
 _WORDS = {"hessian": ("exact", "reparameterized"), "correction": ("elementwise", None)}
 
 
@@ -115,7 +114,7 @@ class DenseVON(Optimizer):
         groups.check_effective(param_group, self.defaults)
         super().add_param_group(param_group)
         group, parameters = self.param_groups[0], self.param_groups[0]["params"]
-        groups.check_common({**_FIXED, **group})
+        groups.check_common({**groups.BOOKKEEPING, **DEFAULTS, **group})
         groups.check_prior(group)
         for name, values in _WORDS.items():
             check(name, group[name], f"one of {values}", values.__contains__, words=True)

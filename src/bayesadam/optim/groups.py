@@ -81,6 +81,8 @@ def check_common(group: Mapping[str, Any]) -> None:
         check(name, group[name], "True or False", lambda v: isinstance(v, bool))
     if group["antithetic"]:
         check("mc_samples", group["mc_samples"], "even when antithetic=True", lambda v: v % 2 == 0)
+    if group["rank_samples"] and group.get("hessian") in ("exact", "hutchinson"):
+        raise ValueError(f"hessian must be 'reparameterized' with rank_samples=True, got {group['hessian']!r}")
     check_nonfinite(group["nonfinite"])
     if group["initial_precision"] is not None:
         check_positive("initial_precision", group["initial_precision"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -23,19 +22,15 @@ class SecondOrderOptimizer(PerturbedOptimizer):
             options.setdefault("correction", None)
         super().__init__(params, lr, num_data=num_data, **options)
 
-    def check_group(self, group: dict[str, Any]) -> None:
-        """Also check the options of the Hessian."""
-        super().check_group(group)
-        if group["rank_samples"]:
-            _require(group, "hessian", "reparameterized", "with rank_samples=True")
-
     def check_added(self, group: dict[str, Any]) -> None:
         """Also refuse sharded parameters if a step needs whole ones."""
         super().check_added(group)
         if any(map(is_sharded, group["params"])):
-            _require(group, "hessian", "reparameterized", "for sharded parameters")
-            _require(group, "correction", "elementwise", "for sharded parameters")
-
-
-def _require(group: Mapping[str, Any], name: str, value: str, when: str) -> None:
-    check(name, group[name], f"{value!r} {when}", lambda v: v == value, words=True)
+            for name, value in (("hessian", "reparameterized"), ("correction", "elementwise")):
+                check(
+                    name,
+                    group[name],
+                    f"{value!r} for sharded parameters",
+                    lambda v, value=value: v == value,
+                    words=True,
+                )
