@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from operator import eq
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -27,10 +29,4 @@ class SecondOrderOptimizer(PerturbedOptimizer):
         super().check_added(group)
         if any(map(is_sharded, group["params"])):
             for name, value in (("hessian", "reparameterized"), ("correction", "elementwise")):
-                check(
-                    name,
-                    group[name],
-                    f"{value!r} for sharded parameters",
-                    lambda v, value=value: v == value,
-                    words=True,
-                )
+                check(name, group[name], f"{value!r} for sharded parameters", partial(eq, value), words=True)
