@@ -15,8 +15,8 @@ from test_docs import PUBLIC, public
 pytestmark = pytest.mark.nightly
 
 KEYWORD, POSITIONAL = Parameter.KEYWORD_ONLY, (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-PASSED_ON = {"forward", "run"}
-"""Methods that call a network, whose arguments they pass on."""
+PASSED_ON = {"forward", "run", "PerturbedOptimizer"}
+"""Methods that call a network, and the base of optimisers, whose options are those of its rule."""
 DATA = {"data", "groups", "inputs", "target", "covariance", "log_variances", "log_aleatoric", "lr", "name", "posterior"}
 DATA |= {"variance", "rows", "sample", "seeds"}
 """Optional arguments that may follow others by position: data, and the learning rate, as in PyTorch."""
