@@ -2,6 +2,8 @@
 
     python .ci/check_release.py            # between two releases
     python .ci/check_release.py v0.1.0     # the commit with this tag
+
+It prints what does not agree, and fails.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from sklearn.datasets import load_diabetes
 from bayesadam.sklearn import BayesianMLPRegressor
 table = load_diabetes(as_frame=True).frame
 regressor = BayesianMLPRegressor(epochs=5).fit(table.drop(columns="target"), table["target"])
-print(regressor.predict_interval(table.drop(columns="target"), coverage=0.9)[0].shape)
+print(regressor.predict_interval(table.drop(columns="target"), coverage=0.9).shape)
 """
 PLOT = """
 import bayesadam as ba

@@ -1,6 +1,8 @@
-"""Compares the steps of two versions, each as a ratio to Adam in its own run, and fails if one has become slower.
+"""Whether the steps of optimisers have become slower since the last release.
 
     python benchmarks/against.py last/optimizer_step.json now/optimizer_step.json
+
+Both files are reports of ``optimizer_step.py``, whose times are ratios to Adam in the same run.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from inspect import Parameter
 import pytest
 
 import bayesadam as ba
-from test_docs import PUBLIC, public
+from test_docs import public
+from test_public_names import PUBLIC
 
 pytestmark = pytest.mark.nightly
 

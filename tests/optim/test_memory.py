@@ -8,7 +8,19 @@ import torch
 
 from bayesadam import noise
 from bayesadam.bayes_by_backprop.fused import sample
-from optim.methods import REPRESENTATIVES, Method, loss_of, made, make_step, mean_of, methods, same, snapshot, train, weights
+from optim.methods import (
+    REPRESENTATIVES,
+    Method,
+    loss_of,
+    made,
+    make_step,
+    mean_of,
+    methods,
+    same,
+    snapshot,
+    train,
+    weights,
+)
 
 SENTINEL = 12345.0
 TRIALS = int(os.environ.get("MEMORY_TRIALS", "150"))
