@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from against import factors
+
 ROOT = Path(__file__).parents[1]
 FILES = ("src/bayesadam/__init__.py", "CHANGELOG.md", "CITATION.cff")
 disagreements = runpy.run_path(str(ROOT / ".ci" / "check_release.py"))["disagreements"]
@@ -78,3 +80,9 @@ def test_links_of_the_readme_work_on_the_index_page():
             r"https://(?:github|raw\.githubusercontent)\.com/bayesadam/bayesadam/(?:blob/)?main/([^#]+)", link
         )
         assert inside is None or (ROOT / inside[1]).exists(), link
+
+
+def test_steps_are_compared_with_those_that_the_last_release_had_too():
+    last = {"cases": {"small": {"results": {"Vadam": {"ratio": 2.0}}}}}
+    results = {"results": {"Vadam": {"ratio": 3.0}, "BayesAdam": {"ratio": 4.0}}}
+    assert factors(last, {"cases": {"small": results, "large": results}}) == {("small", "Vadam"): 1.5}
