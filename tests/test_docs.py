@@ -21,6 +21,7 @@ import torch
 from matplotlib import image
 
 from bayesadam.tables.cli.app import app
+from test_public_names import PUBLIC
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -30,18 +31,6 @@ FENCE = re.compile(r"^```([\w-]*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 EQUATION = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", re.DOTALL)
 RULE = re.compile(r"<!-- rule: ([\w.]+) -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PUBLIC = """
-    bayesadam bayesadam.calibration bayesadam.curvature
-    bayesadam.distance
-    bayesadam.posthoc bayesadam.likelihoods bayesadam.metrics bayesadam.moments bayesadam.native
-    bayesadam.noise bayesadam.objectives bayesadam.optim bayesadam.plots bayesadam.population bayesadam.posterior
-    bayesadam.predictive bayesadam.priors bayesadam.pruning bayesadam.sklearn
-    bayesadam.bayes_by_backprop bayesadam.functional.batching bayesadam.functional.curvature
-    bayesadam.functional.empirical bayesadam.functional.gaussian bayesadam.functional.hessian bayesadam.functional.kl
-    bayesadam.functional.kronecker bayesadam.functional.moments bayesadam.functional.monotone
-    bayesadam.functional.outputs bayesadam.functional.philox
-    bayesadam.functional.reparameterized bayesadam.functional.special bayesadam.core.rule bayesadam.integrations
-""".split()
 
 
 def name_of(path):
@@ -209,35 +198,13 @@ def test_figures_are_those_of_their_scripts(script, tmp_path, monkeypatch):
 
 
 def public():
-    """Path and value of every public class and function: what a public module defines or re-exports."""
+    """Path and value of every public class and function."""
     for module_name in PUBLIC:
         module = importlib.import_module(module_name)
-        for name, value in vars(module).items():
-            if name.startswith("_") or not (inspect.isclass(value) or inspect.isfunction(value)):
-                continue
-            home = value.__module__
-            if home == module_name or (home.startswith("bayesadam") and module.__file__.endswith("__init__.py")):
-                yield f"{home}.{value.__qualname__}", value
-
-
-def test_the_public_modules_are_all_there_are():
-    """Those that are left out are the inside of the library, or the application, whose names are in its `sklearn`."""
-    inside = {"bayesadam.tables", "bayesadam.modules", "bayesadam.progress"}
-    inside |= {"bayesadam.files", "bayesadam.functional", "bayesadam.dropout"}
-    inside |= {"bayesadam.swag", "bayesadam.scaling", "bayesadam.checks", "bayesadam.core"}
-    inside |= {"bayesadam.anchored", "bayesadam.ensembles"}
-    inside |= {
-        f"bayesadam.functional.{name}"
-        for name in ("autocast", "calls", "generators", "initial_priors", "recomputation")
-    }
-    root = ROOT / "src" / "bayesadam"
-    top = [path for folder in (root, root / "functional") for path in folder.glob("[a-z]*")]
-    modules = {
-        ".".join(path.relative_to(root.parent).with_suffix("").parts)
-        for path in top
-        if path.suffix == ".py" or (path / "__init__.py").exists()
-    }
-    assert modules - inside == set(PUBLIC) - {"bayesadam", "bayesadam.core.rule"}
+        for name in module.__all__:
+            value = getattr(module, name)
+            if inspect.isclass(value) or inspect.isfunction(value):
+                yield f"{value.__module__}.{value.__qualname__}", value
 
 
 @pytest.fixture(scope="module")

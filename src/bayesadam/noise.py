@@ -40,6 +40,19 @@ from bayesadam.functional.philox import constants, normals
 from bayesadam.native import device as kernels
 from bayesadam.native.memory import PLAIN, are_backed, placed
 
+__all__ = [
+    "Draws",
+    "checked",
+    "fill_many",
+    "fill_runs",
+    "has_kernel",
+    "lanes_of",
+    "normal",
+    "normal_many",
+    "runs_of",
+    "table_row",
+]
+
 Fill: TypeAlias = Callable[[NDArray[np.int64], int], None]
 Run: TypeAlias = tuple[int, int, int, int]
 """Index of a parameter, its first element, its number of elements, and that of the whole draw."""
