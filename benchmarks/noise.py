@@ -35,20 +35,6 @@ def fit(name: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def show(tables: dict[str, Any]) -> None:
-    """A row for each table, as the guide has it: from constant noise to the default."""
-    for name, found in tables.items():
-        constant, chosen = found["constant"], found["auto"]
-        both = {key: (constant[key], chosen[key]) for key in constant}
-        inside = [" ".join(f"{100 * row[f'covered {c}%']:.0f}" for c in (50, 80, 95)) for row in (constant, chosen)]
-        print(
-            f"| {name} | {chosen['training rows']:,} | {chosen['chosen']} "
-            f"| {' → '.join(f'{x:.3f}' for x in both['NLL'])} | {' → '.join(f'{x:.2f}' for x in both['Spearman'])} "
-            f"| {' → '.join(inside)}% "
-            f"| {' → '.join(f'{x:.1f}' for x in both['CPU seconds'])} |"
-        )
-
-
 def main() -> None:
     options = arguments(__doc__).parse_args()
     report: dict[str, Any] = {"tables": {}} | earlier(options.output / "noise.json")
@@ -60,7 +46,6 @@ def main() -> None:
                 warnings.simplefilter("ignore")
                 report["tables"][name] = fit(name)
             save(options.output / "noise.json", report)
-    show(report["tables"])
 
 
 if __name__ == "__main__":

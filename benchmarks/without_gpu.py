@@ -1,6 +1,6 @@
 """What can be known of the kernels of a GPU without one.
 
-    python benchmarks/without_gpu.py            # writes runs/benchmarks/without_gpu.json; needs triton==3.9.0
+    python benchmarks/without_gpu.py            # writes runs/benchmarks/without_gpu.json; needs Triton
 
 Every pass of every rule by Triton's interpreter beside PyTorch's operations, cubins of sm_80 and sm_90 with registers
 and spills, bytes per weight, and what steps and other calls dispatch on tensors of a GPU that is not there.

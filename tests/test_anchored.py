@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import bayesadam as ba
-from bayesadam.posterior import load_posterior
 from posterior.kinds import draw, flat
 
 BETA, LAMBDA = 4.0, 2.0
@@ -132,22 +131,6 @@ def test_the_members_are_kept_apart_from_torchs_generator():
     for part, same, different in zip(first.components, again.components, other.components, strict=False):
         torch.testing.assert_close(part.mean["0.weight"], same.mean["0.weight"], rtol=1e-7, atol=1e-8)
         assert not torch.allclose(part.mean["0.weight"], different.mean["0.weight"])
-
-
-def test_saved_and_predicted(tmp_path):
-    q = ensemble()
-    q.save(tmp_path / "q.safetensors")
-    loaded = load_posterior(tmp_path / "q.safetensors")
-    model, likelihood = perceptron(), ba.Gaussian(BETA).double()
-    predictions = [
-        ba.predict(model, posterior, 2 * X, likelihood=likelihood, method=method)
-        for posterior, method in ((q, "auto"), (q, "linearized"), (loaded, "auto"))
-    ]
-    for pred in predictions[1:]:
-        assert pred.mean.equal(predictions[0].mean)
-        assert pred.epistemic.equal(predictions[0].epistemic)
-    assert loaded.hyperparameters["method"] == "anchored_ensemble"
-    assert loaded.hyperparameters["prior_precision"] == LAMBDA
 
 
 CLASSES = {

@@ -21,6 +21,7 @@ import torch
 from matplotlib import image
 
 from bayesadam.tables.cli.app import app
+from test_public_names import PUBLIC
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -30,18 +31,6 @@ FENCE = re.compile(r"^```([\w-]*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 EQUATION = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", re.DOTALL)
 RULE = re.compile(r"<!-- rule: ([\w.]+) -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PUBLIC = """
-    bayesadam bayesadam.calibration bayesadam.curvature
-    bayesadam.distance
-    bayesadam.posthoc bayesadam.likelihoods bayesadam.metrics bayesadam.moments bayesadam.native
-    bayesadam.noise bayesadam.objectives bayesadam.optim bayesadam.plots bayesadam.population bayesadam.posterior
-    bayesadam.predictive bayesadam.priors bayesadam.pruning bayesadam.sklearn
-    bayesadam.bayes_by_backprop bayesadam.functional.batching bayesadam.functional.curvature
-    bayesadam.functional.empirical bayesadam.functional.gaussian bayesadam.functional.hessian bayesadam.functional.kl
-    bayesadam.functional.kronecker bayesadam.functional.moments bayesadam.functional.monotone
-    bayesadam.functional.outputs bayesadam.functional.philox
-    bayesadam.functional.reparameterized bayesadam.functional.special bayesadam.core.rule bayesadam.integrations
-""".split()
 
 
 def name_of(path):
@@ -85,8 +74,18 @@ NEEDS = {
     "guides/parameter-exploration.md": ["stable_baselines3"],
 }
 """Packages of an extra that a page's snippets import; other people's, whose warnings are not ours."""
+FIRST = ("README.md", "index.md")
+"""Pages that are run for every change; the others take minutes."""
+
+
+def marks_of(page):
+    name = name_of(page)
+    ignored = [pytest.mark.filterwarnings("ignore")] if name in NEEDS else []
+    return ignored if name in FIRST else [pytest.mark.nightly, *ignored]
+
+
 SNIPPETS = [
-    pytest.param(page, marks=[pytest.mark.filterwarnings("ignore")] if name_of(page) in NEEDS else [], id=name_of(page))
+    pytest.param(page, marks=marks_of(page), id=name_of(page))
     for page in [ROOT / "README.md", *PAGES]
     if "```" in page.read_text()
 ]
@@ -181,6 +180,7 @@ def test_the_site_can_show_every_equation(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("script", FIGURES, ids=name_of)
 def test_figures_are_those_of_their_scripts(script, tmp_path, monkeypatch):
     """Small, on the gallery's page, and about what the script draws: elsewhere lines may be a pixel off."""
@@ -198,35 +198,13 @@ def test_figures_are_those_of_their_scripts(script, tmp_path, monkeypatch):
 
 
 def public():
-    """Path and value of every public class and function: what a public module defines or re-exports."""
+    """Path and value of every public class and function."""
     for module_name in PUBLIC:
         module = importlib.import_module(module_name)
-        for name, value in vars(module).items():
-            if name.startswith("_") or not (inspect.isclass(value) or inspect.isfunction(value)):
-                continue
-            home = value.__module__
-            if home == module_name or (home.startswith("bayesadam") and module.__file__.endswith("__init__.py")):
-                yield f"{home}.{value.__qualname__}", value
-
-
-def test_the_public_modules_are_all_there_are():
-    """Those that are left out are the inside of the library, or the application, whose names are in its `sklearn`."""
-    inside = {"bayesadam.tables", "bayesadam.modules", "bayesadam.progress"}
-    inside |= {"bayesadam.files", "bayesadam.functional", "bayesadam.dropout"}
-    inside |= {"bayesadam.swag", "bayesadam.scaling", "bayesadam.checks", "bayesadam.core"}
-    inside |= {"bayesadam.anchored", "bayesadam.ensembles"}
-    inside |= {
-        f"bayesadam.functional.{name}"
-        for name in ("autocast", "calls", "generators", "initial_priors", "recomputation")
-    }
-    root = ROOT / "src" / "bayesadam"
-    top = [path for folder in (root, root / "functional") for path in folder.glob("[a-z]*")]
-    modules = {
-        ".".join(path.relative_to(root.parent).with_suffix("").parts)
-        for path in top
-        if path.suffix == ".py" or (path / "__init__.py").exists()
-    }
-    assert modules - inside == set(PUBLIC) - {"bayesadam", "bayesadam.core.rule"}
+        for name in module.__all__:
+            value = getattr(module, name)
+            if inspect.isclass(value) or inspect.isfunction(value):
+                yield f"{value.__module__}.{value.__qualname__}", value
 
 
 @pytest.fixture(scope="module")
@@ -239,12 +217,14 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.nightly
 def test_the_site_has_every_page(site):
     for page in PAGES:
         path = site / page.relative_to(DOCS).with_suffix("")
         assert (path.parent if path.name == "index" else path).joinpath("index.html").exists(), name_of(page)
 
 
+@pytest.mark.nightly
 def test_every_public_name_is_in_the_reference(site):
     packed = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
     documented = {line.split()[0] for line in zlib.decompress(packed).decode().splitlines()}
@@ -253,12 +233,14 @@ def test_every_public_name_is_in_the_reference(site):
     assert names <= documented, sorted(names - documented)
 
 
+@pytest.mark.nightly
 def test_pages_ask_no_other_server_for_anything(site):
     loaded = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=["']?(?:https?:)?//""")
     for path in site.rglob("*.html"):
         assert not loaded.search(path.read_text()), path.relative_to(site)
 
 
+@pytest.mark.nightly
 def test_the_reference_has_no_marks_of_another_language(site):
     """Sphinx's roles and literal blocks, which Markdown shows as they stand."""
     for path in (site / "api").rglob("*.html"):

@@ -328,14 +328,9 @@ class TestTensors:
         [
             (lambda header, fields: fields.update(tensors=["w"] * 3), "its list of tensors is not that of its header"),
             (lambda header, fields: header["w"].update(shape=[2**40]), "Error while deserializing"),
-            (lambda header, fields: header["w"].update(shape=[0] * 65), "Error while deserializing"),
             (
                 lambda header, fields: header.update(v=dict(header["w"])),
                 "its list of tensors is not that of its header",
-            ),
-            (
-                lambda header, fields: header["w"].update(shape=[2**40], data_offsets=[0, 2**42]),
-                "Error while deserializing",
             ),
         ],
     )

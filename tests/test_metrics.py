@@ -170,27 +170,6 @@ class TestOutOfDistribution:
             metrics.ood_auroc(torch.zeros(2), torch.ones(2))
 
 
-@pytest.mark.parametrize("grad", [False, True])
-def test_results_are_floats(grad):
-    probs, target = classes()
-    probs, values = probs.requires_grad_(grad), draw(5).requires_grad_(grad)
-    prediction = ba.predictive.RegressionPredictive(values[None], values[None].exp())
-    for value in (
-        metrics.rmse(values, values),
-        metrics.log_likelihood(prediction, values),
-        metrics.joint_log_likelihood(prediction, values),
-        metrics.nll(prediction, values),
-        metrics.crps(values, values.exp(), values),
-        metrics.accuracy(probs, target),
-        metrics.brier_score(probs, target),
-        metrics.expected_calibration_error(probs, target),
-        metrics.coverage(values, values, values),
-        metrics.ood_auroc(values, values),
-    ):
-        assert type(value) is float
-    assert not any(part.requires_grad for part in metrics.calibration_curve(probs, target))
-
-
 NAN, ONES = torch.tensor([math.nan, 1.0]), torch.ones(2)
 
 
@@ -212,18 +191,6 @@ def test_what_is_nan_or_empty_has_no_score(metric, arguments):
     """An argmax takes nan for the largest, of class 0; a score must not."""
     assert math.isnan(metric(*arguments))
     assert math.isnan(metric(*(argument[:0] for argument in arguments)))
-
-
-@pytest.mark.parametrize(
-    "prediction",
-    [
-        ba.predictive.RegressionPredictive(torch.zeros(4, 0), torch.ones(4, 0)),
-        ba.predictive.ClassificationPredictive(torch.zeros(4, 0, 3)),
-    ],
-)
-def test_no_data_have_no_likelihood(prediction):
-    for metric in (metrics.log_likelihood, metrics.joint_log_likelihood, metrics.nll):
-        assert math.isnan(metric(prediction, torch.zeros(0, dtype=torch.int64)))
 
 
 A, B, CLASSES = torch.ones(5), torch.ones(5, 1), torch.tensor([0, 1])

@@ -10,16 +10,17 @@ from inspect import Parameter
 import pytest
 
 import bayesadam as ba
-from test_docs import PUBLIC, public
+from test_docs import public
+from test_public_names import PUBLIC
 
 pytestmark = pytest.mark.nightly
 
 KEYWORD, POSITIONAL = Parameter.KEYWORD_ONLY, (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-PASSED_ON = {"forward", "run"}
-"""Methods that call a network, whose arguments they pass on."""
+PASSED_ON = {"forward", "run", "PerturbedOptimizer"}
+"""Methods that call a network, and the base of optimisers, whose options are those of its rule."""
 DATA = {"data", "groups", "inputs", "target", "covariance", "log_variances", "log_aleatoric", "lr", "name", "posterior"}
-DATA |= {"variance", "rows", "sample", "seeds"}
-"""Optional arguments that may follow others by position: data, and the learning rate, as in PyTorch."""
+DATA |= {"variance", "rows", "sample", "scratch", "seeds"}
+"""Optional arguments that may follow others by position: data, memory for it, and the learning rate, as in PyTorch."""
 OTHERS = {"fit", "train", "step", "zero_grad", "to", "load_state_dict", "predict", "predict_interval", "sample_y"}
 OTHERS |= {"query_strategy", "draws", "writer"}
 """Methods with the signature of PyTorch's, scikit-learn's or modAL's of the same name; and the protocol of samples,
@@ -53,7 +54,7 @@ def test_signatures_name_every_argument():
                 assert name in PASSED_ON, f"{path} takes **{parameter.name}"
 
 
-RESULTS = {"PosteriorReport", "PruningCurve", "TensorReport", "TrainingStatus", "Dataset", "MinimizeResult"}
+RESULTS = {"PosteriorReport", "PruningCurve", "TensorReport", "TrainingStatus", "Dataset", "MinimizeResult", "Options"}
 """Classes that only the library makes: their arguments are fields."""
 
 

@@ -149,18 +149,6 @@ class TestDistribution:
     def test_moments(self, draws, power):
         assert abs(moment_z(draws, power)) < BOUND
 
-    def test_planted_errors_of_one_percent_would_be_found(self, draws):
-        assert moment_z(draws * math.sqrt(1.01), 2) > 2.5 * BOUND
-        assert moment_z(draws * math.sqrt(0.99), 2) < -2.5 * BOUND
-        assert moment_z(draws + 0.01, 1) > 2.5 * BOUND
-        a, b = draws[:-1], draws[1:]
-        values, squares = correlation_z(a, 0.01 * a + math.sqrt(1 - 0.01**2) * b)
-        assert values > 2.5 * BOUND
-        assert abs(squares) < BOUND
-        values, squares = correlation_z(a, torch.where(a.abs() > 1, 1.01, 0.99) * b)
-        assert abs(values) < BOUND
-        assert squares > 2.5 * BOUND
-
     def test_kolmogorov_smirnov(self, draws):
         x = np.sort(draws.float().numpy()).astype(np.float64)
         ranks = np.arange(NUM) / NUM
@@ -260,7 +248,7 @@ def assert_slice(full, offset, shape):
 
 
 class TestSlices:
-    @settings(deadline=None)
+    @settings(deadline=None, max_examples=40)
     @given(slices())
     @example(([3, 1, 4], [0, 0, 1], [2, 1, 2]))
     @example(([3, 5, 4], [1, 2, 0], [1, 2, 4]))

@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import bayesadam as ba
@@ -73,17 +71,6 @@ def test_the_loss_is_the_mean_over_samples_of_both_terms(prior, antithetic):
     assert loss.item() == pytest.approx(sum(expected) / 4, rel=1e-12)
 
 
-def test_antithetic_pairs_are_exact_for_what_is_linear_in_the_weights():
-    x, _ = regression()
-    net = variational(linear(), initial_std=0.5)
-    with net.common_draw():
-        first = net(x)
-    with net.common_draw(mirrored=True):
-        second = net(x)
-    torch.testing.assert_close((first + second) / 2, net.model(x), rtol=1e-13, atol=1e-13)
-    assert (first - second).abs().min() > 1e-3
-
-
 def named():
     return module_of(lambda self, features, scale: {"prediction": self.inner(features) * scale}, inner=linear())
 
@@ -102,7 +89,7 @@ def test_inputs_may_be_a_tuple_or_a_dict_and_output_takes_the_tensor_out():
         variational(named()).loss((x, 1.0), y, likelihood=LIKELIHOOD, num_data=12)
 
 
-@pytest.mark.parametrize("num_batches", [1, 3, 1000, 100_000])
+@pytest.mark.parametrize("num_batches", [1, 3, 50, 1000, 100_000])
 @pytest.mark.parametrize("schedule", ["uniform", "blundell"])
 def test_weights_of_minibatches_sum_to_one(num_batches, schedule):
     weights = kl_weights(num_batches, schedule=schedule)
@@ -111,15 +98,9 @@ def test_weights_of_minibatches_sum_to_one(num_batches, schedule):
     assert weights.isfinite().all()
     assert (weights >= 0).all()
     assert weights.sum().item() == pytest.approx(1.0, abs=1e-12)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 60))
-def test_blundell_weights_by_whole_numbers(num_batches):
-    expected = [2 ** (num_batches - i) / (2**num_batches - 1) for i in range(1, num_batches + 1)]
-    torch.testing.assert_close(
-        kl_weights(num_batches, schedule="blundell"), torch.tensor(expected, dtype=torch.float64), rtol=1e-13, atol=0
-    )
+    if schedule == "blundell" and num_batches < 60:
+        expected = [2 ** (num_batches - i) / (2**num_batches - 1) for i in range(1, num_batches + 1)]
+        torch.testing.assert_close(weights, torch.tensor(expected, dtype=torch.float64), rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("schedule", ["uniform", "blundell"])

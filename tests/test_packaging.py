@@ -17,20 +17,7 @@ import bayesadam as ba
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "bayesadam"
-PROGRAM = """
-import sys, torch, bayesadam as ba
-model = torch.nn.Linear(3, 1)
-opt = ba.BayesAdam(model.named_parameters(), num_data=10, batch_size=10, total_steps=5)
-x = torch.linspace(-1, 1, 30).reshape(10, 3)
-for _ in range(5):
-    with opt.sampled_params():
-        opt.zero_grad()
-        torch.nn.functional.mse_loss(model(x), x[:, :1]).backward()
-    opt.step()
-opt.posterior(model).save("q.safetensors")
-pred = ba.predict(model, ba.load_posterior("q.safetensors"), x, likelihood=ba.Gaussian(4.0), mc_samples=8)
-print(ba.__file__, ba.__version__, tuple(pred.mean.shape))
-"""
+FIRST_STEPS = ROOT / ".ci" / "first_steps.py"
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +31,7 @@ def wheel(tmp_path_factory):
     return path
 
 
+@pytest.mark.nightly
 def test_the_wheel_has_all_of_the_package_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -71,6 +59,7 @@ def needed(requirements):
     return list(found.values())
 
 
+@pytest.mark.nightly
 def test_the_wheel_works_in_a_clean_environment(wheel, tmp_path):
     """Dependencies are linked, not downloaded: those that the wheel names, and theirs."""
     venv.create(tmp_path / "env", with_pip=False, symlinks=os.name != "nt")
@@ -92,7 +81,7 @@ def test_the_wheel_works_in_a_clean_environment(wheel, tmp_path):
                 (site / name).symlink_to(distribution.locate_file(name))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
-        [python, "-W", "error", "-c", PROGRAM],
+        [python, "-W", "error", FIRST_STEPS],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

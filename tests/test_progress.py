@@ -30,14 +30,6 @@ def test_a_note_stays_until_the_next_one(capsys):
     assert "second" in err
 
 
-def test_of_unknown_length(capsys):
-    with progress_bar("working", None, True) as advance:
-        advance(7)
-    err = capsys.readouterr().err
-    assert err.startswith("working")
-    assert "100%" not in err
-
-
 @pytest.mark.parametrize(
     ("progress", "shown", "terminal", "visible"),
     [

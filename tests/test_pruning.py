@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
 from bayesadam import metrics, plots
@@ -115,23 +114,6 @@ class TestCurve:
         assert list(curve.scores) == ["entropy", "left"]
         assert curve.scores["left"] == curve.remaining
         assert all(type(value) is float for values in curve.scores.values() for value in values)
-
-    def test_loaders_and_outputs(self, model, q, data):
-        x, y = data
-        options = {"likelihood": ba.Categorical(), "fractions": LEVELS}
-        expected = pruning_curve(model, q, (x, y), **options).scores
-        loader = DataLoader(TensorDataset(x, y), batch_size=7, shuffle=True)
-        wrapped = nn.Sequential(model)
-        wrapped.forward = lambda x: {"logits": model(x)}
-        names = {f"0.{n}": m for n, m in q.mean.items()}
-        renamed = ba.DiagonalGaussian(names, {f"0.{n}": v for n, v in q.variance.items()})
-        for found in (
-            pruning_curve(model, q, loader, **options),
-            pruning_curve(model, q, (x, y), batch_size=9, **options),
-            pruning_curve(wrapped, renamed, (x, y), output=lambda out: out["logits"], **options),
-        ):
-            assert found.scores["accuracy"] == expected["accuracy"]
-            assert found.scores["nll"] == pytest.approx(expected["nll"], rel=1e-6)
 
     @pytest.mark.parametrize(
         ("changes", "message"),

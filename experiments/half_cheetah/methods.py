@@ -39,9 +39,6 @@ class ExploringVadam(ba.Vadam):
 
     rule = ExploringVadamRule()
 
-    def __init__(self, params: Any, lr: float = 1e-3, *, floor: float = 1e4, **common: Any) -> None:
-        super().__init__(params, lr, options={"floor": floor}, **common)
-
 
 class SGDExploreRule(Rule):
     """Gradient descent on the mean ``mu`` and on the precision ``s`` of the weights (Khan et al. 2018, eq. 111)::
@@ -99,18 +96,12 @@ class SGDExplore(ba.optim.PerturbedOptimizer):
     rule = SGDExploreRule()
     has_prior = False
 
-    def __init__(self, params: Any, lr: float = 1e-3, *, precision_lr: float = 0.01, **common: Any) -> None:
-        super().__init__(params, lr, options={"precision_lr": precision_lr}, **common)
-
 
 class AdamExplore(ba.optim.PerturbedOptimizer):
     """The optimiser with the rule :class:`AdamExploreRule`."""
 
     rule = AdamExploreRule()
     has_prior = False
-
-    def __init__(self, params: Any, lr: float = 1e-3, *, precision_lr: float = 0.01, **common: Any) -> None:
-        super().__init__(params, lr, options={"precision_lr": precision_lr}, **common)
 
 
 Optimizer = torch.optim.Optimizer

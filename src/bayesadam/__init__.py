@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from bayesadam.pruning import pruning_curve as pruning_curve
     from bayesadam.swag import SWAG as SWAG
 
-__version__ = "0.1.0"
+__version__ = "0.1.0.dev0"
 
 _MODULES = """
 bayes_by_backprop calibration curvature distance functional integrations likelihoods metrics moments

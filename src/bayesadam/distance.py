@@ -19,6 +19,8 @@ from torch.nn.utils import parametrize
 
 from bayesadam.checks import check, check_count, check_model, check_positive, is_positive
 
+__all__ = ["RandomFeatures", "SpectralBound", "distance_aware"]
+
 BOUNDED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Layers whose weights are bounded. Transposed convolutions, whose outputs are the second axis, are not."""
 

@@ -19,6 +19,23 @@ if TYPE_CHECKING:
     from bayesadam.predictive.result import Predictive, RegressionPredictive
     from bayesadam.predictive.transformed import TransformedPredictive
 
+__all__ = [
+    "accuracy",
+    "brier_score",
+    "calibration_curve",
+    "coverage",
+    "crps",
+    "expected_calibration_error",
+    "joint_log_likelihood",
+    "log_likelihood",
+    "nll",
+    "ood_auroc",
+    "predictive_crps",
+    "quantile_crps",
+    "rmse",
+    "spaced_levels",
+]
+
 LEVELS = 200
 """Probabilities of the quantiles from which a CRPS is computed."""
 DRAWS = 1024

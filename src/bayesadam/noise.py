@@ -40,6 +40,19 @@ from bayesadam.functional.philox import constants, normals
 from bayesadam.native import device as kernels
 from bayesadam.native.memory import PLAIN, are_backed, placed
 
+__all__ = [
+    "Draws",
+    "checked",
+    "fill_many",
+    "fill_runs",
+    "has_kernel",
+    "lanes_of",
+    "normal",
+    "normal_many",
+    "runs_of",
+    "table_row",
+]
+
 Fill: TypeAlias = Callable[[NDArray[np.int64], int], None]
 Run: TypeAlias = tuple[int, int, int, int]
 """Index of a parameter, its first element, its number of elements, and that of the whole draw."""
@@ -197,7 +210,7 @@ def normal_many(
         checked(extreme(seeds), extreme(steps), extreme(samples), extreme(sizes), stream)
     shape = len(seeds), len(samples), sum(sizes.values())
     result = torch.empty(shape, dtype=torch.float32, device=device)
-    native_fill, numbers = _native(result), [sample | stream << 28 for sample in samples]
+    native_fill, numbers = _native(result), (np.array(samples) | stream << 28).tolist()
     if native_fill is not None:
         native_fill(_table(result, seeds, steps, numbers, sizes), result.numel())
         return result
@@ -324,13 +337,16 @@ def _fill_many(
 
 def _table(out: Tensor, seeds: Sequence[int], steps: Any, numbers: Any, sizes: Mapping[int, int]) -> NDArray[np.int64]:
     """The rows of ``native/normal.cpp`` for :func:`normal_many`: for seeds, samples and parameters, in this order."""
-    counts, words = np.array(list(sizes.values())), np.array([[seed & _MASK, seed >> 32] for seed in seeds])
-    lanes = [lanes_of(size) for size in sizes.values()]
-    low, high, step = words[:, :1, None], words[:, 1:, None], np.array(steps)[:, None, None]
+    counts, words = np.array(list(sizes.values())), np.array(seeds, dtype=np.uint64)[:, None, None]
+    lanes = list(map(lanes_of, sizes.values()))
+    low, high, step = words & _MASK, words >> 32, np.array(steps)[:, None, None]
     rows = np.arange(len(seeds) * len(numbers)).reshape(len(seeds), -1, 1)
     places = out.data_ptr() + 4 * (rows * counts.sum() + np.cumsum(counts) - counts)
     columns = 0, counts, lanes, low, high, step, np.array(numbers)[:, None], list(sizes), places
-    return np.stack(np.broadcast_arrays(*columns), axis=-1, dtype=np.int64).reshape(-1, kernels.FILL_COLUMNS)
+    table = np.empty((len(seeds), len(numbers), len(sizes), kernels.FILL_COLUMNS), dtype=np.int64)
+    for column, values in enumerate(columns):
+        table[..., column] = values
+    return table.reshape(-1, kernels.FILL_COLUMNS)
 
 
 def _set(word: Tensor, values: Sequence[int], shape: tuple[int, ...]) -> None:

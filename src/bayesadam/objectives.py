@@ -18,6 +18,8 @@ from bayesadam.predictive.monte_carlo import outputs_at_samples
 from bayesadam.predictive.plan import Options
 from bayesadam.priors import Prior, as_prior
 
+__all__ = ["elbo", "kl_warmup", "kl_weights"]
+
 SCHEDULES = ("uniform", "blundell")
 
 

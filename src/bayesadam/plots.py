@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from bayesadam.predictive import RegressionPredictive
     from bayesadam.pruning import PruningCurve
 
+__all__ = ["entropy_histogram", "pruning", "regression_band", "reliability"]
+
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY_BLUE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
 COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY_BLUE)
 """The palette of Okabe and Ito."""

@@ -18,6 +18,16 @@ from bayesadam.checks import check, is_positive
 from bayesadam.functional import empirical, kl
 from bayesadam.posterior import DiagonalGaussian
 
+__all__ = [
+    "EmpiricalGaussianPrior",
+    "GaussianPrior",
+    "LearnedGaussianPrior",
+    "PosteriorPrior",
+    "Prior",
+    "ScaleMixturePrior",
+    "as_prior",
+]
+
 
 class Prior(nn.Module, abc.ABC):
     """Base class of priors ``p(weights)``, each a product over weights.

@@ -19,6 +19,8 @@ from bayesadam.predictive.pairs import Data, batches
 from bayesadam.predictive.result import Predictive
 from bayesadam.progress import progress_bar
 
+__all__ = ["PruningCurve", "pruning_curve"]
+
 FRACTIONS = (*(i / 10 for i in range(10)), 0.95, 0.96, 0.97, 0.98, 0.99, 0.992, 0.995, 0.997, 0.999)
 """The levels of the notebook of Kessler et al. 2018, whose Fig. 2 has these curves."""
 

@@ -13,22 +13,35 @@ try:
 except ImportError:
     raise ImportError('bayesadam.sklearn needs scikit-learn: pip install "bayesadam[sklearn]"') from None
 
-from bayesadam.tables.encoder.encoder import TableEncoder as TableEncoder
-from bayesadam.tables.encoder.findings import TableError as TableError
-from bayesadam.tables.estimators.classifier import BayesianMLPClassifier as BayesianMLPClassifier
-from bayesadam.tables.estimators.loading import load_estimator as load_estimator
-from bayesadam.tables.estimators.member_training import TrainingStatus as TrainingStatus
-from bayesadam.tables.estimators.methods import METHODS as METHODS
-from bayesadam.tables.estimators.regressor import BayesianMLPRegressor as BayesianMLPRegressor
-from bayesadam.tables.estimators.scorers import interval_score as interval_score
-from bayesadam.tables.estimators.scorers import neg_crps as neg_crps
-from bayesadam.tables.estimators.scorers import neg_nll as neg_nll
-from bayesadam.tables.runs.settings import RunError as RunError
-from bayesadam.tables.runs.settings import Settings as Settings
+from bayesadam.tables.encoder.encoder import TableEncoder
+from bayesadam.tables.encoder.findings import TableError
+from bayesadam.tables.estimators.classifier import BayesianMLPClassifier
+from bayesadam.tables.estimators.loading import load_estimator
+from bayesadam.tables.estimators.member_training import TrainingStatus
+from bayesadam.tables.estimators.methods import METHODS
+from bayesadam.tables.estimators.regressor import BayesianMLPRegressor
+from bayesadam.tables.estimators.scorers import interval_score, neg_crps, neg_nll
+from bayesadam.tables.runs.settings import RunError, Settings
 
 if TYPE_CHECKING:
-    from bayesadam.tables.runs.fit_table import TableFit as TableFit
-    from bayesadam.tables.runs.fit_table import fit_table as fit_table
+    from bayesadam.tables.runs.fit_table import TableFit, fit_table
+
+__all__ = [
+    "METHODS",
+    "BayesianMLPClassifier",
+    "BayesianMLPRegressor",
+    "RunError",
+    "Settings",
+    "TableEncoder",
+    "TableError",
+    "TableFit",
+    "TrainingStatus",
+    "fit_table",
+    "interval_score",
+    "load_estimator",
+    "neg_crps",
+    "neg_nll",
+]
 
 
 def __getattr__(name: str) -> Any:

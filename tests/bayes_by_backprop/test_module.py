@@ -79,21 +79,6 @@ def test_evaluation_mode_uses_the_means_and_draws_nothing():
     assert net._number == 0
 
 
-def test_a_common_draw_is_one_sample_and_others_are_others():
-    net = variational(mlp(), initial_std=0.3)
-    x, _ = data()
-    with net.common_draw():
-        first, second = net(x), net(x)
-    assert torch.equal(first, second)
-    assert not torch.equal(net(x), net(x))
-    with net.common_draw():
-        third = net(x)
-    with net.common_draw(mirrored=True):
-        mirrored = net(x)
-    assert not torch.equal(third, first)
-    assert not torch.equal(third, mirrored)
-
-
 @pytest.mark.parametrize(
     "prior", [1.0, priors.ScaleMixturePrior(pi=0.5, sigma1=1.0, sigma2=0.1), priors.LearnedGaussianPrior()]
 )
@@ -150,27 +135,6 @@ def test_padding_is_looked_up_without_noise_and_gradient(estimator):
     out.square().sum().backward()
     for changes in (out - net.model(torch.arange(4)), *(parameter.grad for parameter in net.parameters())):
         assert torch.equal((changes != 0).any(1), rows)
-
-
-def test_batch_norm_and_dropout_keep_working():
-    layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(16, 3)]
-    model = nn.Sequential(*layers)
-    net = variational(model)
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
-    x, y = torch.randn(20, 1, 4, 4), torch.randint(3, (20,))
-    for _ in range(3):
-        optimizer.zero_grad()
-        net.loss(x, y, likelihood=ba.Categorical(), num_data=20).backward()
-        assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
-        optimizer.step()
-    assert model[1].num_batches_tracked == 3
-    assert model[1].running_mean.abs().max() > 0
-    net.eval()
-    assert not model[3].training
-    assert torch.equal(net(x), net(x))
-    with net.common_draw():
-        assert torch.equal(net(x), net(x))
-    assert model[1].num_batches_tracked == 3
 
 
 @pytest.mark.parametrize(
@@ -326,20 +290,6 @@ def test_the_posterior_is_a_copy_with_its_hyperparameters():
         "estimator": "shared",
         "kl": "sampled",
     }
-
-
-def test_continual_learning_from_a_posterior(tmp_path):
-    net = variational(mlp(), initial_std=0.1)
-    train(net, torch.optim.Adam(net.parameters(), lr=1e-2), 3)
-    net.posterior().save(tmp_path / "q.safetensors")
-    q = ba.load_posterior(tmp_path / "q.safetensors")
-    std = {name: variance.sqrt() for name, variance in q.variance.items()}
-    again = variational(net.model, prior=q, initial_std=std)
-    assert again.kl_divergence().item() == pytest.approx(0.0, abs=1e-4)
-    train(again, torch.optim.Adam(again.parameters(), lr=1e-2), 3)
-    torch.testing.assert_close(again.kl_divergence(), again.posterior().kl_divergence(q), rtol=1e-4, atol=1e-4)
-    with pytest.raises(ValueError, match=r"prior of '0.weight' must be of shape \(5, 4\), got \(6, 4\)"):
-        variational(nn.Sequential(nn.Linear(4, 5)), prior=q)
 
 
 @pytest.mark.parametrize("make", [variational, ba.variational_last_layer])

@@ -190,8 +190,3 @@ def test_refusals(classes):
         ba.badam(adam, model, num_data=80, data=data)
     with pytest.raises(ValueError, match="^data must have at least one batch, got none$"):
         ba.badam(adam, model, num_data=80, data=(data[0][:0], data[1][:0]), likelihood=classes.likelihood)
-    with pytest.raises(ValueError, match="^prior_precision must be a finite number of at least 0, or 'safe', got"):
-        ba.badam(adam, model, num_data=80, prior_precision="sure")
-    message = "^prior_precision must be a positive, finite number, 'marginal_likelihood' or 'safe', got 'sure'$"
-    with pytest.raises(ValueError, match=message):
-        ba.laplace(model, data, likelihood=classes.likelihood, prior_precision="sure")

@@ -14,7 +14,6 @@ from pyarrow import csv, parquet
 
 import bayesadam as ba
 from bayesadam.sklearn import Settings, TableError, fit_table, load_estimator
-from bayesadam.tables.cli import fit_command
 from bayesadam.tables.encoder.read_table import read_table
 from bayesadam.tables.report import write_report
 from bayesadam.tables.report.headline import headline
@@ -50,16 +49,6 @@ class TestScreen:
         scores = read(tmp_path / "run", "metrics")["models"]["bayesadam"]
         (line,) = [line for line in out.split("\n") if line.startswith("RMSE")]
         assert float(line.split()[1]) == float(f"{scores['RMSE']:.4g}")
-
-    def test_columns_that_are_kept_and_levels_that_are_rare(self, fitted, tmp_path):
-        rare = [f"rare {row}" if row % 40 == 0 else f"level {row % 3}" for row in range(120)]
-        path = write(numbers_table().append_column("c", pa.array(rare)), tmp_path / "t.csv")
-        keep = ("--keep", "id", "--time", "block", "--keep", "block", "--drop", "day")
-        out = fitted("fit", path, "--target", "price", "--out", tmp_path / "run", *keep, *FAST)
-        assert "3 numbers (id, size, block)" in out or "numbers (size, block, id)" in out
-        assert "left out  day: it is dropped\n" in out
-        assert out.count("left out") == 1
-        assert out.count("are taken together as 'other'") == 1
 
     def test_nothing_but_text_where_it_is_no_terminal(self, command, tmp_path):
         table = labels_table().rename_columns(["[red]a[/]", "b\x1b[31m", "answer"])
@@ -187,21 +176,6 @@ class TestRunFolder:
         assert scores["bayesadam"]["coverage 95%"] == pytest.approx(inside.mean())
         assert set(scores) == {"bayesadam", "linear model", "gradient boosting"}
 
-    def test_report_data(self, made):
-        report = read(made / "price", "report")
-        data = report["data"]
-        assert (data["rows"], data["train_rows"], data["held_out_rows"]) == (120, 108, 12)
-        assert [column["name"] for column in data["columns"]] == ["size", "city", "new", "block"]
-        assert data["left_out"] == {"day": "it is dropped", "id": "it numbers the rows (if it is an input: keep)"}
-        worst = report["surprises"][0]
-        assert worst["row"] == report["held_out"]["row"][int(np.argmax(report["held_out"]["nll"]))]
-        line = (made / "numbers.csv").read_text().splitlines()[worst["row"] - 1].split(",")
-        assert float(worst["y"].replace(",", "")) == pytest.approx(float(line[-1]), rel=0.01)
-        assert line[2].strip('"') == worst["values"]["city"]
-        assert len(report["unseen"]["row"]) == 120  # all rows: the members left out parts of the training rows
-        assert sorted(report["unseen"]["row"]) == list(range(2, 122))
-        assert str(made) not in (made / "price" / "report.html").read_text()  # folders are nobody's business
-
     def test_of_a_classification(self, made):
         report = read(made / "answer", "report")
         table = read_table(made / "labels.csv").table
@@ -255,37 +229,6 @@ class TestAgain:
         settings = read(tmp_path / "run", "config")["settings"]
         assert (settings["seed"], settings["members"]) == (1, 3)
         assert len(ba.load_posterior(tmp_path / "run" / "posterior.safetensors").components) == 3
-
-    @pytest.mark.parametrize(
-        ("config", "option", "left_out"),
-        [
-            ({"epochs": 3}, ("--time-budget", 2), "epochs"),
-            ({"time_budget": 2.0}, ("--epochs", 3), "time_budget"),
-            ({"group": "a"}, ("--time", "b"), "group"),
-        ],
-    )
-    def test_an_option_replaces_its_alternative(self, fitted, tmp_path, monkeypatch, config, option, left_out):
-        found = []
-        monkeypatch.setattr(fit_command, "_fit", lambda settings, *_, **__: found.append(settings))
-        Settings("t.csv", "y", **config).save(tmp_path / "config.json")
-        fitted("fit", *option, "--config", tmp_path / "config.json", "--out", tmp_path / "run")
-        (settings,) = found
-        assert getattr(settings, option[0][2:].replace("-", "_")) == option[1]
-        assert getattr(settings, left_out) is None
-
-    @pytest.mark.parametrize("budget", [0.2, 20.0])
-    def test_a_time_budget_becomes_epochs(self, fitted, labels, tmp_path, budget):
-        """Unless other parts of the fit were left out, which epochs would not tell."""
-        options = ("--time-budget", budget, "--members", 2, "--hidden", 8, "--out", tmp_path / "run")
-        fitted("fit", labels, "--target", "answer", *options)
-        settings = read(tmp_path / "run", "config")["settings"]
-        estimator = load_estimator(tmp_path / "run")
-        planned = estimator.history_["loss"].shape[1]
-        notes = " ".join(read(tmp_path / "run", "report")["data"]["notes"])
-        assert budget > 1.0 or "the fit leaves out: " in notes  # on a busy machine also of the longer one
-        kept = planned > 10 and estimator.stopped_ != "time" and "the fit leaves out: " not in notes
-        assert (settings["time_budget"], settings["epochs"]) == ((None, planned) if kept else (budget, None))
-        assert planned < 2000
 
     def test_force_replaces_a_run(self, fitted, command, labels, tmp_path):
         arguments = ("fit", labels, "--target", "answer", "--out", tmp_path / "run", *FAST)

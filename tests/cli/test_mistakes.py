@@ -6,20 +6,15 @@ import json
 import re
 import resource
 import shutil
-import sys
-from types import ModuleType
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from bayesadam.files import write_json
-from bayesadam.sklearn import BayesianMLPRegressor
 from bayesadam.tables.cli import main
 from bayesadam.tables.cli.app import app
-from bayesadam.tables.encoder import memory
 from cli.conftest import FAST, labels_table, numbers_table, write
 
 
@@ -77,7 +72,6 @@ class TestOptions:
             (["--hidden", "50,x"], "invalid value for '--hidden': it must be positive whole numbers"),
             (["--members", "0"], "invalid value for '--members'"),
             (["--time-budget", "0"], "the fit is not possible: time_budget must be a positive, finite number, got 0.0"),
-            (["--time-budget", "9", "--epochs", "5"], "a time budget must not be given with epochs, got (9.0, 5)"),
             (["--noise", "-1"], "the fit is not possible: noise must be one of"),
             (["--noise", "input", "--likelihood", "gamma"], "the fit is not possible: noise must be 'auto' with likel"),
             (["--noise", "1e-12"], "the fit is not possible: the gradient of member 0 must be finite"),
@@ -174,13 +168,6 @@ class TestPlaces:
 class TestNames:
     """Names of files that are too long, or that would control the terminal."""
 
-    def test_of_a_thousand_letters(self, refused, made, numbers):
-        long = "x" * 1_000
-        assert refused("predict", long, numbers).startswith("the run must be a folder that bayesadam fit has written")
-        assert refused("report", long).startswith("the run must be a folder that bayesadam fit has written")
-        assert refused("predict", made / "price", numbers, "-o", long).endswith("(File name too long)")
-        assert refused("predict", made / "price", long).endswith("must be a file that can be read (File name too long)")
-
     def test_escape_codes(self, made, command, tmp_path, monkeypatch, capsys):
         """In every message, of success and of failure, also of typer."""
         evil = "\x1b]0;gone\x07\x1b[2J\x9b31m\u202e"
@@ -212,37 +199,6 @@ class TestNames:
         assert out.exists()
 
 
-class TestStreams:
-    """Standard input and output that are closed, as by ``<&-`` and ``>&-``."""
-
-    @pytest.fixture
-    def closed(self, made, monkeypatch, capsys):
-        def run(name, *arguments):
-            monkeypatch.setattr(sys, name, None)
-            monkeypatch.setattr("sys.argv", ["bayesadam", *map(str, arguments)])
-            with pytest.raises(SystemExit) as stopped:
-                main()
-            stream = getattr(sys, name)
-            monkeypatch.undo()
-            stream.close()
-            return stopped.value.code, capsys.readouterr().err
-
-        return run
-
-    def test_input(self, closed, made):
-        message = "bayesadam: standard input must be a file that can be read (Bad file descriptor)\n"
-        assert closed("stdin", "predict", made / "price", "-") == (2, message)
-
-    def test_output(self, closed, made, numbers, tmp_path):
-        code, err = closed("stdout", "predict", made / "price", numbers)
-        message = "standard output must be a file that can be written to, got '-' (Bad file descriptor)"
-        assert (code, err) == (2, f"bayesadam: {message}\n")
-        code, err = closed("stdout", "predict", made / "price", numbers, "-o", tmp_path / "o.csv")
-        assert err == "bayesadam: standard output cannot be written to (Bad file descriptor)\n"
-        assert not code
-        assert (tmp_path / "o.csv").read_text().count("\n") == 121
-
-
 class TestPredict:
     """Tables that are not like the training data, and runs that are damaged."""
 
@@ -254,23 +210,6 @@ class TestPredict:
     @pytest.fixture
     def predict(self, refused, run, tmp_path):
         return lambda table: refused("predict", run, table, "-o", tmp_path / "o.csv")
-
-    @pytest.mark.parametrize(
-        ("name", "values", "message"),
-        [
-            ("size", None, "the table must have the columns of the training data, it lacks 'size'"),
-            ("size", "1,5", "column 'size' must hold finite numbers, got '1,5' in line 2"),
-            ("new", "perhaps", "column 'new' must hold true or false, got 'perhaps' in line 2"),
-            ("size", "1e30", "X must be near the training inputs, got 1e+30 in row 0, column 'size'; row 0 is line 2"),
-        ],
-    )
-    def test_columns(self, predict, tmp_path, name, values, message):
-        table = numbers_table()
-        place = table.column_names.index(name)
-        table = table.drop_columns(name)
-        if values is not None:
-            table = table.add_column(place, name, pa.array([values] * len(table)))
-        assert predict(write(table, tmp_path / "t.csv")).startswith(message)
 
     def test_a_compressed_table_that_is_cut(self, predict, refused, tmp_path):
         text = write(numbers_table(3000), tmp_path / "t").read_bytes()
@@ -300,25 +239,6 @@ class TestPredict:
         monkeypatch.setattr("bayesadam.tables.runs.run_folder.load_estimator", refuse)
         assert predict(numbers).startswith(f"the run {str(run)!r} must be readable, got Permission denied for ")
 
-    @pytest.mark.parametrize(
-        "change",
-        [
-            {"held_out": {}},
-            {"metrics": []},
-            {"created": 5},
-            {"classes": None, "task": "classification"},
-            {"explained": {"importance": [{"name": "size"}]}},
-            {"data": {"rows": [1]}},
-            {"margins": {"linear model": 3}},
-            {"reproduce": None},
-        ],
-    )
-    def test_report_data_with_another_value(self, refused, run, change):
-        """The digest is right, as of a file that another program wrote."""
-        write_json(run / "report.json", json.loads((run / "report.json").read_text()) | change)
-        message = refused("report", run)
-        assert message.startswith(f"the run {str(run)!r} must be complete, a file cannot be read: report.json must be")
-
     def test_files_that_are_none(self, refused, run, numbers, tmp_path):
         """A pipe or a device would never end."""
         for name, command in (
@@ -332,13 +252,6 @@ class TestPredict:
             assert "Not a regular file" in refused(*command)
             (run / name).unlink()
             (run / name).write_bytes(content)
-
-    def test_several_targets(self, refused, tmp_path):
-        x = pd.DataFrame({"size": np.arange(20.0) ** 2, "city": ["Rome", "Oslo"] * 10})
-        options = {"members": 2, "hidden": (2,), "epochs": 2, "calibrate": False}
-        BayesianMLPRegressor("ensemble", **options).fit(x, x[["size", "size"]].to_numpy()).save(tmp_path / "two")
-        path = write(pa.Table.from_pandas(x), tmp_path / "t.csv")
-        assert refused("predict", tmp_path / "two", path) == "the run must be that of one target, got several"
 
     def test_report_data(self, refused, run):
         text = (run / "report.json").read_text()
@@ -391,26 +304,6 @@ class TestResources:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         out = str(tmp_path / name)
         assert message == f"--out must be a file that can be written to, got {out!r} (File too large)"
-
-    def test_a_table_that_does_not_fit(self, refused, numbers, tmp_path, monkeypatch):
-        monkeypatch.setattr(memory, "available_memory", lambda: 1000)
-        message = refused(*self.fit(numbers, tmp_path / "run"))
-        assert message.startswith(f"reading {numbers.name} would take 0.0 GiB of memory, 0.0 GiB are available")
-
-    def test_a_missing_package(self, refused, numbers, tmp_path, monkeypatch):
-        for module in [name for name in sys.modules if name.startswith(("matplotlib", "bayesadam.tables.report"))]:
-            monkeypatch.delitem(sys.modules, module)
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
-        message = refused(*self.fit(numbers, tmp_path / "run"))
-        assert message == 'this command needs matplotlib: pip install "bayesadam[all]"'
-
-    @pytest.mark.parametrize("module", ["bayesadam.tables.runs.fit_table", "bayesadam.tables.cli.screen"])
-    def test_a_package_that_is_too_old(self, refused, numbers, tmp_path, monkeypatch, module):
-        """While the library is imported, and after it."""
-        monkeypatch.setitem(sys.modules, module, ModuleType(module))
-        message = refused(*self.fit(numbers, tmp_path / "run"))
-        assert message.startswith("cannot import name ")
-        assert module in message
 
     def test_a_faulty_library_is_no_mistake_of_the_user(self, numbers, tmp_path, monkeypatch):
         """An error of ours keeps its traceback, and leaves nothing half-written either."""

@@ -141,26 +141,6 @@ class TestRegression:
         assert read_table(tmp_path / "o.csv", typed=False).table["link"].to_pylist() == cells["link"] * 10
         assert "formulas" not in fitted("predict", made / "price", path, "-o", tmp_path / "o.parquet", *copied)
 
-    def test_in_the_folder_of_the_run(self, command, made, monkeypatch):
-        """Standard output is not in it."""
-        monkeypatch.chdir(made / "price")
-        monkeypatch.setattr(module, "write_predictions", lambda table, out: None)
-        assert command("predict", ".", made / "numbers.csv")[0] == 0
-
-    def test_other_columns(self, fitted, made, tmp_path):
-        table = numbers_table(30, seed=5).drop_columns(["id", "price", "day"])
-        expected = tmp_path / "a.csv"
-        assert fitted("predict", made / "price", write(table, tmp_path / "t.csv"), "-o", expected).count("\n") == 1
-        more = table.append_column("[extra]", pa.array(["x"] * 30)).select([4, 2, 0, 3, 1])
-        out = fitted("predict", made / "price", write(more, tmp_path / "m.csv"), "-o", tmp_path / "b.csv")
-        assert "note: columns that are no inputs are ignored: '[extra]'\n" in out
-        assert (tmp_path / "b.csv").read_bytes() == expected.read_bytes()
-
-    def test_quantiles_that_are_close_have_columns_of_their_own(self, made):
-        file = read_table(made / "numbers.csv", typed=False)
-        table, _ = predict_table(load_estimator(made / "price"), file, quantiles=(0.9999991, 0.9999992))
-        assert table.column_names[4:] == ["quantile_0.9999991", "quantile_0.9999992"]
-
 
 class TestClassification:
     def test_is_what_the_estimator_says(self, fitted, made, tmp_path):

@@ -11,7 +11,6 @@ from scipy import stats
 
 from bayesadam.sklearn import RunError, Settings
 from bayesadam.tables.encoder.splits import Split
-from bayesadam.tables.estimators.clock import Clock
 from bayesadam.tables.runs import evaluation
 from bayesadam.tables.runs.prepare import prepare
 from bayesadam.tables.runs.run_folder import FILES, check_place, new_run, reserve
@@ -236,7 +235,7 @@ class TestBaselines:
             y=y,
             weights_of=lambda rows: None if weights is None else weights[rows],
         )
-        found = evaluation.baselines(prepared, Clock())
+        found = evaluation.baselines(prepared)
         return {name: evaluation.scores(*row) for name, row in found.items()}
 
     def test_of_a_regression(self):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bayesadam.curvature import PerExampleSquares
-from bayesadam.curvature.fallback import Replay
+from bayesadam.curvature.replay import Replay
 from bayesadam.curvature.totals import chunks
 from bayesadam.curvature.units import units_of
 from curvature.conftest import check, started

@@ -7,13 +7,10 @@ from scipy.optimize import minimize
 
 import bayesadam as ba
 from bayesadam.tables.estimators.calibration import (
-    KNOWN,
     PRIOR,
-    average_with_earlier_,
     output_scale,
     pool,
     scaled,
-    temperature,
     tempered,
     variance_scales,
 )
@@ -119,47 +116,6 @@ def test_scaled_outputs():
     assert scaled(outputs, 1.0) is outputs
 
 
-def test_noise_that_was_learned_before_counts_as_so_many_rows():
-    learned, before = ba.Gaussian(8.0, learned=True), ba.Gaussian(2.0)
-    average_with_earlier_(learned, before, 3.0 * KNOWN)
-    assert learned.noise_precision.item() == pytest.approx(2.0**0.25 * 8.0**0.75)
-
-
-def test_known_scales_are_a_normal_prior_of_their_logarithms():
-    generator = np.random.default_rng(1)
-    epistemic, aleatoric, weight = generator.gamma(1.0, 1.0, (3, 60))
-    residual = generator.standard_normal(60) * np.sqrt(0.5 * epistemic + 2.0 * aleatoric)
-    before = np.array([1.5, 0.5])
-    found = variance_scales(residual, epistemic, aleatoric, weight, before)
-    data = (residual, epistemic, aleatoric, weight)
-    best = minimize(
-        lambda p: penalised((*p, 0.0), *data, center=np.log(before), known=KNOWN),
-        [0.0, 0.0],
-        method="Nelder-Mead",
-        tol=1e-10,
-    )
-    np.testing.assert_allclose(np.log(found[:2]), best.x, atol=1e-4)
-
-
-def test_how_strongly_an_earlier_temperature_holds():
-    """The logarithm's distance counts a quarter of ``KNOWN`` rows."""
-    generator = torch.Generator().manual_seed(1)
-    log_probs = torch.randn(2, 30, 3, generator=generator, dtype=torch.float64).log_softmax(-1)
-    labels = torch.randint(0, 3, (30,), generator=generator)
-    weight = torch.rand(30, generator=generator, dtype=torch.float64)
-    force = 0.25 * KNOWN
-
-    def with_prior(point):
-        parts = (log_probs / math.exp(point[0])).log_softmax(-1)
-        density = parts.logsumexp(0)[torch.arange(30), labels]
-        return force * (point[0] - math.log(0.7)) ** 2 - float((weight * density).sum())
-
-    best = minimize(with_prior, [0.0], method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-10}).x[0]
-    assert temperature(log_probs, labels, weight, 0.7) == pytest.approx(math.exp(best), rel=1e-3)
-    free = temperature(log_probs, labels, weight)
-    assert abs(math.log(free / 0.7)) > 3 * abs(best - math.log(0.7)) > 0.003
-
-
 def test_weights_of_a_pool():
     """The best by its definition, of two components and two other models."""
     generator = torch.Generator().manual_seed(2)
@@ -184,11 +140,3 @@ def test_weights_of_a_pool():
     )
     assert loss([share, *weights]) <= best.fun + 1e-4
     assert weights[1] > 0.3
-
-
-def test_a_temperature_beside_other_models():
-    generator = torch.Generator().manual_seed(4)
-    logits, others = torch.randn(2, 20_000, 3, generator=generator, dtype=torch.float64) * 3.0
-    labels = torch.multinomial((logits / 2.5 + 0.5 * others).softmax(-1), 1, generator=generator)[:, 0]
-    weight = torch.ones(20_000, dtype=torch.float64)
-    assert temperature(logits[None], labels, weight, None, 0.5 * others) == pytest.approx(2.5, rel=0.05)

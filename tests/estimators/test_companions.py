@@ -4,20 +4,21 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import lsq_linear
 from scipy.special import log_softmax
 from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegressor
 
 from bayesadam.sklearn import BayesianMLPRegressor
 from bayesadam.tables.estimators.calibration import PRIOR, mean_weights
-from bayesadam.tables.estimators.clock import Clock
-from bayesadam.tables.estimators.companions import classifiers, regressors
+from bayesadam.tables.estimators.companions import companions
 from bayesadam.tables.estimators.ensemble import _member_moments
-from bayesadam.tables.estimators.linear import ridge_parts
+from bayesadam.tables.estimators.linear import linear_parts
 from bayesadam.tables.estimators.loading import part_of
 from bayesadam.tables.estimators.plan import plan
+from bayesadam.tables.estimators.rows import TrainingRows
 from bayesadam.tables.estimators.storage import record
-from bayesadam.tables.estimators.trees import BOOSTING, TreesPart, classification_trees, regression_trees
+from bayesadam.tables.estimators.trees import BOOSTING, TreesPart, tree_parts
 
 TINY = {"members": 4, "hidden": (6,), "epochs": 60, "random_state": 0}
 
@@ -40,40 +41,31 @@ def standardised(values):
     return (values - values.mean(0)) / values.std(0)
 
 
+def rows(x, y, weight=None):
+    weight = np.ones(len(x)) if weight is None else weight
+    return TrainingRows(torch.tensor(x), torch.tensor(y), weight, plan(len(x), 4, np.arange(len(x)), 0))
+
+
 class TestParts:
     def test_rows_are_predicted_by_fits_that_have_not_seen_them(self, additive):
         x, y = standardised(additive[0]), standardised(additive[1])[:, None]
-        divided = plan(240, 4, np.arange(240), 0)
         moved = y.copy()
-        fold = divided.fold == 1
+        fold = rows(x, y).plan.fold == 1
         moved[fold] += 100.0
-        found = [regressors(x, targets, np.ones(240), divided, Clock()) for targets in (y, moved)]
+        found = [companions(rows(x, targets)) for targets in (y, moved)]
         assert len(found[0]) == 3
         for (_, before), (_, after) in zip(*found, strict=True):
             np.testing.assert_allclose(before[fold], after[fold], atol=1e-9)
             assert np.abs(before - after)[~fold].mean() > 0.3
 
-    def test_the_scale_of_weights_does_not_matter(self, additive):
-        x, y = standardised(additive[0]), standardised(additive[1])[:, None]
-        weight = np.random.default_rng(5).uniform(0.5, 2.0, 240)
-        divided = plan(240, 4, np.arange(240), 0)
-        for (_, before), (_, after) in zip(
-            *(regressors(x, y, factor * weight, divided, Clock()) for factor in (1.0, 1024.0)), strict=True
-        ):
-            np.testing.assert_allclose(before, after, atol=1e-9)
-
     @pytest.mark.parametrize("kind", ["numbers", "classes"])
     def test_a_record_gives_the_same_outputs(self, additive, kind):
         x, y = standardised(additive[0]), standardised(additive[1])[:, None]
-        rows = np.ones(240), plan(240, 4, np.arange(240), 0), Clock()
-        if kind == "numbers":
-            fitted = regressors(x, y, *rows)
-        else:
-            fitted = classifiers(x, np.digitize(y[:, 0], [-0.5, 0.5]), 3, *rows)
-        for part, _ in fitted:
-            told = json.loads(json.dumps(record(part)))
+        classes = 3 if kind == "classes" else 0
+        for part, _ in companions(rows(x, np.digitize(y[:, 0], [-0.5, 0.5]) if classes else y), classes):
+            state = json.loads(json.dumps(record(part)))
             sizes = {"D": x.shape[1], "K": part.outputs(x).shape[1]}
-            np.testing.assert_array_equal(part_of(told, sizes).outputs(x), part.outputs(x))
+            np.testing.assert_array_equal(part_of(state, sizes).outputs(x), part.outputs(x))
 
     @pytest.mark.parametrize(
         ("left", "right", "root"),
@@ -102,13 +94,13 @@ class TestParts:
 
     def test_pieces_describe_skewed_inputs(self, additive):
         x, y = standardised(additive[0]), standardised(additive[1])[:, None]
-        (_, linear), (_, found) = ridge_parts(x, y, np.ones(240), plan(240, 4, np.arange(240), 0), Clock())
+        (_, linear), (_, found) = linear_parts(rows(x, y), 0)
         assert np.mean((found - y) ** 2) < 0.4 * np.mean((linear - y) ** 2)
 
     def test_the_trend_of_a_linear_regression_continues_for_one_range(self):
         x = np.random.default_rng(0).uniform(-1.0, 1.0, (100, 2))
         y = x @ [[2.0], [-1.0]]
-        (part, _), _ = ridge_parts(x, y, np.ones(100), plan(100, 4, np.arange(100), 0), Clock())
+        (part, _), _ = linear_parts(rows(x, y), 0)
         low, high = x.min(0), x.max(0)
         beyond = np.stack([high + 0.9 * (high - low), low - 0.9 * (high - low), [high[0] + 0.5, 0.0]])
         np.testing.assert_allclose(part.outputs(beyond), beyond @ [[2.0], [-1.0]], atol=1e-2)
@@ -119,7 +111,7 @@ class TestParts:
 class TestTrees:
     def test_numbers_are_those_of_scikit_learn(self, additive):
         x, y = standardised(additive[0]), np.stack([standardised(additive[1]), np.sin(additive[0][:, 0])], axis=1)
-        ((part, unseen),) = regression_trees(x, y, np.ones(240), plan(240, 4, np.arange(240), 0), Clock())
+        ((part, unseen),) = tree_parts(rows(x, y), 0)
         found = part.outputs(x)
         for output, own in enumerate(y.T):
             model = GradientBoostingRegressor(**BOOSTING).fit(x.astype(np.float32), own)
@@ -129,7 +121,7 @@ class TestTrees:
     @pytest.mark.parametrize("classes", [2, 3])
     def test_classes_are_those_of_scikit_learn(self, additive, classes):
         x, y = standardised(additive[0]), np.digitize(additive[1], [0.0, 1.0][: classes - 1])
-        ((part, unseen),) = classification_trees(x, y, classes, np.ones(240), plan(240, 4, np.arange(240), 0), Clock())
+        ((part, unseen),) = tree_parts(rows(x, y), classes)
         found = log_softmax(part.outputs(x), axis=1)
         model = GradientBoostingClassifier(**BOOSTING).fit(x, y)
         np.testing.assert_allclose(found, np.log(model.predict_proba(x)), rtol=1e-9)
@@ -138,28 +130,13 @@ class TestTrees:
     def test_a_class_that_a_fold_does_not_have(self, additive):
         labels = (additive[1] > 0.5).astype(int)
         labels[7] = 2
-        ((_, unseen),) = classification_trees(
-            additive[0], labels, 3, np.ones(240), plan(240, 4, np.arange(240), 0), Clock()
-        )
+        ((_, unseen),) = tree_parts(rows(additive[0], labels), 3)
         assert np.isfinite(unseen).all()
         assert unseen[7, 2] < np.log(0.05)
 
-    def test_inputs_that_act_together(self):
-        generator = np.random.default_rng(9)
-        x = generator.standard_normal((400, 6))
-        labels = ((x[:, 0] > 0.3) ^ (x[:, 1] > -0.2)).astype(int)
-        found = classifiers(x, labels, 2, np.ones(400), plan(400, 4, np.arange(400), 0), Clock())
-        _, additive, trees = (unseen[np.arange(400), labels].mean() for _, unseen in found)
-        assert trees > additive + 0.3
-
     def test_where_there_are_none(self, additive):
-        few = plan(90, 4, np.arange(90), 0)
-        assert list(regression_trees(additive[0][:90], additive[1][:90, None], np.ones(90), few, Clock())) == []
-        alone = (np.arange(240) == 7).astype(int)
-        assert (
-            list(classification_trees(additive[0], alone, 2, np.ones(240), plan(240, 4, np.arange(240), 0), Clock()))
-            == []
-        )
+        assert list(tree_parts(rows(additive[0][:90], additive[1][:90, None]), 0)) == []
+        assert list(tree_parts(rows(additive[0], (np.arange(240) == 7).astype(int)), 2)) == []
 
 
 class TestWeights:
@@ -177,13 +154,6 @@ class TestWeights:
         np.testing.assert_allclose(found, expected, atol=1e-4)
         assert found[2] == 0.0
 
-    def test_networks_have_next_to_none_beside_a_model_that_is_nearly_exact(self):
-        generator = np.random.default_rng(7)
-        target = generator.standard_normal(60)
-        models = target + np.array([[0.3], [0.001]]) * generator.standard_normal((2, 60))
-        found = mean_weights(models, target, np.ones(60), 0.0)
-        assert np.std(found @ models - target) < 0.0015
-
     def test_are_those_of_the_whole_ensemble_although_few_members_predict_a_row(self):
         generator = np.random.default_rng(3)
         truth, rows = generator.standard_normal(20_000), np.ones(20_000)
@@ -194,15 +164,6 @@ class TestWeights:
         few = np.stack([members[:2].mean(0), other])
         np.testing.assert_allclose(mean_weights(few, target, rows, 1 / 2 - 1 / 20), whole, atol=0.03)
         assert np.abs(mean_weights(few, target, rows, 0.0) - whole).max() > 0.3
-
-    def test_earlier_ones_count_as_rows(self):
-        generator = np.random.default_rng(4)
-        models = generator.standard_normal((2, 10))
-        before = np.array([0.2, 0.8])
-        found = mean_weights(models, models[0], np.ones(10), 0.0, before)
-        assert np.abs(found - before).max() < 0.3
-        many = generator.standard_normal((2, 10_000))
-        np.testing.assert_allclose(mean_weights(many, many[0], np.ones(10_000), 0.0, before), [1.0, 0.0], atol=0.01)
 
 
 class TestRegressor:
@@ -233,15 +194,3 @@ class TestRegressor:
         model = BayesianMLPRegressor(**TINY, **options).fit(*additive)
         assert model._companions == []
         np.testing.assert_array_equal(model.calibration_["weights"], [[1.0]])
-
-    def test_new_rows_with_an_input_beyond_those_of_all_training_rows(self):
-        """Of rows with five normal inputs about a sixth is not between the smallest and largest of 60 training rows."""
-        generator = np.random.default_rng(1)
-        x = generator.standard_normal((1_060, 5))
-        y = x @ [1.0, -2.0, 0.5, 1.0, 0.3] + 0.1 * generator.standard_normal(1_060)
-        model = BayesianMLPRegressor(members=4, hidden=(10,), epochs=100, random_state=0).fit(x[:60], y[:60])
-        new, target = x[60:], y[60:]
-        beyond = ((new < x[:60].min(0)) | (new > x[:60].max(0))).any(1)
-        errors = np.square(model.predict(new) - target)
-        assert 0.1 < beyond.mean() < 0.25
-        assert errors[beyond].mean() < 2.0 * errors[~beyond].mean()

@@ -8,11 +8,11 @@ import torch
 from sklearn.utils import check_random_state
 
 from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
-from bayesadam.tables.estimators.clock import Clock
-from bayesadam.tables.estimators.companions import regressors
+from bayesadam.tables.estimators.companions import companions
 from bayesadam.tables.estimators.conformal import LeftOutScores, cross_intervals
-from bayesadam.tables.estimators.ensemble import _member_moments, as_array
+from bayesadam.tables.estimators.ensemble import _member_moments
 from bayesadam.tables.estimators.plan import plan
+from bayesadam.tables.estimators.rows import TrainingRows, as_array
 
 TINY = {"members": 4, "hidden": (8,), "epochs": 60, "mc_samples": 4, "random_state": 0}
 
@@ -41,7 +41,8 @@ def test_cross_intervals_are_those_of_the_members_that_left_rows_out(regressor, 
     share, *weights = regressor.calibration_["weights"][:, 0]
     assert sum(weights) > 0.05
     values = (y - regressor._y_mean) / regressor._y_std
-    parts = regressors(as_array(standardised), values[:, None], np.ones(len(x)), planned(len(x)), Clock())
+    targets = torch.from_numpy(values[:, None])
+    parts = companions(TrainingRows(standardised, targets, np.ones(len(x)), planned(len(x))))
     seen = [part.outputs(as_array(standardised)) for part in regressor._companions]
 
     def of_folds(complements):

@@ -1,12 +1,13 @@
 import numpy as np
 import pytest
+import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
 
-from bayesadam.tables.estimators.clock import Clock
-from bayesadam.tables.estimators.linear import FEWEST, FOLDS, PIECES, STRENGTHS, logistic_parts
+from bayesadam.tables.estimators.linear import FEWEST, FOLDS, PIECES, STRENGTHS, linear_parts
 from bayesadam.tables.estimators.plan import plan
+from bayesadam.tables.estimators.rows import TrainingRows
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def counts():
 @pytest.fixture(scope="module")
 def parts(counts):
     x, labels, divided = counts
-    return list(logistic_parts(x, labels, 3, np.ones(300), divided, Clock()))
+    return list(linear_parts(TrainingRows(torch.tensor(x), torch.tensor(labels), np.ones(300), divided), 3))
 
 
 def density(log_probs, labels):
@@ -71,7 +72,7 @@ def test_a_class_that_a_fold_does_not_have(counts):
     x, labels, divided = counts
     rare = np.where(labels == 2, 0, labels)
     rare[7] = 2
-    for part, found in logistic_parts(x, rare, 3, np.ones(300), divided, Clock()):
+    for part, found in linear_parts(TrainingRows(torch.tensor(x), torch.tensor(rare), np.ones(300), divided), 3):
         assert np.isfinite(found).all()
         assert found[7, 2] < np.log(0.05)
         assert np.isfinite(part.outputs(x)).all()
@@ -80,7 +81,10 @@ def test_a_class_that_a_fold_does_not_have(counts):
 def test_where_there_are_none(counts):
     x, labels, divided = counts
     few = plan(FEWEST - 1, 4, np.arange(FEWEST - 1), 0)
-    assert list(logistic_parts(x[: FEWEST - 1], labels[: FEWEST - 1], 3, np.ones(FEWEST - 1), few, Clock())) == []
-    alone = (np.arange(300) == 7).astype(int)
-    assert list(logistic_parts(x, alone, 2, np.ones(300), divided, Clock())) == []
-    assert list(logistic_parts(np.zeros((300, 2)), labels, 3, np.ones(300), divided, Clock())) == []
+    for inputs, values, each in (
+        (x[: FEWEST - 1], labels[: FEWEST - 1], few),
+        (x, (np.arange(300) == 7).astype(int), divided),
+        (np.zeros((300, 2)), labels, divided),
+    ):
+        rows = TrainingRows(torch.tensor(inputs), torch.tensor(values), np.ones(len(values)), each)
+        assert list(linear_parts(rows, 3)) == []

@@ -25,9 +25,3 @@ def test_rows_of_little_weight_do_not_extend_it():
     both = Reach.of(np.concatenate([x, x + 50.0]), np.repeat([1.0, 1e-9], 210))
     assert both.square == alone.square
     assert both.rows == pytest.approx(210.0)
-
-
-def test_of_two_tables():
-    near, far = Reach(4.0, 100.0), Reach(9.0, 50.0)
-    assert near.joined(far) == Reach(9.0, 150.0)
-    assert near.joined(far).leverage(np.array([[4.0], [2.0]])).tolist() == pytest.approx([7.0 / 150.0, 0.0])

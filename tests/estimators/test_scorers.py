@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import sklearn
 import torch
-from sklearn.compose import TransformedTargetRegressor
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -62,14 +61,6 @@ def test_searches_and_pipelines_are_scored(curve):
     assert (half < 0).all()
     last = BayesianMLPRegressor(**TINY).fit((x - x.mean(0)) / x.std(0), y)
     assert neg_crps(pipe.fit(x, y), x, y) == pytest.approx(neg_crps(last, (x - x.mean(0)) / x.std(0), y), rel=1e-4)
-
-
-def test_other_transforms_of_the_targets_are_those_of_scikit_learn(amounts):
-    x, y = amounts
-    outside = TransformedTargetRegressor(BayesianMLPRegressor(**QUICK), func=np.log, inverse_func=np.exp).fit(x, y)
-    inside = BayesianMLPRegressor(**{**QUICK, "target_transform": "log"}).fit(x, y)
-    levels = [0.025, 0.975]
-    np.testing.assert_allclose(outside.predict(x, quantiles=levels), inside.predict(x, quantiles=levels), rtol=1e-3)
 
 
 class TestRouting:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import bayesadam as ba
-from bayesadam.posterior import DenseGaussian, Mixture
+from bayesadam.posterior import DenseGaussian
 from bayesadam.posterior.kronecker import KroneckerGaussian
 from bayesadam.posterior.low_rank import LowRankGaussian
 from bayesadam.posterior.partial import PartialGaussian
@@ -105,20 +105,3 @@ def test_another_fit_has_another_stack(curve):
     model.fit(x, -y)
     assert_all_at_once(model, x)
     assert len(stack._STACKS) == 1
-
-
-def test_stack_of_components_that_differ(curve):
-    """Members with factors of other ranks, or none, cannot be stacked."""
-    model = fit(BayesianMLPRegressor, "laplace", curve, hidden=(40,))
-    first, second, third = model.posterior_.components
-    fewer = LowRankGaussian(second.mean, second.diagonal, {name: f[:2] for name, f in second.factors.items()})
-    model.posterior_ = Mixture([first, fewer, third])
-    assert_all_at_once(model, curve[0], possible=False)
-
-
-def test_a_small_file(tmp_path):
-    """At 14 columns members are below 150 kB."""
-    x = np.random.default_rng(0).standard_normal((120, 14))
-    model = BayesianMLPRegressor(members=2, epochs=5, random_state=0).fit(x, np.sin(x[:, 0]) + 0.1 * x[:, 1])
-    model.save(tmp_path)
-    assert (tmp_path / "posterior.safetensors").stat().st_size < 2 * 150_000

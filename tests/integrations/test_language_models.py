@@ -177,29 +177,3 @@ def test_a_saved_adapter_loads_in_plain_peft(trained, tmp_path):
         expected = model(input_ids=tokens()).logits.detach()
     loaded = peft.PeftModel.from_pretrained(language_model(), tmp_path / "sample").eval()
     torch.testing.assert_close(loaded(input_ids=tokens()).logits, expected)
-
-
-@pytest.mark.parametrize("method", ["monte_carlo", "linearized"])
-def test_tokens_are_predicted(method, trained):
-    model, opt = trained
-    rows, length = tokens()[:4], LENGTH + 1
-    options = {"likelihood": ba.Categorical(), "output": lambda out: out.logits, "mc_samples": 4, "method": method}
-    pred = ba.predict(model, opt.posterior(), {"input_ids": rows}, **options)
-    assert pred.probs.shape == (4, length, 2 + len(WORDS))
-    torch.testing.assert_close(pred.probs.sum(-1), torch.ones(4, length))
-    assert pred.mutual_information.min() > 0
-
-
-def test_adapters_are_merged_by_precision(trained, tmp_path):
-    parts = [trained[1].posterior(), plain(adapted, rows=tokens()[:16])[1].posterior()]
-    merged = ba.merge(parts)
-    for name, mean in merged.mean.items():
-        precisions = [1 / q.variance[name].double() for q in parts]
-        expected = sum(p * q.mean[name] for p, q in zip(precisions, parts, strict=True)) / sum(precisions)
-        torch.testing.assert_close(mean.double(), expected, rtol=1e-5, atol=1e-7)
-    model = adapted()
-    with merged.applied(model):
-        model.save_pretrained(tmp_path)
-    state = peft.get_peft_model_state_dict(peft.PeftModel.from_pretrained(language_model(), tmp_path))
-    found = {name.replace(".weight", ".default.weight"): value for name, value in state.items()}
-    torch.testing.assert_close(found, merged.mean)

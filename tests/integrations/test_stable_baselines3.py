@@ -106,7 +106,7 @@ def test_every_step_of_the_environment_has_a_sample_and_the_gradient_is_taken_at
     torch.testing.assert_close(vector(model.actor), last, atol=1e-7, rtol=0)
     assert not torch.equal(last, vector(model_of(kind).actor))
     assert "predict" not in model.policy.__dict__
-    assert not exploration.optimizer.holds_sample(next(model.actor.parameters()))
+    assert exploration.optimizer.param_groups[0]["weights"] == "mean"
 
 
 def test_the_target_of_the_actor_follows_the_mean():

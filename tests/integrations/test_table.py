@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "guides" / "trainers.md"
 FILES = {"`follow`": "follow", "Lightning": "lightning", "Hugging Face's Trainer": "transformers"}
 FILES |= {"trl's `SFTTrainer`": "language_models", "Accelerate": "follow"}
-FILES |= {"Accelerate with FSDP2": "accelerate_fsdp2", "skorch": "skorch"}
+FILES |= {"Accelerate with FSDP2": "accelerate_fsdp2"}
 TESTS = {"evaluation at the mean": "evaluation", "resume identical": "resume", "saved = mean": "saved"}
 TESTS |= {column: "as_the_plain_loop" for way in WAYS for column in way.split(", ")}
 HEAD, _, *ROWS = [

@@ -121,8 +121,6 @@ def test_what_is_read_predicts_the_same(name, method, fitted, data, tmp_path):
     target = torch.from_numpy(data[1][name].astype(np.float64))
     expected = model.predictive(data[0]).log_prob(target)
     torch.testing.assert_close(same.predictive(data[0]).log_prob(target), expected, rtol=1e-6, atol=1e-6)
-    same.partial_fit(data[0][:40], data[1][name][:40])
-    assert same.predictive(data[0]).log_prob(target).mean() > expected.mean() - 1.0
 
 
 class TestOwn:

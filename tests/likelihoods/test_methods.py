@@ -62,23 +62,6 @@ class TestTraining:
         together = compare([mlp()], [problem(count=7)], Exponential(), method=method, lr=0.01, **options)
         assert together.history["loss"].isfinite().all()
 
-    def test_bayes_by_backprop(self):
-        x, y = problem()
-        net = ba.variational(mlp(), prior=1.0)
-        net.loss(x, y, likelihood=Exponential(), num_data=len(x)).backward()
-        assert all(p.grad.isfinite().all() and p.grad.any() for p in net.parameters())
-        value = ba.elbo(mlp(), around(mlp(), 0.09), x, y, likelihood=Exponential(), prior=1.0)
-        assert value.isfinite()
-
-    @pytest.mark.parametrize("objective", ["ropd", "vi"])
-    @pytest.mark.parametrize("name", EVERY)
-    def test_fawn(self, name, objective):
-        x, y = problem(name)
-        net = ba.fawn(mlp())
-        loss = net.loss(x, y, likelihood=EVERY[name](), num_data=40, objective=objective)
-        loss.backward()
-        assert all(p.grad.isfinite().all() and p.grad.any() for p in net.parameters())
-
 
 def slow_curvature(model, x, y, likelihood):
     """Sum over the examples of ``J' H J``, the Hessian at the targets by autograd."""

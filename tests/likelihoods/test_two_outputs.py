@@ -6,7 +6,6 @@ from torch import nn
 from torch.distributions import Normal
 
 import bayesadam as ba
-from bayesadam import population
 from bayesadam.likelihoods import Likelihood
 from bayesadam.sklearn import BayesianMLPRegressor
 
@@ -54,24 +53,6 @@ class TestLoops:
         torch.testing.assert_close(own.quantile(0.3), shipped.quantile(0.3), atol=1e-4, rtol=1e-4)
         assert own.sample(5).shape == (5, 100, count)
         assert ba.metrics.nll(own, y) == pytest.approx(ba.metrics.nll(shipped, y), rel=1e-5)
-
-    @pytest.mark.filterwarnings("ignore:the noise of the likelihood must fit")
-    @pytest.mark.parametrize("structure", ["diagonal", "last_layer"])
-    def test_laplace(self, count, structure):
-        model, y = network(count), targets(count)
-        options = {"structure": structure, "curvature": "empirical_fisher", "prior_precision": 1.0}
-        with torch.no_grad():
-            model[2].bias[count:] = 4.0  # wide enough for a curvature that does no harm
-        own, shipped = (ba.laplace(model, (X, y), likelihood=each, **options) for each in (OWN, SHIPPED))
-        torch.testing.assert_close(own.variance, shipped.variance)
-
-    def test_populations(self, count):
-        options = {"epochs": 2, "batch_size": 50, "method": "vadam"}
-        own, shipped = (
-            population.train([network(count)], (X, targets(count)), likelihood=each, **options)
-            for each in (OWN, SHIPPED)
-        )
-        torch.testing.assert_close(own.posteriors[0].mean, shipped.posteriors[0].mean, atol=1e-4, rtol=1e-3)
 
     def test_wrong_shapes(self, count):
         message = rf"^target must be of a shape with one number for every 2 outputs, \(5, {count}\), got \(5,\)$"

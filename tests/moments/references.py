@@ -7,8 +7,6 @@ import torch
 
 from posterior.kinds import F64, draw
 
-BOUND = 3.5
-
 
 def spread(*shape, seed=0, dtype=torch.float64):
     """Variances between 0 and about 2."""
@@ -98,22 +96,3 @@ def log_prob_by_recursion(residual, loadings, diagonal):
         inverse = inverse - torch.outer(moved, moved) / factor
         log_det = log_det + factor.log()
     return -0.5 * (residual @ inverse @ residual + log_det + len(residual) * math.log(2.0 * math.pi))
-
-
-def z_scores(samples, mean, covariance):
-    """Of the sampled mean and (co)variance about the true mean, in standard errors, the largest ones.
-
-    Args:
-        samples: ``(S, ..., K)``.
-        mean: ``(..., K)``.
-        covariance: ``(..., K, K)``, or variances ``(..., K)``.
-    """
-    count = len(samples)
-    gaps = samples.double() - mean
-    if covariance.shape == mean.shape:
-        products, variance = gaps.square(), covariance
-    else:
-        products, variance = gaps.unsqueeze(-1) * gaps.unsqueeze(-2), covariance.diagonal(dim1=-2, dim2=-1)
-    first = gaps.mean(0).abs() / (variance / count).sqrt()
-    second = (products.mean(0) - covariance).abs() / (products.std(0) / math.sqrt(count))
-    return first.max().item(), second.max().item()

@@ -124,36 +124,6 @@ class TestTheObjective:
         found = net.loss(x, y, likelihood=likelihood, num_data=40, kl_weight=2.0, temperature=0.25)
         close(found.item(), expected)
 
-    def test_the_bound_of_the_paper(self):
-        net, x, y = made(outputs=3), draw(5, 3, seed=1), torch.tensor([0, 1, 2, 2, 0])
-        means, covariances = reference(net)
-        phi = features(net, x)
-        expected = 0.0
-        for n in range(5):
-            shifted = [phi[n] @ means[k] + 0.5 * phi[n] @ covariances[k] @ phi[n] for k in range(3)]
-            expected -= (phi[n] @ means[y[n]] - np.logaddexp.reduce(shifted)) / 5
-        expected += sum(kl(*row, 1.0) for row in zip(means, covariances, strict=True)) / 100
-        found = net.loss(x, y, likelihood=ba.Categorical(bound="jensen"), num_data=100)
-        close(found.item(), expected)
-
-    @pytest.mark.parametrize(
-        ("covariance", "likelihood"),
-        [("full", ba.Gaussian(2.0)), ("diagonal", ba.Categorical(bound="jensen")), ("full", ba.Categorical())],
-    )
-    def test_gradients(self, covariance, likelihood):
-        net, x = made(covariance), draw(4, 3)
-        y = torch.tensor([0, 1, 1, 0]) if isinstance(likelihood, ba.Categorical) else draw(4, 2, seed=2)
-        wanted = [p for p in net.parameters() if p.requires_grad]
-        assert len(wanted) == 6 + (covariance == "full")
-
-        def loss(*values):
-            arguments = ((x, y), {"likelihood": likelihood, "num_data": 9})
-            named = dict(zip([n for n, _ in net.named_parameters()], values, strict=True))
-            whole = module_of(lambda self, *args, **options: self.net.loss(*args, **options), net=net)
-            return torch.func.functional_call(whole, {f"net.{n}": v for n, v in named.items()}, *arguments)
-
-        assert torch.autograd.gradcheck(loss, wanted)
-
 
 def test_the_optimum_of_regression_is_the_exact_posterior_and_the_evidence():
     """Of a fixed backbone, two outputs and a full covariance."""
@@ -246,15 +216,6 @@ class TestNetworks:
         assert all(p.grad is not None for p in net.parameters())
         pred = ba.predict(model, net.posterior(), (x, shift), likelihood=likelihood, output=lambda out: out["logits"])
         assert pred.class_probs.shape == (6, 2)
-
-    def test_sequences(self):
-        net, x = made(outputs=3), draw(4, 5, 3)
-        y = torch.zeros(4, 5, dtype=torch.long)
-        found, flat = net(x), net(x.flatten(0, 1))
-        assert found.variance.shape == (4, 5, 3)
-        close(found.variance.flatten(0, 1), flat.variance)
-        loss = net.loss(x, y, likelihood=ba.Categorical(), num_data=20)
-        close(loss, net.loss(x.flatten(0, 1), y.flatten(), likelihood=ba.Categorical(), num_data=20))
 
     def test_a_linear_network(self):
         net = ba.variational_last_layer(nn.Linear(3, 1, bias=False), covariance="full")

@@ -18,10 +18,6 @@ def normal(x, mean, variance):
     return -0.5 * (LOG_2PI + math.log(variance) + (x - mean) ** 2 / variance)
 
 
-def sampled(output, count):
-    return output.mean + output.variance.sqrt() * draw(count, *output.mean.shape, seed=50)
-
-
 def outputs(*shape, seed=0):
     return Moments(draw(*shape, seed=seed), 0.05 + spread(*shape, seed=seed))
 
@@ -134,47 +130,6 @@ def test_two_classes_at_extremes(variance, dtype):
                 close(value.detach(), truth, rtol=1e-6, atol=1e-12)
         below = expected_log_likelihood(ba.Bernoulli(), Moments(mean, width), y)
         assert (log_predictive(ba.Bernoulli(), Moments(mean, width), y) >= below).all()
-
-
-class TestClasses:
-    def test_the_predictive_is_close_to_samples(self):
-        output, y = outputs(20, 4), torch.arange(20) % 4
-        truth = sampled(output, 50_000).softmax(-1).mean(0).gather(1, y[:, None])[:, 0]
-        ours = log_predictive(ba.Categorical(), output, y)
-        close(ours.exp(), truth, rtol=0.0, atol=0.03)
-        certain = Moments(output.mean)
-        plain = ba.Categorical().log_prob(output.mean, y)
-        close(log_predictive(ba.Categorical(), certain, y), plain)
-        close(expected_log_likelihood(ba.Categorical(), certain, y), plain)
-        assert (plain.exp() - truth).abs().max() > 0.03  # the variance is made use of
-
-    def test_data_points_with_several_labels(self):
-        output, y = outputs(5, 3, 4), torch.arange(15).view(5, 3) % 4
-        flat = Moments(output.mean.flatten(0, 1), output.variance.flatten(0, 1))
-        for function in (expected_log_likelihood, log_predictive):
-            close(function(ba.Categorical(), output, y).flatten(), function(ba.Categorical(), flat, y.flatten()))
-
-
-FUNCTIONS = (expected_log_likelihood, log_predictive)
-
-
-@pytest.mark.parametrize(
-    ("likelihood", "target", "shape"),
-    [
-        (ba.Gaussian(2.0), draw(4, 2, seed=3), (4, 2)),
-        (ba.HeteroscedasticGaussian(), draw(4, 1, seed=3), (4, 2)),
-        (ba.Bernoulli(), (draw(4, 2, seed=3) > 0).double(), (4, 2)),
-        (ba.Categorical(), torch.tensor([0, 1, 2, 0]), (4, 3)),
-    ],
-)
-def test_gradients(likelihood, target, shape):
-    """Against differences; with classes those of the bound are exact at its optimum."""
-    plain = outputs(*shape)
-    mean, variance = plain.mean.requires_grad_(), plain.variance.requires_grad_()
-    for function in FUNCTIONS:
-        assert torch.autograd.gradcheck(
-            lambda m, v, f=function: f(likelihood, Moments(m, v), target), (mean, variance), atol=1e-5, rtol=1e-3
-        )
 
 
 class TestLoss:

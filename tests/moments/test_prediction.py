@@ -6,12 +6,10 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
 from bayesadam.moments import log_predictive
 from bayesadam.predictive import GaussianLogitsPredictive, GaussianPredictive
-from modules import module_of
 from moments.networks import data, layers, mlp
 from moments.references import F64, close, draw, one_hidden_layer, spread
 
@@ -71,14 +69,6 @@ def test_partial_gaussian():
     close(ours.epistemic, hidden.square() @ random.variance["2.weight"].T + random.variance["2.bias"])
 
 
-def test_one_output():
-    model, (x, y) = mlp(1), data(1)
-    q = diagonal(model)
-    ours = propagate(model, q, x)
-    close(ours.log_prob(y), torch.distributions.Normal(ours.mean, ours.variance.sqrt()).log_prob(y)[:, 0])
-    assert ours.covariance.shape == (20, 1, 1)
-
-
 def test_noise_that_the_network_gives():
     model, (x, y) = mlp(4), data()
     q = diagonal(model)
@@ -122,23 +112,6 @@ class TestInputs:
             whole, parts = (propagate(model, q, x, likelihood, batch_size=size) for size in (None, 7))
             for name in ("mean", "covariance") if likelihood is NOISE else ("logits", "covariance", "probs"):
                 close(getattr(parts, name), getattr(whole, name))
-
-    def test_ways_to_give_inputs(self):
-        layers = {"a": nn.Linear(4, 3), "b": nn.Linear(2, 3)}
-        model = module_of(lambda self, x, y: self.a(x) + torch.relu(self.b(y)), **layers).double()
-        x, y = draw(9, 4), draw(9, 2, seed=1)
-        q = diagonal(model)
-        whole = propagate(model, q, (x, y))
-        ways = ({"y": y, "x": x}, [{"x": x[:4], "y": y[:4]}, {"x": x[4:], "y": y[4:]}])
-        for inputs in ways:
-            ours = propagate(model, q, inputs)
-            close(ours.mean, whole.mean)
-            close(ours.variance, whole.variance)
-        ours = propagate(model, q, {"y": y, "x": x}, batch_size=2)
-        close(ours.variance, whole.variance)
-        single = mlp()
-        pairs = DataLoader(TensorDataset(*data()), 8)
-        close(propagate(single, diagonal(single), pairs).mean, propagate(single, diagonal(single), data()[0]).mean)
 
     @pytest.mark.parametrize(
         ("likelihood", "target", "outputs"),

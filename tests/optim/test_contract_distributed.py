@@ -7,7 +7,6 @@ FUNCTIONS = [
     "sharded",
     "sharded_on_any_axis",
     "sharded_checkpoint",
-    "blocks_of_a_sharded_network",
     "bad_gradient_in_one_shard",
     "predictions_of_a_sharded_network",
     "sharded_after_the_optimiser",

@@ -1,6 +1,7 @@
 """Gradients as they come: not finite, sparse, to be maximised; and mixed precision with the real CPU GradScaler."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -147,16 +148,20 @@ def test_scaled_gradients_of_one_sample_give_the_same_run(method, mode, clip):
     assert_the_scale_does_not_matter(method, clip=clip, mode=mode)
 
 
-@representatives
 @pytest.mark.parametrize(("samples", "unscale"), [(1, True), (1, False), (3, True)])
-def test_a_step_with_infinite_gradients_is_skipped_and_training_goes_on(method, samples, unscale):
+@ways(REPRESENTATIVES, ["block", "train"])
+def test_a_step_with_infinite_gradients_is_skipped_and_training_goes_on(method, mode, samples, unscale):
+    if mode == "train" and samples > 1:
+        return
     net, opt = made(method, mc_samples=samples)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
     for step, bad in enumerate([False, True, False]):
+        if mode == "train":
+            opt.train()
         mean, before = mean_of(opt), snapshot(opt)[1]
         opt.zero_grad()
         for sample in range(samples):
-            with opt.sampled_params():
+            with opt.sampled_params() if mode == "block" else nullcontext():
                 backward(opt, scaler.scale((torch.inf if bad and sample == 0 else 1.0) * loss_of(net, step)))
         if unscale:
             scaler.unscale_(opt)
@@ -168,19 +173,6 @@ def test_a_step_with_infinite_gradients_is_skipped_and_training_goes_on(method, 
             assert scaler.get_scale() == 2.0**3
             assert same(snapshot(opt)[1], before)
     assert weights(net).isfinite().all()
-
-
-def test_an_infinite_gradient_is_skipped_in_drop_in_training():
-    net, opt = made(Method("ivon"))
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
-    opt.train()
-    for bad in (False, True, False):
-        mean = mean_of(opt)
-        opt.zero_grad()
-        scaler.scale((torch.inf if bad else 1.0) * loss_of(net)).backward()
-        scaler.step(opt)
-        scaler.update()
-        assert torch.equal(mean_of(opt), mean) == bad
 
 
 @representatives

@@ -1,6 +1,8 @@
 """Hyper-parameters: what is refused, by one clear error, what is taken from files and numpy, and the registry."""
 
 import contextlib
+import inspect
+import typing
 
 import numpy as np
 import pytest
@@ -48,6 +50,22 @@ def test_the_suite_covers_every_exported_optimiser():
     exported = {one for one in found if isinstance(one, type) and issubclass(one, torch.optim.Optimizer)}
     assert exported | {ba.population.BayesByBackprop} == {*OPTIMIZERS.values(), ba.DenseVON}
     assert OPTIMIZERS.keys() == RATES.keys()
+
+
+def test_what_constructors_declare_is_what_they_take():
+    """The keys of the typed dict behind ``**options`` are what help and completion show beside the named arguments."""
+    for cls in OPTIMIZERS.values():
+        named = inspect.signature(cls.__init__, eval_str=True).parameters
+        (typed,) = typing.get_args(named["options"].annotation)
+        assert {*typing.get_type_hints(typed)} == inspect.signature(cls).parameters.keys() - named.keys()
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [("vadam", "clip_radius"), ("bayesadam", "momentum"), ("vadagrad", "prior"), ("ngvi", "eps")]
+)
+def test_an_unknown_option_is_named(method, name):
+    with pytest.raises(TypeError, match=rf"^{name} must be an option of {OPTIMIZERS[method].__name__} \(.*\), got 3$"):
+        Method(method)(make_net(), **{name: 3})
 
 
 @every_method

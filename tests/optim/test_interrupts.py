@@ -90,6 +90,19 @@ def loop_of_drop_in(net, opt):
         opt.step()
 
 
+def interrupted(act, fresh, generator, trials, signals=(signal.SIGINT,)):
+    """What ``act`` leaves of things that ``fresh`` makes if random bytecodes interrupt it, and where that was."""
+    act(*fresh())  # kernels are compiled and caches filled
+    arguments, codes = fresh(), Interrupting()
+    with codes:
+        act(*arguments)
+    for at in generator.sample(range(1, codes.count + 1), trials):
+        arguments = fresh()
+        with contextlib.suppress(Interrupted), Interrupting(at, generator.choice(signals)):
+            act(*arguments)
+        yield *arguments, f"bytecode {at} of {codes.count}"
+
+
 CELLS = {"blocks": blocks, "two samples": blocks, "closure": closure, "drop-in": drop_in, "loop": loop_of_drop_in}
 TRIALS = int(os.environ.get("INTERRUPT_TRIALS", "6"))
 
@@ -110,18 +123,9 @@ def test_a_cell_that_was_interrupted_simply_runs_again(key, cell):
             opt.train()
         return net, opt
 
-    act(*fresh())  # kernels are compiled and caches filled
-    arguments, codes = fresh(), Interrupting()
-    with codes:
-        act(*arguments)
-    generator = random.Random(f"{key} {cell}")
-    for at in generator.sample(range(1, codes.count + 1), TRIALS):
-        net, opt = fresh()
-        with contextlib.suppress(Interrupted), Interrupting(at, generator.choice(SIGNALS)):
-            act(net, opt)
+    for net, opt, where in interrupted(act, fresh, random.Random(f"{key} {cell}"), TRIALS, SIGNALS):
         steps = int(opt.state[net[0].weight]["step"])
         act(net, opt)
-        where = f"bytecode {at} of {codes.count}"
         assert opt.state[net[0].weight]["step"] == steps + 2, where
         opt.eval()
         assert torch.equal(weights(net), mean_of(opt)), where
@@ -142,14 +146,8 @@ def test_a_first_sample_that_was_interrupted_is_taken_back_by_the_next_call(key,
                 parameter.add_(1.0)
         return net, opt
 
-    net, opt = fresh()
-    mean, codes = weights(net), Interrupting()
-    with codes:
-        opt.train()
-    for at in random.Random(3).sample(range(1, codes.count + 1), TRIALS):
-        net, opt = fresh()
-        with contextlib.suppress(Interrupted), Interrupting(at):
-            opt.train()
+    mean = weights(fresh()[0])
+    for net, opt, where in interrupted(lambda net, opt: opt.train(), fresh, random.Random(3), TRIALS):
         if call == "block":
             opt.eval()
             with opt.sampled_params():
@@ -160,7 +158,7 @@ def test_a_first_sample_that_was_interrupted_is_taken_back_by_the_next_call(key,
         else:
             getattr(opt, call)()
             opt.eval()
-        assert torch.equal(weights(net), mean), f"bytecode {at} of {codes.count}"
+        assert torch.equal(weights(net), mean), where
 
 
 def test_an_end_that_was_interrupted_leaves_the_weights_in_charge(monkeypatch):
@@ -168,10 +166,10 @@ def test_an_end_that_was_interrupted_leaves_the_weights_in_charge(monkeypatch):
     net, opt = made(Method("vadam"))
     train(net, opt, 1, mode="train")
 
-    def interrupted():
+    def fail():
         raise Interrupted
 
-    monkeypatch.setattr(torch, "clear_autocast_cache", interrupted)
+    monkeypatch.setattr(torch, "clear_autocast_cache", fail)
     with pytest.raises(Interrupted):
         opt.eval()
     opt._engine.weights.flats, opt._engine.weights.writing = opt._engine.layout.built, "next"  # as a bytecode earlier
@@ -190,16 +188,9 @@ def test_a_step_with_a_full_covariance_that_was_interrupted_runs_again():
         net = make_net()
         return net, ba.DenseVON(net.named_parameters(), num_data=50, mc_samples=2)
 
-    act(*fresh())
-    arguments, codes = fresh(), Interrupting()
-    with codes:
-        act(*arguments)
-    for at in random.Random(4).sample(range(1, codes.count + 1), 5 * TRIALS):
-        net, opt = fresh()
-        with contextlib.suppress(Interrupted), Interrupting(at):
-            act(net, opt)
+    for net, opt, where in interrupted(act, fresh, random.Random(4), 5 * TRIALS):
         mean = torch.cat([value.flatten() for value in opt.posterior().mean.values()])
-        assert torch.equal(weights(net), mean.double())
+        assert torch.equal(weights(net), mean.double()), where
         assert (mean - torch.cat([p.flatten() for p in make_net().parameters()])).abs().max() < 0.05
         act(net, opt)
 

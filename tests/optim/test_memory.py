@@ -8,7 +8,20 @@ import torch
 
 from bayesadam import noise
 from bayesadam.bayes_by_backprop.fused import sample
-from optim.methods import REPRESENTATIVES, Method, loss_of, made, make_step, mean_of, methods, same, snapshot, train, weights
+from optim.methods import (
+    REPRESENTATIVES,
+    Method,
+    loss_of,
+    made,
+    make_step,
+    mean_of,
+    methods,
+    same,
+    snapshot,
+    train,
+    weights,
+)
+from optim.test_refusals import NOT_A_STATE
 
 SENTINEL = 12345.0
 TRIALS = int(os.environ.get("MEMORY_TRIALS", "150"))
@@ -114,18 +127,9 @@ def test_other_memory_of_the_same_shape_is_used(method):
     assert torch.equal(*ends)
 
 
-REPLACED = {
-    "of no elements": torch.zeros(0),
-    "of three": torch.zeros(3),
-    "in half precision": torch.zeros(8, 3, dtype=torch.float16),
-    "no tensor": 1.0,
-    "missing": None,
-}
-
-
 @methods(REPRESENTATIVES)
 @pytest.mark.parametrize("held", ["mean", "sample"])
-@pytest.mark.parametrize("value", REPLACED)
+@pytest.mark.parametrize("value", NOT_A_STATE)
 def test_a_state_that_was_replaced_by_another_kind_is_refused(method, held, value):
     net, opt = made(method)
     train(net, opt, 1)
@@ -135,7 +139,7 @@ def test_a_state_that_was_replaced_by_another_kind_is_refused(method, held, valu
         opt.train()
         loss_of(net).backward()
     before = weights(net)
-    opt.state[net[0].weight]["mean"] = REPLACED[value]
+    opt.state[net[0].weight]["mean"] = NOT_A_STATE[value]
     with pytest.raises(RuntimeError, match=r"'0\.weight' must|must not change while the weights hold a sample"):
         train(net, opt, 1) if held == "mean" else opt.step()
     assert torch.equal(weights(net), before)

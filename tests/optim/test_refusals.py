@@ -293,6 +293,8 @@ ONE_SAMPLE = [
     (step, r"step\(\) must follow"),
     (drawn(inside(step)), r"sampled_params\(\) must not be used after train\(\)"),
     (then_at_the_mean(inside(lambda net, opt: opt.train())), r"train\(\) must be called outside"),
+    (inside(lambda net, opt: opt.sampled_params().__enter__()), r"another sampled_params\(\) must be called outside"),
+    (inside(lambda net, opt: opt.eval()), r"eval\(\) must be called outside"),
     (blocks_and_train, r"train\(\) must be called before sampled_params\(\)"),
     (lambda net, opt: opt.step(lambda: loss_of(net)), NO_BACKWARD),
     (

@@ -153,10 +153,10 @@ TYPES = [
     ({"maximize": True}, "maximize must not be given to a population of 'vadam', got True"),
     ({"method": ba.Vadam, "maximize": True}, "maximize must not be given to a population of 'Vadam', got True"),
     ({"method": "adam", "beta_schedule": abs}, "beta_schedule must not be given to a population of 'adam'"),
-    ({"extra": None}, "unexpected keyword argument 'extra'"),
+    ({"extra": None}, "extra must be an option of Vadam"),
     ({"method": "bbb", "weight_decay": 0.1}, "weight_decay"),
     ({"method": "vogn", "curvature": None}, "curvature must not be given to a population of 'vogn', got None"),
-    ({"method": "vadagrad", "prior_precision": 1.0}, "unexpected keyword argument 'prior_precision'"),
+    ({"method": "vadagrad", "prior_precision": 1.0}, "prior_precision must be an option of VadaGrad"),
     ({"models": models_of(pair_of_outputs)}, "models must return a tensor, got tuple"),
 ]
 

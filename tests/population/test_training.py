@@ -238,7 +238,7 @@ def test_results_in_used_memory_are_those_in_fresh_memory():
         weights = {name: torch.randn(members, 2, *shape, generator=draw) for name, shape in shapes.items()}
         x, slope = (torch.randn(*size, generator=draw) for size in ((members, rows, 3), (members, 2, rows, 2)))
         with torch.no_grad():
-            used, fresh = (Perceptron(layers, weights, x, own) for own in (memory, Scratch()))
+            used, fresh = (Perceptron(layers, weights, x, scratch=own) for own in (memory, Scratch()))
         assert used.output.equal(fresh.output)
         for ours, theirs in zip(
             used.backward(slope.clone(), squares=True), fresh.backward(slope, squares=True), strict=True

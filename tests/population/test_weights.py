@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bayesadam import population
-from population.problems import BATCH, RAGGED, draw, models_of, noise_of, regression
+from population.problems import BATCH, draw, models_of, noise_of, regression
 
 OPTIONS = {"method": "adam", "epochs": 3, "lr": 0.01, "seed": 5}
 
@@ -29,25 +29,18 @@ def alone(model, x, y, weight, likelihood, batch_size, seed):
 
 
 @pytest.mark.parametrize("batch_size", [BATCH, 100])
-def test_weighted_members_are_as_alone(batch_size):
-    pairs, models = regression(), models_of()
-    weights = [draw(size, seed=30 + size).exp() for size in RAGGED]
-    likelihood = noise_of(2.0)
+@pytest.mark.parametrize("shared", [False, True])
+def test_weighted_members_are_as_alone(shared, batch_size):
+    """Also members with the same data and different weights, of which two are equal."""
+    models, likelihood = models_of(), noise_of(2.0)
+    pairs = regression((13,)) * 4 if shared else regression()
+    weights = [draw(len(x), seed=30 + member).exp() for member, (x, _) in enumerate(pairs)]
+    if shared:
+        weights[3] = weights[0]
+    data = pairs[0] if shared else pairs
     options = {**OPTIONS, "likelihood": likelihood, "batch_size": batch_size}
-    nets = population.train(models, pairs, sample_weight=weights, **options)
+    nets = population.train(models, data, sample_weight=weights, **options)
     for member, (model, (x, y), weight) in enumerate(zip(models, pairs, weights, strict=True)):
-        expected = alone(model, x, y, weight, likelihood, batch_size, OPTIONS["seed"] + member)
-        for name, value in expected.items():
-            torch.testing.assert_close(nets.mean[name][member], value.detach(), rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.parametrize("batch_size", [BATCH, 100])
-def test_members_with_the_same_data_may_have_different_weights(batch_size):
-    (x, y), models, likelihood = regression((13,))[0], models_of(), noise_of(2.0)
-    weights = [draw(13, seed=30 + member).exp() for member in range(3)]
-    options = {**OPTIONS, "likelihood": likelihood, "batch_size": batch_size}
-    nets = population.train(models, (x, y), sample_weight=[*weights, weights[0]], **options)
-    for member, (model, weight) in enumerate(zip(models, [*weights, weights[0]], strict=True)):
         expected = alone(model, x, y, weight, likelihood, batch_size, OPTIONS["seed"] + member)
         for name, value in expected.items():
             torch.testing.assert_close(nets.mean[name][member], value.detach(), rtol=1e-9, atol=1e-11)

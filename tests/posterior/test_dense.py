@@ -13,6 +13,7 @@ from torch import nn
 import bayesadam as ba
 from bayesadam import noise
 from bayesadam.functional import gaussian
+from bayesadam.posterior.dense import TOGETHER
 from posterior.kinds import BOUND, F64, POINTS, SIZE, assert_same, close, correlated, dense, draw, flat, without
 from posterior.kinds import means as means_of
 
@@ -98,6 +99,15 @@ PAIR = torch.tensor([[1.0, -1.4], [-1.4, 4.0]], **F64)
 
 
 class TestSampling:
+    def test_several_at_once_are_those_drawn_alone(self):
+        """Also where a block of samples ends."""
+        q = make()
+        write, together = q.writer(2), q.sample(3, seed=2, first=TOGETHER - 2)
+        for number in range(3):
+            alone = {name: torch.empty_like(mean) for name, mean in q.mean.items()}
+            write(alone, TOGETHER - 2 + number)
+            assert_same({name: samples[number] for name, samples in together.items()}, alone)
+
     def test_mean_covariance_and_independence(self):
         """700,000 draws of a pair ``(a_i, b_i)`` of correlation -0.7: an error of one percent would be found."""
         mean = {"a": draw(14, 25).float(), "b": draw(PAIRS, seed=1).float()}

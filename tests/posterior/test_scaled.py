@@ -91,8 +91,9 @@ def test_a_subclass_stays_one(kind):
     assert type(q.scaled(0.5)) is type(q.to(dtype=torch.float64)) is type(q)
 
 
-def test_samples_of_a_subclass_are_its_own():
-    class Shifted(ba.DiagonalGaussian):
+@pytest.mark.parametrize(("kind", "spread"), [(ba.DiagonalGaussian, None), (ba.DenseGaussian, torch.eye(2))])
+def test_samples_of_a_subclass_are_its_own(kind, spread):
+    class Shifted(kind):
         def writer(self, seed=0):
             write_gaussian = super().writer(seed)
 
@@ -106,7 +107,8 @@ def test_samples_of_a_subclass_are_its_own():
     model = torch.nn.Linear(1, 1)
     shapes = {"weight": (1, 1), "bias": (1,)}
     zeros, ones = ({name: make(shape) for name, shape in shapes.items()} for make in (torch.zeros, torch.ones))
-    q = Shifted(zeros, ones)
+    q = Shifted(zeros, ones if spread is None else spread)
+    assert q.scaled(0.0).sample(2)["bias"].tolist() == [[3.0], [3.0]]
     pred = ba.predict(model, q.scaled(1e-6), torch.ones(4, 1), likelihood=ba.Gaussian(1.0), mc_samples=5)
     torch.testing.assert_close(pred.mean, torch.full((4, 1), 6.0), rtol=0.0, atol=1e-3)
 

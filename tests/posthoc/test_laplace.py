@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
 from bayesadam.functional.outputs import softmax_factor
-from bayesadam.modules.calls import is_plain_linear
+from bayesadam.modules.last_layer import is_plain_linear
 from bayesadam.posterior.partial import PartialGaussian
 from bayesadam.posthoc import LaplaceApproximation, laplace
 from bayesadam.posthoc import trained_network as network_module

@@ -15,7 +15,6 @@ from bayesadam.sklearn import Settings, TableEncoder
 from bayesadam.tables.encoder.read_table import TableFile
 from bayesadam.tables.encoder.splits import Split
 from bayesadam.tables.encoder.table_target import Target
-from bayesadam.tables.estimators.clock import Clock
 from bayesadam.tables.report import write_report
 from bayesadam.tables.runs import report_data as module
 from bayesadam.tables.runs.evaluation import predict_held_out
@@ -78,7 +77,6 @@ def made(held_out=60, classes=(), calibrated=True):
         {"bayesadam": {"NLL": 1.0}},
         {},
         {"training": 1.23456789},
-        Clock(),
     )
 
 
@@ -157,19 +155,6 @@ def test_surprises_are_the_least_probable_rows():
     assert 0 < len(wrong) <= 10
     for row in wrong:  # only classes that were thought less probable than not
         assert float(row["y"].split("(")[1].rstrip("%)")) < 50.0
-
-
-def test_with_few_held_out_rows_the_inputs_are_described_by_all():
-    assert made(held_out=20)["explained"]["about"] == "Computed on all rows."
-
-
-def test_without_rows_left_out_only_held_out_rows_are_judged(tmp_path):
-    data = made(calibrated=False)
-    assert data["unseen"] is None
-    write_report(tmp_path / "report.html", data)
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Of 60 rows that its networks had not seen" in page
-    assert "Judged by" not in page
 
 
 def test_without_a_mean_there_is_the_median():

@@ -7,17 +7,13 @@ import shutil
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from pyarrow import csv
 
-import bayesadam as ba
 from bayesadam import files
-from bayesadam.files import DamagedFile
 from bayesadam.sklearn import RunError, Settings, fit_table
 from bayesadam.tables.encoder.read_table import read_table
 from bayesadam.tables.runs.predict_table import predict_table
 from bayesadam.tables.runs.run_folder import load_run, rewrite_report
-from posterior.kinds import KINDS, means
 
 VALUES = (None, True, -1, 0, 5, 2**70, 1e308, float("nan"), "", "x", [], [0], {}, {"a": 1}, ["mean/w"], "Mixture")
 
@@ -42,40 +38,6 @@ def moved(content, rng):
     return content[:begin] + content[begin + length :] + content[begin : begin + length]
 
 
-def header(content, rng):
-    """Another value in the header of safetensors."""
-    record, data = unpacked(content)
-    tensor = record[rng.choice([name for name in record if name != "__metadata__"])]
-    values = {
-        "dtype": ("F64", "F8_E4M3", "U16", "C64", "X"),
-        "shape": ([], [1] * 65, [2**62, 2**62]),
-        "data_offsets": ([-1, 3], [0, 8], [3, 0], None),
-    }
-    name = rng.choice(list(values))
-    tensor[name] = rng.choice(values[name])
-    return packed(record, data)
-
-
-def fields(content, rng):
-    """Another value in the library's own part of the header."""
-    record, data = unpacked(content)
-    (key,) = record["__metadata__"]
-    own = json.loads(record["__metadata__"][key])
-    change(own, rng)
-    record["__metadata__"][key] = json.dumps(own)
-    return packed(record, data)
-
-
-def unpacked(content):
-    length = int.from_bytes(content[:8], "little")
-    return json.loads(content[8 : 8 + length]), content[8 + length :]
-
-
-def packed(record, data):
-    text = json.dumps(record).encode()
-    return len(text).to_bytes(8, "little") + text + data
-
-
 def change(record, rng):
     """Replace or remove one entry, at a random depth."""
     name = rng.choice(list(record) if isinstance(record, dict) else range(len(record)))
@@ -87,27 +49,7 @@ def change(record, rng):
         record[name] = rng.choice(VALUES)
 
 
-BYTES = (flipped, cut, longer, moved)
-WAYS = (*BYTES, header, fields)
-
-
-def test_posteriors(tmp_path):
-    path, rng, refused = tmp_path / "q.safetensors", random.Random(7), 0
-    for make in KINDS.values():
-        posterior = make(means({"w": (2, 3), "b": (3,)}, dtype=torch.float32), method="vadam", lr=0.1)
-        posterior.save(path)
-        content = path.read_bytes()
-        for way in WAYS * 12:
-            path.write_bytes(way(content, rng))
-            try:
-                found = ba.load_posterior(path)
-            except DamagedFile:
-                refused += 1
-                continue
-            assert type(found) is type(posterior), way
-            for name, value in posterior.tensors().items():
-                assert torch.equal(found.tensors()[name], value), way
-    assert refused > 0.9 * len(KINDS) * len(WAYS) * 12
+WAYS = (flipped, cut, longer, moved)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +84,7 @@ def test_runs(made, tmp_path, monkeypatch, name):
     content, rng, refused = file.read_bytes(), random.Random(1), 0
     for trial in range(48):
         if trial % 2 or name.endswith("s"):
-            file.write_bytes(rng.choice(WAYS if name.endswith("s") else BYTES)(content, rng))
+            file.write_bytes(rng.choice(WAYS)(content, rng))
         else:
             record = json.loads(content)
             change(record, rng)

@@ -212,20 +212,6 @@ def test_flipped_bytes_of_a_compressed_file(tmp_path):
 
 
 class TestMemory:
-    @pytest.mark.parametrize("suffix", ["csv.gz", "parquet"])
-    def test_what_unpacks_to_more(self, tmp_path, monkeypatch, suffix):
-        """A small file; it is not unpacked much further than there is memory."""
-        path, taken = tmp_path / f"t.{suffix}", []
-        if suffix == "parquet":
-            parquet.write_table(pa.table({"x": np.zeros(3_000_000)}), path, compression="zstd")
-        else:
-            path.write_bytes(gzip.compress(b"x\n" + b"1\n" * 10_000_000, 1))
-        monkeypatch.setattr(memory, "available_memory", lambda: taken.append(0) or 8_000_000)
-        assert path.stat().st_size < 2_000_000 / 4
-        with pytest.raises(memory.NotEnoughMemory, match=f"^reading t.{suffix} would take 0.0 GiB of memory"):
-            read_table(path)
-        assert len(taken) < 100
-
     def test_a_table_that_does_not_fit(self, write, monkeypatch):
         monkeypatch.setattr(memory, "available_memory", lambda: 100)
         message = r"^reading table.csv would take 0\.0 GiB of memory, 0\.0 GiB are available: use a file"

@@ -8,11 +8,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv
 
-from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, Settings, TableEncoder
+from bayesadam.sklearn import BayesianMLPRegressor, Settings, TableEncoder
 from bayesadam.tables.encoder.findings import Findings
 from bayesadam.tables.encoder.frames import is_table
 from bayesadam.tables.encoder.read_table import read_table
-from bayesadam.tables.estimators.rows import weighed
 from bayesadam.tables.runs.predict_table import predict_table
 from bayesadam.tables.runs.prepare import prepare
 
@@ -32,18 +31,6 @@ def table(written=str):
 
 
 class TestTextsThatLookEqual:
-    def test_are_equal_in_values_and_names(self):
-        encoder = TableEncoder(keep=[decomposed("Größe")]).fit(table().select(["Größe", "ville"]))
-        findings = Findings()
-        assert np.array_equal(encoder.encode(table(decomposed), findings), encoder.encode(table(), Findings()))
-        assert findings.notes == []
-        other = TableEncoder(keep=[]).fit(table(decomposed))
-        assert other.columns_ == TableEncoder(keep=[]).fit(table()).columns_
-
-    def test_are_one_value_that_is_missing(self):
-        encoder = TableEncoder(missing=[decomposed("Genève")]).fit(table().select(["Größe", "ville"]))
-        assert encoder.columns_[1].levels == ("Bern", "Zürich")
-
     def test_are_equal_in_files(self, tmp_path):
         csv.write_csv(table(decomposed), tmp_path / "t.csv")
         prepared = prepare(Settings(str(tmp_path / "t.csv"), "Größe", task="regression", drop=("classe",)))
@@ -52,27 +39,6 @@ class TestTextsThatLookEqual:
         found, notes = predict_table(model, read_table(tmp_path / "t.csv"), copy=[decomposed("classe")])
         assert found.column_names[0] == "classe"
         assert notes == ["columns that are no inputs are ignored: 'Größe'"]
-
-    def test_are_one_class_and_one_group(self):
-        mixed = [decomposed(city) if row % 5 else city for row, city in enumerate(CITIES[np.arange(60) % 3])]
-        prepared = prepare(Settings("t", "city"), pd.DataFrame({"x": np.arange(60) % 7, "city": mixed}))
-        assert prepared.target.classes == ("Bern", "Genève", "Zürich")
-        x = np.random.default_rng(0).normal(size=(60, 2))
-        assert BayesianMLPClassifier(**SHORT).fit(x, mixed).classes_.tolist() == ["Bern", "Genève", "Zürich"]
-        assert weighed(x, x, None, mixed)[3].tolist() == CITIES[np.arange(60) % 3].tolist()
-
-    def test_labels_of_one_spelling_are_kept(self):
-        """Else scores of scikit-learn, which compares labels with predictions, would be 0."""
-        x, labels = np.random.default_rng(0).normal(size=(60, 2)), [decomposed(city) for city in CITIES] * 20
-        model = BayesianMLPClassifier(**SHORT).fit(x, labels)
-        assert set(model.classes_) == set(labels)
-        model.partial_fit(x, CITIES.tolist() * 20)
-        assert set(model.predict(x)) <= set(labels)
-
-    def test_are_one_name_in_a_frame_of_numbers(self):
-        frame = pd.DataFrame({"Größe": np.arange(60.0), "é": np.ones(60)})
-        model = BayesianMLPRegressor(**SHORT).fit(frame, np.arange(60.0))
-        assert np.array_equal(model.predict(frame.rename(columns=decomposed)), model.predict(frame))
 
 
 IDS = 1234567890123456789 + np.array([0, 1, 2])

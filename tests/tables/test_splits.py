@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bayesadam.sklearn import TableError
-from bayesadam.tables.encoder.frames import as_table
-from bayesadam.tables.encoder.splits import group_split, random_split, ranks, require_all_classes, time_split
+from bayesadam.tables.encoder.splits import group_split, random_split, require_all_classes, time_split
 
 
 def column(values):
@@ -80,10 +79,6 @@ class TestGroups:
         assert abs(len(split.held_out) - 0.2 * len(groups)) <= max(sizes)
         assert split.how == f"{len(set(groups[split.held_out]))} of the {len(sizes)} groups of 'g', at random"
 
-    def test_codes(self):
-        assert ranks(as_table(pa.table({"a": pa.array([2.5, 1.0], pa.float16())}))["a"], "it").tolist() == [1, 0]
-        assert ranks(column(["b", "a", "b", "c"]), "the groups").tolist() == [1, 0, 1, 2]
-
 
 class TestTime:
     @pytest.mark.parametrize(
@@ -105,10 +100,6 @@ class TestTime:
         assert split.held_out.tolist() == list(range(20))
         split = time_split(column(np.repeat([1, 2], [10, 90])), "t", 0.1)
         assert split.training.tolist() == list(range(10))
-
-    def test_numbers_with_a_decimal_comma(self):
-        times = [f"{i},5" for i in range(100)][::-1]
-        assert time_split(column(times), "t", 0.1, decimal=",").held_out.tolist() == list(range(10))
 
     @pytest.mark.parametrize(("day_first", "last"), [(False, "3/1/2021"), (True, "1/11/2021")])
     def test_dates_that_are_text(self, day_first, last):

@@ -1,4 +1,5 @@
 """Bayes by Backprop: any network made variational, trained by any PyTorch optimiser."""
 
-from bayesadam.bayes_by_backprop.module import VariationalModule as VariationalModule
-from bayesadam.bayes_by_backprop.module import variational as variational
+from bayesadam.bayes_by_backprop.module import VariationalModule, variational
+
+__all__ = ["VariationalModule", "variational"]

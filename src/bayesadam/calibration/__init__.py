@@ -2,10 +2,9 @@
 data.
 """
 
-from bayesadam.calibration.comparison import Candidate as Candidate
-from bayesadam.calibration.comparison import Comparison as Comparison
-from bayesadam.calibration.comparison import compare as compare
-from bayesadam.calibration.search import least as least
-from bayesadam.calibration.temperature import calibrate as calibrate
-from bayesadam.calibration.tuning import PosteriorTuning as PosteriorTuning
-from bayesadam.calibration.tuning import tune_posterior as tune_posterior
+from bayesadam.calibration.comparison import Candidate, Comparison, compare
+from bayesadam.calibration.search import least
+from bayesadam.calibration.temperature import calibrate
+from bayesadam.calibration.tuning import PosteriorTuning, tune_posterior
+
+__all__ = ["Candidate", "Comparison", "PosteriorTuning", "calibrate", "compare", "least", "tune_posterior"]

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from bayesadam.calibration.held_out import HeldOut, mean
 from bayesadam.functional.outputs import log_mean_exp
 from bayesadam.likelihoods import Likelihood, RegressionLikelihood
+from bayesadam.modules.exclusive import in_eval_mode
 from bayesadam.posterior.gaussian_posterior import GaussianPosterior, Self
-from bayesadam.predictive.batches import in_eval_mode
-from bayesadam.predictive.last_layer import followed, outputs_at_weights
+from bayesadam.predictive.last_layer import outputs_at_weights, run_to_layer
 from bayesadam.predictive.pairs import Data, Remembered, batches_of_rows, evenly
 
 SAFE = "safe"
@@ -152,12 +152,17 @@ class Watched:
         layer, device = self._model.get_submodule(settings["last_layer"]), next(iter(parameters.values())).device
         assert isinstance(layer, nn.Linear)
         passes: list[tuple[Tensor, Tensor, Tensor]] = []
-        with in_eval_mode(self._model), followed(self._model, layer, self._options["output"]) as run:
+        with in_eval_mode(self._model):
             for rows, target in batches_of_rows(data, device, self._options["batch_size"]):
                 with torch.set_grad_enabled(not passes):
-                    features, outputs = run(rows)
-                if features is None or (not passes and _depends(features, layer)):
-                    return None
+                    features, outputs = run_to_layer(self._model, layer, rows, self._options["output"])
+                    if features is None:
+                        return None
+                    if features.requires_grad:  # only in the first batch
+                        weights = list(layer.parameters())
+                        gradients = torch.autograd.grad(features.sum(), weights, allow_unused=True)
+                        if gradients.count(None) < len(weights):
+                            return None
                 passes.append((features.detach(), outputs.detach(), target))
         features, center, target = map(torch.cat, zip(*passes, strict=True))
         samples = outputs_at_weights(features, layer, posterior, parameters, SAMPLES)
@@ -172,15 +177,6 @@ class Watched:
             return score if counted is None else score[counted]
 
         return center, target, at
-
-
-def _depends(features: Tensor, layer: nn.Linear) -> bool:
-    """Whether the inputs of a layer depend on its weights, by their graph."""
-    if not features.requires_grad:
-        return False
-    with torch.enable_grad():
-        gradients = torch.autograd.grad(features.sum(), [*layer.parameters()], allow_unused=True)
-    return gradients.count(None) < len(gradients)
 
 
 @torch.no_grad()

@@ -83,6 +83,12 @@ class Engine:
             self._close(failed=True)
         self.opened, self._before, self._ended_by = None, [], caller
 
+    def check_mean(self, caller: str) -> None:
+        """End a block, and raise ``RuntimeError`` after ``train()``, for a method that needs the mean."""
+        self.end_block(caller)
+        if self.weights.held != MEAN:
+            raise RuntimeError(f"{caller} must be called when the weights hold the mean: call eval() first")
+
     def open_block(self, block: int) -> None:
         """Put the next sample into the weights; earlier gradients are hidden."""
         self.end_block("another sampled_params()")

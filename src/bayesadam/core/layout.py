@@ -1,4 +1,6 @@
-"""The assignment of parameters to flats, which follows changes of groups, of parameters and of loaded states."""
+"""The assignment of parameters to flats, which follows changes of groups, of parameters and of loaded states; and the
+posterior that is read from them.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,12 @@ from torch.optim import Optimizer
 
 from bayesadam import noise
 from bayesadam.core.flat import Flat, Kind, Member, kind_of
-from bayesadam.core.passes import PER_WEIGHT
+from bayesadam.core.passes import PER_WEIGHT, followed
 from bayesadam.core.rule import COUNTERS, Hyper, Rule
 from bayesadam.functional.initial_priors import initial_priors
+from bayesadam.modules.fsdp import spread
 from bayesadam.modules.sharding import is_sharded, like, local
+from bayesadam.modules.wrappers import innermost, names_in
 from bayesadam.native.memory import Misplaced, Placed, are_backed, placed
 
 WIDTHS = ("num_data", "temperature", "prior_precision", "initial_precision", "perturb")
@@ -264,6 +268,85 @@ class Layout:
         if parameter in names:
             return repr(names[parameter])
         return next(f"number {member.noise_index}" for member in self.members() if member.parameter is parameter)
+
+    def read(
+        self, model: nn.Module | None, sampled: Sequence[Flat], *, tracks_start: bool
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, dict[str, Any]]]:
+        """Means and variances of the posterior by name, and what the precision of each noisy tensor comes from: the
+        share of the initial precision in it, ``start_share``, and the ``prior_precision``, averaged over weights.
+
+        The share is ``B (initial_precision - lambda) sigma^2``, where ``B`` is the weight of the start in the running
+        curvature. A device is waited for once for each flat, and once for all averages.
+
+        Args:
+            model: Module from which the names are taken, if not those of the groups and of the attached model.
+            sampled: Flats whose weights hold a sample.
+            tracks_start: Whether the share is known; it is ``None`` otherwise.
+        """
+        covered = self._covered(model)
+        means, variances = dict[str, Tensor](), dict[str, Tensor]()
+        names, averages = [], list[Tensor]()
+        hypers = self.hypers(list(covered.values()))
+        for (name, (flat, number)), hp in zip(covered.items(), hypers, strict=True):
+            mean, weights = flat.part("mean", number), flat.parameters[number].detach()
+            if flat.is_sharded:
+                weights = local(weights)
+            if flat not in sampled:  # the weights hold the mean
+                mean = weights if mean.dtype == weights.dtype else followed(mean, weights)
+            means[name] = flat.whole(mean.clone(), number)
+            variance = variances[name] = flat.whole(flat.variance(self.rule, number, hp), number)
+            if not flat.kind.perturb:
+                continue
+            prior = hp.prior_precision * (hp.temperature > 0) if "prior_precision" in flat.groups[0] else 0.0
+            start = hp.initial_weight * (hp.initial_precision - prior)
+            if isinstance(start, Tensor):  # each weight has its own
+                start = flat.whole(start.double(), number)
+            if isinstance(prior, Tensor):
+                prior = flat.whole(prior, number)
+                prior = (prior * variance).sum() / variance.sum()
+            share = (start * variance).clamp(0.0, 1.0).mean()
+            names.append(name)
+            for value in (share, prior if isinstance(prior, Tensor) else torch.full_like(share, prior)):
+                averages.append(value.to(averages[0]) if averages else value)
+        origins = {}
+        values = torch.stack(averages).tolist() if averages else []
+        for name, share, prior in zip(names, values[::2], values[1::2], strict=True):
+            origins[name] = {"start_share": share if tracks_start else None, "prior_precision": prior}
+        return means, variances, origins
+
+    def _covered(self, model: nn.Module | None) -> dict[str, tuple[Flat, int]]:
+        """Flat and number in it of every parameter that a posterior covers, by name and in order."""
+        places = self.places()
+        if model is not None and self.is_sharded:
+            spread(innermost(model))
+        names = self.names() if model is None else names_in(model)
+        covered: dict[str, tuple[Flat, int]] = {}
+        for parameter, group, _ in self.members():
+            if parameter not in names and group["perturb"]:
+                if model is not None:
+                    raise self.not_in_model(parameter)
+                if parameter in places:
+                    raise RuntimeError(
+                        "posterior() must know the parameters' names: give it the model, construct the optimiser from "
+                        "model.named_parameters(), or call attach(model)"
+                    )
+            if parameter in names and parameter in places:
+                name = names[parameter]
+                if name in covered:
+                    raise RuntimeError(
+                        f"posterior() must know parameters by different names, got {name!r} twice: take the names of "
+                        "all parameters from one module that contains them, or give it the model"
+                    )
+                covered[name] = places[parameter]
+        return covered
+
+    def not_in_model(self, parameter: Tensor) -> ValueError:
+        """The error for a perturbed parameter that does not belong to the model."""
+        return ValueError(
+            f"model must have all perturbed parameters of the optimiser, got a model without "
+            f"{self.name_of(parameter)} of shape {tuple(parameter.shape)} (those of a likelihood belong into a "
+            "group with perturb=False)"
+        )
 
 
 def fault_in(state: Mapping[str, Any], parameter: Tensor, rule: Rule) -> str | None:

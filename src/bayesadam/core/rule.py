@@ -24,6 +24,20 @@ from torch import Tensor
 
 from bayesadam.checks import check
 
+__all__ = [
+    "Hyper",
+    "Option",
+    "Rule",
+    "active_prior",
+    "advanced",
+    "average",
+    "computes_curvature",
+    "maximum",
+    "static_options",
+    "tempered_average",
+    "with_prior",
+]
+
 Number: TypeAlias = Any
 """A hyper-parameter in arithmetic: a number, a NumPy array with one per parameter or member, or a 0-d tensor."""
 State: TypeAlias = Mapping[str, Tensor]

@@ -1,4 +1,6 @@
 """Curvature of a module's loss: squared gradients of single examples, collected during the backward pass."""
 
-from bayesadam.curvature.per_example import PerExampleSquares as PerExampleSquares
-from bayesadam.curvature.reduction import reduction_of as reduction_of
+from bayesadam.curvature.per_example import PerExampleSquares
+from bayesadam.curvature.reduction import reduction_of
+
+__all__ = ["PerExampleSquares", "reduction_of"]

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from bayesadam.functional.curvature import wide
 from bayesadam.modules.sharding import is_sharded
-from bayesadam.modules.wrappers import is_data_parallel
 
 
 def groups(model: nn.Module, parameter: Tensor) -> list[Any]:
@@ -17,7 +17,7 @@ def groups(model: nn.Module, parameter: Tensor) -> list[Any]:
     if is_sharded(parameter):
         mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
         return [mesh.get_group(axis) for axis in range(mesh.ndim)]
-    return [model.process_group] if is_data_parallel(model) else []
+    return [model.process_group] if isinstance(model, DistributedDataParallel) else []
 
 
 def mean(value: Tensor | None, parameter: Tensor, over: list[Any]) -> Tensor | None:

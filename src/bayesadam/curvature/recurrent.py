@@ -17,8 +17,8 @@ from torch.nn import functional
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from bayesadam.curvature.fallback import Context, Replay
 from bayesadam.curvature.passes import Unit
+from bayesadam.curvature.replay import Context, Replay
 
 Cell = Callable[[Tensor, Tensor, list[Tensor]], list[Tensor]]
 """Function of the values from the input and from the hidden state, and of the old state, that gives the new one."""

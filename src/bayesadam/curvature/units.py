@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from bayesadam.curvature.fallback import Replay
 from bayesadam.curvature.layers import Form
 from bayesadam.curvature.passes import Method, Slot, Unit
 from bayesadam.curvature.recurrent import Recurrent, is_recurrent
 from bayesadam.curvature.registry import form_of
+from bayesadam.curvature.replay import Replay
 from bayesadam.curvature.totals import Total
 
 OPAQUE: tuple[type[nn.Module], ...] = (nn.MultiheadAttention, nn.RNNBase)

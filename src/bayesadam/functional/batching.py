@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+__all__ = ["batch_first"]
+
 
 def batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Move the mapped axis of tensors to the front; tensors that are not mapped are expanded along it without copies.

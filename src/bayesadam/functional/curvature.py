@@ -13,6 +13,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+__all__ = [
+    "add_embedding_squares_",
+    "add_squares_",
+    "embedding_gradients",
+    "kernel_gradients",
+    "patches",
+    "precision",
+    "wide",
+    "widened",
+]
+
 LOOP_FROM = 32768
 """Number of elements from which examples are squared one by one into the total on a CPU, which needs fewer temporary
 tensors, and lets torch use all threads for each.

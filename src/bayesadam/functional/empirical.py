@@ -18,6 +18,8 @@ from torch.nn import functional
 
 from bayesadam.functional.batching import batch_first
 
+__all__ = ["bernoulli", "gaussian", "optimum"]
+
 _SMALL, _PART = 2**14, 2**18
 """Size up to which tensors are copied into one vector, which is faster than a call for each; and number of weights
 of a larger tensor that are processed at a time.

@@ -15,6 +15,16 @@ import math
 import torch
 from torch import Tensor
 
+__all__ = [
+    "cholesky_of_rows",
+    "dense_entropy",
+    "dense_kl_divergence",
+    "dense_log_prob",
+    "entropy",
+    "kl_divergence",
+    "log_prob",
+]
+
 
 def log_prob(value: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """``log N(value | mean, variance)``, element-wise; shapes broadcast."""

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+__all__ = ["diagonal", "gradients", "hutchinson", "matrix"]
+
 CHUNK = 2**22
 """Approximate number of values in one batch of rows of a Hessian."""
 

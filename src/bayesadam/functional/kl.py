@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import logsigmoid
 
+__all__ = ["bernoulli", "gaussian", "gaussian_log_prob", "mixture_terms", "scale_mixture_log_prob"]
+
 LOG_2PI = math.log(2.0 * math.pi)
 
 

@@ -6,6 +6,8 @@ from torch import Tensor
 
 from bayesadam.functional.autocast import without_autocast
 
+__all__ = ["between", "rotate"]
+
 
 def rotate(matrices: Tensor, left: Tensor | None, right: Tensor | None, *, back: bool = False) -> Tensor:
     """``L' X R``, the coordinates of matrices in other bases of their rows and columns; with ``back`` the inverse, ``L

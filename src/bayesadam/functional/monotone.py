@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+__all__ = ["Identity", "Log", "Log1p", "Monotone", "PiecewiseLinear", "SquareRoot", "YeoJohnson", "monotone"]
+
 
 class Monotone:
     """A strictly increasing function that is applied element by element in float64.

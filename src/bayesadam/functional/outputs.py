@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+__all__ = ["log_mean_exp", "log_softmax", "logistic_scale", "softmax_factor"]
+
 FEW = 16
 """Number of classes below which PyTorch's softmax over the last axis is several times slower on a CPU than over the
 first.

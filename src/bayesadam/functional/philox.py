@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+__all__ = ["constants", "normals", "philox"]
+
 Words: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Words 0 and 2 of all counters, words 1 and 3, and memory for the products, each ``(2, ..., n)``."""
 ROUNDS = 7

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+__all__ = ["inverse_softplus", "sample_of_variance", "softplus"]
+
 
 def softplus(rho: Tensor) -> Tensor:
     """``log(1 + exp(rho))``, element-wise, the standard deviation for ``rho`` (Blundell et al. 2015)."""

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+__all__ = ["betainc", "log_mixed", "log_poisson", "log_rising", "stirling_error"]
+
 STEPS = 10_000
 """Largest number of steps of a continued fraction; about the square root of the larger argument is needed."""
 

@@ -16,6 +16,8 @@ from bayesadam.integrations.optimizers import labels_of, none_found, perturbed, 
 from bayesadam.optim.attach import share_noise
 from bayesadam.optim.base import PerturbedOptimizer
 
+__all__ = ["PosteriorCallback"]
+
 
 def _callback_class() -> Any:
     """Lightning's base class of callbacks, from the package under either of its names."""

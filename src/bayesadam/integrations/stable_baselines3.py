@@ -15,6 +15,8 @@ from torch import nn
 from bayesadam.checks import check
 from bayesadam.optim import PerturbedOptimizer
 
+__all__ = ["ParameterExploration"]
+
 Schedule: TypeAlias = Callable[[float], float]
 """Function from the remaining fraction of the training, from 1 down to 0, to a learning rate, as in
 stable-baselines3.

@@ -20,6 +20,8 @@ except ImportError as error:
         "transformers must be installed for this, got none: pip install 'bayesadam[integrations]'"
     ) from error
 
+__all__ = ["PosteriorCallback"]
+
 
 class PosteriorCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     """Callback for a ``Trainer`` with an optimiser of this library, and for trainers that derive from it (trl's).

@@ -7,20 +7,40 @@ tokens, and outputs ``(N,)`` are those of ``N`` data points with one output each
 from :class:`Likelihood`.
 """
 
-from bayesadam.likelihoods.base import Likelihood as Likelihood
-from bayesadam.likelihoods.base import MissingCapabilityError as MissingCapabilityError
-from bayesadam.likelihoods.base import check_likelihood as check_likelihood
-from bayesadam.likelihoods.classification import Bernoulli as Bernoulli
-from bayesadam.likelihoods.classification import Categorical as Categorical
-from bayesadam.likelihoods.classification import ClassificationLikelihood as ClassificationLikelihood
-from bayesadam.likelihoods.classification import TemperedClassification as TemperedClassification
-from bayesadam.likelihoods.counts import NegativeBinomial as NegativeBinomial
-from bayesadam.likelihoods.counts import Poisson as Poisson
-from bayesadam.likelihoods.gaussian import Gaussian as Gaussian
-from bayesadam.likelihoods.gaussian import HeteroscedasticGaussian as HeteroscedasticGaussian
-from bayesadam.likelihoods.gaussian import RegressionLikelihood as RegressionLikelihood
-from bayesadam.likelihoods.gaussian import TemperedRegression as TemperedRegression
-from bayesadam.likelihoods.gaussian import gaussian_log_density as gaussian_log_density
-from bayesadam.likelihoods.positive import Gamma as Gamma
-from bayesadam.likelihoods.positive import LogNormal as LogNormal
-from bayesadam.likelihoods.student_t import StudentT as StudentT
+from bayesadam.likelihoods.base import Likelihood, MissingCapabilityError, check_likelihood
+from bayesadam.likelihoods.classification import (
+    Bernoulli,
+    Categorical,
+    ClassificationLikelihood,
+    TemperedClassification,
+)
+from bayesadam.likelihoods.counts import NegativeBinomial, Poisson
+from bayesadam.likelihoods.gaussian import (
+    Gaussian,
+    HeteroscedasticGaussian,
+    RegressionLikelihood,
+    TemperedRegression,
+    gaussian_log_density,
+)
+from bayesadam.likelihoods.positive import Gamma, LogNormal
+from bayesadam.likelihoods.student_t import StudentT
+
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "ClassificationLikelihood",
+    "Gamma",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "Likelihood",
+    "LogNormal",
+    "MissingCapabilityError",
+    "NegativeBinomial",
+    "Poisson",
+    "RegressionLikelihood",
+    "StudentT",
+    "TemperedClassification",
+    "TemperedRegression",
+    "check_likelihood",
+    "gaussian_log_density",
+]

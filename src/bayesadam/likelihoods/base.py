@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution, constraints
+from torch.distributions import Distribution
 
 from bayesadam.functional.generators import seeded
 from bayesadam.functional.moments.quadrature import gauss_hermite
@@ -22,10 +22,9 @@ from bayesadam.likelihoods.parameters import (
     check_terms,
     check_values,
     summed,
+    support_of,
+    target_shape,
 )
-
-DRAWS = 1024
-"""Number of draws from which mean and variance of the target are estimated if only ``sample`` is defined."""
 
 NODES = 32
 """Number of quadrature nodes per output for an expected log density."""
@@ -44,9 +43,7 @@ CLOSED_FORMS = {"score", "fisher_factor", "fisher_sum", "expected_log_density", 
 
 
 class MissingCapabilityError(ValueError):
-    """Raised if a likelihood neither defines a capability nor has a fallback for it; the message names the
-    capability.
-    """
+    """Raised for a capability that a likelihood neither defines nor has a fallback for; the message names it."""
 
 
 class Likelihood(nn.Module):
@@ -116,7 +113,7 @@ class Likelihood(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        if not any(map(self.defines, ("log_density", "element_log_density", "distribution"))):
+        if not any(map(self.defines, DENSITY)):
             raise self.missing("log_density, element_log_density or distribution")
 
     def defines(self, capability: str) -> bool:
@@ -130,13 +127,11 @@ class Likelihood(nn.Module):
         sources = {"moments": ("sample", "distribution"), "sample": ("distribution",)}
         return any(map(self.defines, (capability, *sources.get(capability, ()))))
 
-    # Training.
-
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raise ``ValueError`` if the target does not fit the output, by shape or by value."""
         each = self.outputs_per_target
         described = "the output's shape" if each == 1 else f"a shape with one number for every {each} outputs,"
-        check_shape(self._target_shape(output), target, described)
+        check_shape(target_shape(output, self.outputs_per_target), target, described)
         if not self.defines("distribution"):
             return
         given = self._distribution("check", output)
@@ -204,8 +199,6 @@ class Likelihood(nn.Module):
         """Return :meth:`nll`, so that a likelihood can be used as a loss module."""
         return self.nll(output, target)
 
-    # Prediction.
-
     def distribution(self, output: Tensor) -> Distribution:
         """Distribution of the target given an output; its batch shape is that of the target after sample axes.
 
@@ -221,8 +214,7 @@ class Likelihood(nn.Module):
                 return given.mean, given.variance
         if not self.provides("sample"):
             raise self.missing("moments, distribution or sample")
-        draws = torch.stack([self.sample(output, seed=number) for number in range(DRAWS)])
-        return draws.mean(0), draws.var(0)
+        return fallbacks.moments(lambda number: self.sample(output, seed=number))
 
     def sample(self, output: Tensor, *, seed: int = 0) -> Tensor:
         """One draw of ``y`` given an output, of the target's shape after sample axes; torch's generators are not
@@ -293,8 +285,6 @@ class Likelihood(nn.Module):
         """
         raise self.missing("tempered")
 
-    # Curvature.
-
     def score(self, output: Tensor, target: Tensor) -> Tensor:
         """``d log p(y | output) / d output``, of the output's shape, without a graph.
 
@@ -331,8 +321,6 @@ class Likelihood(nn.Module):
         ignored targets (see :meth:`counted`) must add nothing.
         """
         return fallbacks.fisher_sum(self.fisher_factor, output, target)
-
-    # Moment propagation.
 
     def under_gaussian(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Moments of a Gaussian target with Gaussian outputs: its mean, the variance of that mean, and the log expected
@@ -374,24 +362,12 @@ class Likelihood(nn.Module):
         return total(log_expectation(terms, mean, variance))
 
     def _by_element(self, capability: str, mean: Tensor, target: Tensor) -> tuple[Function, Function]:
-        """Log densities as an element-wise function of the outputs, and a function that sums them over those of a data
-        point.
-        """
-        if self.defines("element_log_density"):
-
-            def total(values: Tensor) -> Tensor:
-                check_terms("element_log_density", values.shape, target)
-                return check_densities(summed(values, target), mean, target)
-
-            return lambda output: self.element_log_density(output, target), total
-        with torch.no_grad():
-            shape = self.log_density(mean, target).shape
-        if shape.numel() != mean.numel():
+        """Log densities by element and their sums; see :func:`bayesadam.likelihoods.fallbacks.by_element`."""
+        terms = self.element_log_density if self.defines("element_log_density") else None
+        functions = fallbacks.by_element(self.log_density, terms, mean, target)
+        if functions is None:
             raise self.missing(f"{capability} or element_log_density")
-        return (
-            lambda output: self.log_density(output, target).view(output.shape),
-            lambda values: values.view(shape),
-        )
+        return functions
 
     def _distribution(self, capability: str, output: Tensor) -> Distribution:
         if not self.defines("distribution"):
@@ -399,34 +375,14 @@ class Likelihood(nn.Module):
         given = self.distribution(output)
         given._validate_args = False  # targets are checked by `check` alone
         shape = given.batch_shape + given.event_shape
-        if not self.defines("check") and shape != self._target_shape(output):
-            wanted = tuple(self._target_shape(output))
+        if not self.defines("check") and shape != target_shape(output, self.outputs_per_target):
+            wanted = tuple(target_shape(output, self.outputs_per_target))
             raise ValueError(f"distribution must be of targets of the shape {wanted}, got {tuple(shape)}")
         return given
-
-    def _target_shape(self, output: Tensor) -> torch.Size:
-        """The shape of the targets, after sample axes, unless a subclass defines :meth:`check`."""
-        each = self.outputs_per_target
-        if each == 1:
-            return output.shape
-        if output.ndim == 0 or output.shape[-1] % each:
-            raise ValueError(
-                f"output must have {each} numbers for each target along its last axis, got shape {tuple(output.shape)}"
-            )
-        return torch.Size([*output.shape[:-1], output.shape[-1] // each])
 
     def missing(self, capability: str) -> MissingCapabilityError:
         """Make the error for a missing capability."""
         return MissingCapabilityError(f"likelihood must define {capability}, got {type(self).__name__}")
-
-
-def support_of(distribution: Distribution) -> Any:
-    """The constraint of a distribution's values; None if it has none or says none."""
-    try:
-        support: Any = distribution.support
-    except NotImplementedError:
-        return None
-    return None if support is constraints.real else support
 
 
 def check_likelihood(value: Any, *, where: str = "", learned: bool = True) -> None:

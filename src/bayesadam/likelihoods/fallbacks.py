@@ -1,4 +1,4 @@
-"""Derivatives and curvature of a log density, for likelihoods that do not define them."""
+"""Derivatives, curvature and expectations of a log density, for likelihoods that do not define them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bayesadam.likelihoods.parameters import check_densities
+from bayesadam.likelihoods.adaptive import Function
+from bayesadam.likelihoods.parameters import check_densities, check_terms, summed
 
 FACTORS = 2**24
 """Approximate number of values in the curvature factors of several rows."""
+
+DRAWS = 1024
+"""Number of draws from which mean and variance of the target are estimated if only ``sample`` is defined."""
 
 Method = Callable[[Tensor, Tensor], Tensor]
 
@@ -55,3 +59,38 @@ def fisher_sum(fisher_factor: Method, output: Tensor, target: Tensor) -> Tensor:
         columns = factor.movedim(2, 0).flatten(1).double()
         total.addmm_(columns, columns.mT)
     return total
+
+
+def moments(sample: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the target from draws, which a function of their number returns."""
+    draws = torch.stack([sample(number) for number in range(DRAWS)])
+    return draws.mean(0), draws.var(0)
+
+
+def by_element(
+    log_density: Method, terms: Method | None, mean: Tensor, target: Tensor
+) -> tuple[Function, Function] | None:
+    """Log densities as an element-wise function of the outputs, and a function that sums them over those of a data
+    point.
+
+    Args:
+        log_density: Log density of a data point.
+        terms: Its terms by element, if they are known.
+        mean: Outputs, which have the shape of those that the functions are called with.
+        target: Targets that were checked before.
+
+    Returns:
+        The functions, or None if data points have several outputs and their terms are not known.
+    """
+    if terms is not None:
+
+        def total(values: Tensor) -> Tensor:
+            check_terms("element_log_density", values.shape, target)
+            return check_densities(summed(values, target), mean, target)
+
+        return lambda output: terms(output, target), total
+    with torch.no_grad():
+        shape = log_density(mean, target).shape
+    if shape.numel() != mean.numel():
+        return None
+    return lambda output: log_density(output, target).view(output.shape), lambda values: values.view(shape)

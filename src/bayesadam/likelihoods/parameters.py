@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution, constraints
 
 from bayesadam.checks import check, check_tensor
 
@@ -122,3 +123,28 @@ def diagonal_factor(roots: Tensor) -> Tensor:
 def summed(terms: Tensor, target: Tensor) -> Tensor:
     """Sum of terms over the outputs of a data point, along the last axis unless this counts data points."""
     return terms.sum(-1) if target.ndim > 1 else terms
+
+
+def target_shape(output: Tensor, outputs_per_target: int) -> torch.Size:
+    """The shape of the targets of outputs, after sample axes, if each has some outputs next to each other.
+
+    Raises:
+        ValueError: The last axis of the output has another number of outputs.
+    """
+    if outputs_per_target == 1:
+        return output.shape
+    if output.ndim == 0 or output.shape[-1] % outputs_per_target:
+        raise ValueError(
+            f"output must have {outputs_per_target} numbers for each target along its last axis, got shape "
+            f"{tuple(output.shape)}"
+        )
+    return torch.Size([*output.shape[:-1], output.shape[-1] // outputs_per_target])
+
+
+def support_of(distribution: Distribution) -> Any:
+    """The constraint of a distribution's values; None if it has none or says none."""
+    try:
+        support: Any = distribution.support
+    except NotImplementedError:
+        return None
+    return None if support is constraints.real else support

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from operator import attrgetter
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -17,6 +19,8 @@ from bayesadam.modules.wrappers import innermost, unwrapping
 _RELEASED = threading.Condition()
 _IN_USE: dict[int, int] = {}
 """The thread that has a module or tensor for itself, by the ``id`` of the module or tensor."""
+_HELD: dict[int, tuple[int, Parts]] = {}
+"""The thread that has a model for itself, and the model's parts, by the ``id`` of the model."""
 
 
 class Parts:
@@ -64,11 +68,11 @@ def exclusively(model: nn.Module) -> Iterator[Parts]:
         ValueError: The model is not a network.
     """
     check_model(model)
-    thread, parts = threading.get_ident(), Parts(model)
-    if _IN_USE.get(id(model)) == thread:
-        yield parts
+    thread, held = threading.get_ident(), _HELD.get(id(model))
+    if held is not None and held[0] == thread:
+        yield held[1]
         return
-    wanted = set()
+    parts, wanted = Parts(model), set()
     for module in parts.modules:
         wanted |= {id(module), *map(id, module._parameters.values()), *map(id, module._buffers.values())}
     wanted.discard(id(None))
@@ -77,13 +81,44 @@ def exclusively(model: nn.Module) -> Iterator[Parts]:
             _RELEASED.wait()
         taken = wanted - _IN_USE.keys()
         _IN_USE.update(dict.fromkeys(taken, thread))
+        _HELD[id(model)] = thread, parts
     try:
         yield parts
     finally:
         with _RELEASED:
             for part in taken:
                 del _IN_USE[part]
+            del _HELD[id(model)]
             _RELEASED.notify_all()
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[Parts]:
+    """Context that sets the model to evaluation mode, and gives its parts; afterwards every module is back in its mode,
+    by its own ``train``. Other threads wait for it.
+
+    Modules with a ``train`` of their own may change their tensors, for example merge weights, and restore them only up
+    to rounding. Their tensors are therefore saved and put back.
+    """
+    with exclusively(model) as parts:
+        modes, before = list(map(attrgetter("training"), parts.modules)), []
+        for module in parts.changing:
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                before.append((tensor, tensor.detach().clone()))
+        try:
+            model.eval()
+            with quietly(parts.followed) if parts.followed else nullcontext():
+                yield parts
+        finally:
+            for module, mode in zip(parts.modules, modes, strict=True):  # parents first
+                if module.training != mode:
+                    module.train(mode)
+            for module, mode in zip(parts.modules, modes, strict=True):  # some never train, some have several parents
+                if module.training != mode:
+                    module.training = mode
+            with torch.no_grad():
+                for tensor, value in before:
+                    tensor.copy_(value)
 
 
 @contextmanager
@@ -144,3 +179,46 @@ def matching_buffers(model: nn.Module, buffers: Mapping[str, Tensor]) -> dict[st
                 f"the model must have a buffer {name!r} of the posterior's shape {tuple(value.shape)}, got {shape}"
             )
     return {name: present[name] for name in buffers}
+
+
+def check_weights_are_used(model: nn.Module, names: Iterable[str]) -> None:
+    """Refuse modules whose derivatives are not those of their outputs: modules that compute with merged or cached
+    weights in evaluation mode, and embeddings that scale their gradients or change their weights in a forward pass.
+
+    Args:
+        model: The model in evaluation mode.
+        names: Names of the weights by which derivatives are taken.
+
+    Raises:
+        ValueError: A module that has any of these weights changes its tensors when its mode changes, or is such an
+            embedding.
+    """
+    parameters = dict(model.named_parameters())
+    wanted = {id(parameters[name]) for name in names if name in parameters}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and id(module.weight) in wanted:
+            for option, plain in (("max_norm", None), ("scale_grad_by_freq", False)):
+                value = getattr(module, option)
+                if value != plain:
+                    raise ValueError(
+                        f"{option} of an embedding must be {plain} to take derivatives, got {value!r} in {path!r}"
+                    )
+    changing = Parts(model).changing
+    for path, module in model.named_modules() if changing else ():
+        if module not in changing or wanted.isdisjoint(map(id, module.parameters())):
+            continue
+        module.train()
+        before = {name: tensor.clone() for name, tensor in _tensors(module).items()}
+        module.eval()
+        after = _tensors(module)
+        if before.keys() != after.keys() or any(not torch.equal(before[name], after[name]) for name in before):
+            raise ValueError(
+                "model must compute with its weights themselves in eval mode, but for method='monte_carlo', got module "
+                f"{path!r} ({type(module).__name__}), which merges or caches them when its mode changes"
+            )
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """A module's own parameters, buffers and other tensors among its attributes."""
+    named = {**vars(module), **module._parameters, **module._buffers}
+    return {name: value.detach() for name, value in named.items() if isinstance(value, Tensor)}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from bayesadam.checks import check_model
 from bayesadam.modules.sharding import full
@@ -43,18 +44,13 @@ def unwrapped(model: nn.Module) -> nn.Module:
         ValueError: The model is not a network.
     """
     check_model(model)
-    while is_data_parallel(model) or hasattr(model, "_orig_mod"):  # a copy that is being made has no attributes yet
-        model = model.get_submodule("module" if is_data_parallel(model) else "_orig_mod")
-    return model
-
-
-def is_data_parallel(model: nn.Module) -> bool:
-    """Whether a module is ``DistributedDataParallel``."""
-    if not torch.distributed.is_available():
-        return False
-    from torch.nn.parallel import DistributedDataParallel
-
-    return isinstance(model, DistributedDataParallel)
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):  # a copy that is being made has no attributes yet
+            model = model.get_submodule("_orig_mod")
+        else:
+            return model
 
 
 def names_in(model: nn.Module) -> dict[Tensor, str]:
@@ -69,7 +65,8 @@ def names_in(model: nn.Module) -> dict[Tensor, str]:
 def buffers_of(model: nn.Module) -> dict[str, Tensor]:
     """Copies of a model's buffers by name, such as running statistics, without those that its state dict leaves out."""
     buffers = {}
-    for path, module in innermost(model).named_modules():
+    *_, inner = unwrapping(model)
+    for path, module in inner.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
                 buffers[f"{path}.{name}" if path else name] = full(buffer).clone()

@@ -19,7 +19,8 @@ from bayesadam.checks import check_model
 from bayesadam.functional.autocast import without_autocast
 from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood
-from bayesadam.modules.calls import Inputs, arguments, is_plain_linear, parameters_of_layer, version_of
+from bayesadam.modules.calls import Inputs, arguments, version_of
+from bayesadam.modules.last_layer import is_plain_linear, parameters_of_layer
 from bayesadam.modules.wrappers import buffers_of
 from bayesadam.moments.objectives import expected_log_likelihood
 from bayesadam.moments.observer import Observer

@@ -23,6 +23,8 @@ from pathlib import Path
 
 from bayesadam import files
 
+__all__ = ["has_compiler", "load", "read"]
+
 FLAGS = (
     *("-O3", "-std=c++17", "-shared", "-fPIC", "-march=native", "-fopenmp"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),

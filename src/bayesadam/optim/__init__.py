@@ -1,23 +1,42 @@
 """Weight-perturbed optimisers. ``OPTIMIZERS`` maps names to classes; the contract tests cover every class in it."""
 
-from bayesadam.optim.base import PerturbedOptimizer as PerturbedOptimizer
-from bayesadam.optim.bayesadam import BayesAdam as BayesAdam
-from bayesadam.optim.bbb import BayesByBackprop as BayesByBackprop
-from bayesadam.optim.dense_von import DenseVON as DenseVON
-from bayesadam.optim.ivon import IVON as IVON
-from bayesadam.optim.natural import NaturalVadam as NaturalVadam
-from bayesadam.optim.natural import NaturalVON as NaturalVON
-from bayesadam.optim.ngvi import NGVI as NGVI
-from bayesadam.optim.param_groups import param_groups as param_groups
-from bayesadam.optim.schedules import BetaScheduler as BetaScheduler
-from bayesadam.optim.schedules import half_cosine as half_cosine
-from bayesadam.optim.schedules import polynomial_decay as polynomial_decay
-from bayesadam.optim.vadagrad import VadaGrad as VadaGrad
-from bayesadam.optim.vadam import Vadam as Vadam
-from bayesadam.optim.van import VAN as VAN
-from bayesadam.optim.vogn import VOGN as VOGN
-from bayesadam.optim.von import VON as VON
-from bayesadam.optim.vprop import Vprop as Vprop
+from bayesadam.optim.base import PerturbedOptimizer
+from bayesadam.optim.bayesadam import BayesAdam
+from bayesadam.optim.bbb import BayesByBackprop
+from bayesadam.optim.dense_von import DenseVON
+from bayesadam.optim.ivon import IVON
+from bayesadam.optim.natural import NaturalVadam, NaturalVON
+from bayesadam.optim.ngvi import NGVI
+from bayesadam.optim.param_groups import param_groups
+from bayesadam.optim.schedules import BetaScheduler, half_cosine, polynomial_decay
+from bayesadam.optim.vadagrad import VadaGrad
+from bayesadam.optim.vadam import Vadam
+from bayesadam.optim.van import VAN
+from bayesadam.optim.vogn import VOGN
+from bayesadam.optim.von import VON
+from bayesadam.optim.vprop import Vprop
+
+__all__ = [
+    "IVON",
+    "NGVI",
+    "OPTIMIZERS",
+    "VAN",
+    "VOGN",
+    "VON",
+    "BayesAdam",
+    "BayesByBackprop",
+    "BetaScheduler",
+    "DenseVON",
+    "NaturalVON",
+    "NaturalVadam",
+    "PerturbedOptimizer",
+    "VadaGrad",
+    "Vadam",
+    "Vprop",
+    "half_cosine",
+    "param_groups",
+    "polynomial_decay",
+]
 
 OPTIMIZERS: dict[str, type[PerturbedOptimizer]] = {
     "bayesadam": BayesAdam,

@@ -27,17 +27,8 @@ def names_of(layout: Layout, model: nn.Module) -> dict[Tensor, str]:
     names = names_in(inner)
     for parameter, group, _ in layout.members():
         if parameter not in names and group["perturb"]:
-            raise not_in_model(layout, parameter)
+            raise layout.not_in_model(parameter)
     return names
-
-
-def not_in_model(layout: Layout, parameter: Tensor) -> ValueError:
-    """The error for a perturbed parameter that does not belong to the model."""
-    return ValueError(
-        f"model must have all perturbed parameters of the optimiser, got a model without "
-        f"{layout.name_of(parameter)} of shape {tuple(parameter.shape)} (those of a likelihood belong into a "
-        "group with perturb=False)"
-    )
 
 
 def named_alike(group: dict[str, Any], groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, str]) -> Any:
@@ -64,6 +55,12 @@ def parameters_of(optimizer: Any) -> set[Tensor]:
     return {parameter for group in optimizer.param_groups for parameter in group["params"]}
 
 
+def competitors(optimizer: Any, model: nn.Module) -> list[Any]:
+    """The other optimisers that are attached to a model and train some of the same parameters."""
+    trained, others = parameters_of(optimizer), attached(innermost(model))
+    return [o for o in others if o is not optimizer and not trained.isdisjoint(parameters_of(o))]
+
+
 def add_hooks(optimizer: Any, model: nn.Module) -> None:
     """Make state dicts of the model, its parts and its wrappers save and load the mean while weights hold a sample."""
     trained = parameters_of(optimizer)
@@ -74,9 +71,11 @@ def add_hooks(optimizer: Any, model: nn.Module) -> None:
 
 
 def join(optimizer: Any, model: nn.Module) -> None:
-    """Add the hooks, and warn if another optimiser trains further parameters of the model with the same noise."""
-    inner = innermost(model)
-    others = attached(inner)
+    """Check the model and add the hooks; warn if another optimiser trains further parameters of it with the same
+    noise.
+    """
+    names_of(optimizer._engine.layout, model)
+    others = attached(innermost(model))
     add_hooks(optimizer, model)
     if optimizer not in others and any(share_noise(optimizer, other) for other in others):
         warnings.warn(

@@ -6,32 +6,29 @@ copy or a checkpoint is in ``param_groups`` or ``state``; the engine holds the d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from bayesadam.core.engine import Block, uncompiled
-from bayesadam.core.flat import Flat
-from bayesadam.core.passes import followed
-from bayesadam.core.rule import Hyper
+from bayesadam.core.engine import Block, Engine, uncompiled
+from bayesadam.core.rule import Rule
 from bayesadam.core.sampling import MEAN
-from bayesadam.modules.fsdp import spread
-from bayesadam.modules.sharding import local
-from bayesadam.modules.wrappers import buffers_of, innermost, names_in
-from bayesadam.optim import attach, groups, priors
-from bayesadam.optim.checkpoint import Checkpointed
+from bayesadam.curvature import PerExampleSquares
+from bayesadam.modules import train_mode
+from bayesadam.modules.wrappers import buffers_of, names_in
+from bayesadam.optim import attach, groups, priors, state_dicts
+from bayesadam.optim.options import completed, signature_of
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.posterior.report import PER_TENSOR, PosteriorReport
 
-Prior: TypeAlias = DiagonalGaussian
-"""The kind of posterior that an optimiser can continue from."""
 
-
-class PerturbedOptimizer(Checkpointed):
+class PerturbedOptimizer(Optimizer):
     """Base class of the optimisers that learn the mean and the precision of a Gaussian posterior over the weights.
 
     The loss is the *mean* negative log-likelihood over the minibatch. The update rule adds the prior, so the loss must
@@ -54,82 +51,61 @@ class PerturbedOptimizer(Checkpointed):
             keep the prior of their group and have posterior variance 0.
         lr: Learning rate, a number or a 1-element tensor.
         num_data: Number of training examples ``N``, or a chosen effective number.
-        betas: Decay rates of the running averages of the gradient and of the curvature, each in [0, 1).
-        prior_precision: Precision of the prior ``N(0, 1 / prior_precision)``.
-        prior: A posterior to continue from, in place of ``prior_precision``; it becomes the prior, and the mean starts
-            at its mean, also for frozen parameters and for groups that are added later. If it has another temperature,
-            its variances are changed in proportion, so that the examples behind it count as much as new ones. It needs
-            named parameters.
-        initial_precision: Posterior precision at the start, at least ``prior_precision`` (for Bayes by Backprop, which
-            trains the widths like the means, it may be smaller). The default is ``max(num_data, prior_precision)``,
-            since a network that starts at the prior's precision hardly trains.
-        temperature: Factor of the KL divergence in the objective, in [0, 1]: 1 is variational inference, 0
-            variational optimisation (Khan et al. 2018, eq. 22).
-        mc_samples: Number of posterior samples per step. It must be the same in all groups, as must ``antithetic``,
-            ``rank_samples``, ``seed``, ``nonfinite`` and ``compile``.
-        antithetic: Whether to draw samples in pairs ``+eps, -eps``; ``mc_samples`` must then be even.
-        rank_samples: Whether every process of a data-parallel job draws its own sample. By default all draw the same
-            one, and shards their slices of it. With it, the backward pass must be run under ``no_sync()``; gradients
-            and curvatures of all samples are then averaged over the processes at the step, or at the end of its last
-            block. It is refused for sharded parameters and second derivatives.
-        seed: Seed of the noise, which otherwise depends only on the step, the sample and the position of the
-            parameter. Two optimisers of one model need different seeds, or their samples are correlated.
-        maximize: Whether the loss is to be maximised (a mean log-likelihood).
-        nonfinite: What to do when a gradient is not finite: ``"raise"`` a ``FloatingPointError`` that names the
-            parameter and change nothing, or ``"skip"`` the step and count it in ``skipped_steps`` of the groups.
-        compile: Whether to sample and update all parameters in one compiled kernel, which is several times faster on a
-            CPU, equal up to rounding, and compiled once per machine in about a second. Where there is no kernel (no
-            C++ compiler, another dtype, a rule that it cannot run), one warning gives the reason, and PyTorch's
-            operations are used.
-        options: Options that the rule of a subclass declares, by name; a constructor of its own may pass them on.
+        options: Those of :class:`~bayesadam.optim.options.CommonOptions`, and those that the rule declares.
 
     Raises:
         ValueError: A hyper-parameter is out of its range, a trainable parameter is complex, or the parameters are a
             set, which has no order.
-        TypeError: The rule does not declare an option.
+        TypeError: The optimiser has no option of a name.
+
+    Attributes:
+        rule: Rule of the method.
+        usual: Defaults that differ from those of :data:`~bayesadam.optim.options.DEFAULTS` or of the rule's options.
+        decided: Options that a constructor decides from its other arguments, and that cannot be given.
+        has_prior: Whether the method has a prior.
+        may_start_wider: Whether the posterior may start wider than the prior.
+        tracks_start: Whether it is known which share of the posterior's precision is the initial precision.
+        cooling: Temperature of the posterior relative to that of the noise in training.
+        shared: Entries that must be the same in all groups.
     """
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 1e-3,
-        *,
-        num_data: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        prior_precision: float | str = 1.0,
-        prior: Prior | None = None,
-        initial_precision: float | None = None,
-        temperature: float = 1.0,
-        mc_samples: int = 1,
-        antithetic: bool = False,
-        rank_samples: bool = False,
-        seed: int = 0,
-        maximize: bool = False,
-        nonfinite: str = "raise",
-        compile: bool = True,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._set_up(locals())
+    rule: ClassVar[Rule]
+    usual: ClassVar[Mapping[str, Any]] = {}
+    decided: ClassVar[tuple[str, ...]] = ()
+    has_prior: ClassVar[bool] = True
+    may_start_wider: ClassVar[bool] = False
+    tracks_start: ClassVar[bool] = True
+    cooling: ClassVar[float] = 1.0
+    shared: ClassVar[tuple[str, ...]] = groups.SHARED
+    __signature__: ClassVar[Any]
+    _engine: Engine
+    _model: weakref.ref[nn.Module] | None = None  # the attached one
+    _source: PerExampleSquares | None = None  # given by the user
+    _prior: priors.Gaussians = {}  # noqa: RUF012 - replaced, never changed
+    _loaded: Mapping[str, Any] | None = None  # a state dict, while it is being loaded
 
-    def _set_up(self, arguments: Mapping[str, Any]) -> None:
-        """Initialise from a constructor's arguments by name, among which are options that the rule declares."""
-        declared = {option.name: option.default for option in self.rule.options}
-        others = ("self", "params", "prior", "curvature", "options", *(() if self.has_prior else ("prior_precision",)))
-        given = {name: value for name, value in arguments.items() if name not in others}
-        for name, value in (arguments.get("options") or {}).items():
-            if name not in declared:
-                raise TypeError(
-                    f"{name} must be an option of {type(self).__name__}, which declares {list(declared)}, got {value!r}"
-                )
-            given[name] = value
-        given["method"] = type(self).__name__
-        self.defaults = groups.settled({**groups.BOOKKEEPING, **declared, **given})
-        groups.check_ordered(arguments["params"])
-        self._reset()
-        super().__init__(arguments["params"], self.defaults)
-        gaussians = priors.checked(arguments.get("prior"), self._reported().get("temperature"))
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if hasattr(cls, "rule"):
+            cls.__signature__ = signature_of(cls)
+
+    def __init__(self, params: Any, lr: float | Tensor = 1e-3, *, num_data: float, **options: Any) -> None:
+        values = {**groups.BOOKKEEPING, **completed(self, options), "lr": lr, "num_data": num_data}
+        prior = values.pop("prior", None)
+        self.defaults = groups.settled({**values, "method": type(self).__name__})
+        groups.check_ordered(params)
+        self._engine = state_dicts.new_engine(self)
+        super().__init__(params, self.defaults)
+        gaussians = priors.checked(prior, self.cooling * self.param_groups[0]["temperature"])
         priors.start(gaussians, self.param_groups, complete=True)
         self._prior = self._engine.layout.priors = gaussians
+
+    def _take_names(self) -> nn.Module | None:
+        """Use the parameter names of the attached model; return this model."""
+        model = None if self._model is None else self._model()
+        if model is not None:
+            self._engine.layout.attached_names = names_in(model)
+        return model
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Check the hyper-parameters of a new group; subclasses add checks of their own."""
@@ -146,7 +122,8 @@ class PerturbedOptimizer(Checkpointed):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, at any time at which the weights hold the mean.
 
-        The noise indices of the new parameters follow those of the parameters that the optimiser already has.
+        The noise indices of the new parameters follow those of the parameters that the optimiser already has. After
+        :meth:`attach` they need no names, and get those of the model.
 
         Raises:
             ValueError: A hyper-parameter is out of its range or differs from the other groups though it must not, a
@@ -155,30 +132,25 @@ class PerturbedOptimizer(Checkpointed):
             RuntimeError: The weights hold a sample.
         """
         if self.param_groups:
-            self._engine.end_block("add_param_group()")
-        if self.param_groups and self._engine.weights.held != MEAN:
-            raise RuntimeError("add_param_group() must be called when the weights hold the mean: call eval() first")
-        groups.check_ordered(param_group["params"])
-        groups.check_effective(param_group, self.defaults)
-        settings = {name: value for name, value in param_group.items() if name in self.defaults}
-        param_group = {**param_group, **groups.settled(settings)}
+            self._engine.check_mean("add_param_group()")
+        param_group = groups.checked(param_group, self.defaults)
         group = {**self.defaults, **param_group}
         self.check_group(group)
         groups.check_shared(group, self.param_groups, self.shared)
+        model = self._take_names()
+        if model is not None:
+            param_group = attach.named_alike(param_group, self.param_groups, names_in(model))
         super().add_param_group(param_group)
-        added = self.param_groups[-1]
+        *others, added = self.param_groups
         try:
             self.check_added(added)
             priors.start(self._prior, [added], complete=False)
         except (ValueError, RuntimeError):
             self.param_groups.pop()
             raise
-        *others, _ = self.param_groups
-        added["noise_index"] = sum(len(other["params"]) for other in others)
-        for name in groups.COUNTED if others else ():
-            added[name] = others[0][name]
-        if any("initial_lr" in other for other in others):
-            added.setdefault("initial_lr", added["lr"])  # a scheduler of PyTorch changes the rate of this group, too
+        groups.number(added, others)
+        if model is not None:
+            attach.add_hooks(self, model)
 
     @uncompiled
     def sampled_params(self) -> AbstractContextManager[None]:
@@ -305,26 +277,17 @@ class PerturbedOptimizer(Checkpointed):
                 averages over the samples of training; :func:`bayesadam.predictive.with_batch_norm` computes those of
                 the mean.
 
-        Returns:
-            The posterior.
-
         Raises:
             RuntimeError: The names of the parameters are not known, or two parameters have the same name.
             ValueError: A perturbed parameter does not belong to the model.
         """
-        covered = self._covered(model)
-        hypers = self._engine.layout.hypers(list(covered.values()))
-        means, variances = {}, {}
-        for (name, (flat, number)), hyper in zip(covered.items(), hypers, strict=True):
-            mean, weights = flat.part("mean", number), flat.parameters[number].detach()
-            if flat.is_sharded:
-                weights = local(weights)
-            if flat not in self._engine.weights.flats:  # the weights hold the mean
-                mean = weights if mean.dtype == weights.dtype else followed(mean, weights)
-            means[name] = flat.whole(mean.clone(), number)
-            variances[name] = flat.whole(flat.variance(self.rule, number, hyper), number)
-        origins = self._origins(covered, variances, hypers)
-        posterior = DiagonalGaussian(means, variances, hyperparameters={**self._reported(), PER_TENSOR: origins})
+        layout, reported = self._engine.layout, dict[str, Any](method=type(self).__name__)
+        for name in groups.REPORTED:
+            if name in layout.first:
+                reported[name] = layout.first[name]
+        reported["temperature"] *= self.cooling
+        means, variances, origins = layout.read(model, self._engine.weights.flats, tracks_start=self.tracks_start)
+        posterior = DiagonalGaussian(means, variances, hyperparameters={**reported, PER_TENSOR: origins})
         model = self._take_names() if model is None else model
         if model is not None:
             posterior.buffers = buffers_of(model)
@@ -339,69 +302,99 @@ class PerturbedOptimizer(Checkpointed):
         steps = max((int(state["step"]) for state in self.state.values() if "step" in state), default=0)
         return replace(self.posterior(model).report(), steps=steps)
 
-    def _covered(self, model: nn.Module | None) -> dict[str, tuple[Flat, int]]:
-        """Flat and number in it of every parameter that the posterior covers, by name and in order."""
-        layout = self._engine.layout
-        places = layout.places()
-        if model is not None and layout.is_sharded:
-            spread(innermost(model))
-        names = layout.names() if model is None else names_in(model)
-        covered: dict[str, tuple[Flat, int]] = {}
-        for parameter, group, _ in layout.members():
-            if parameter not in names and group["perturb"]:
-                if model is not None:
-                    raise attach.not_in_model(layout, parameter)
-                if parameter in places:
-                    raise RuntimeError(
-                        "posterior() must know the parameters' names: give it the model, construct the optimiser from "
-                        "model.named_parameters(), or call attach(model)"
-                    )
-            if parameter in names and parameter in places:
-                name = names[parameter]
-                if name in covered:
-                    raise RuntimeError(
-                        f"posterior() must know parameters by different names, got {name!r} twice: take the names of "
-                        "all parameters from one module that contains them, or give it the model"
-                    )
-                covered[name] = places[parameter]
-        return covered
+    def attach(self, model: nn.Module) -> None:
+        """Make ``model.state_dict()`` always return the mean, and take the parameters' names from the model.
 
-    def _origins(
-        self, covered: Mapping[str, tuple[Flat, int]], variances: Mapping[str, Tensor], hypers: Sequence[Hyper]
-    ) -> dict[str, dict[str, Any]]:
-        """Share of the initial precision in that of each noisy tensor, and its prior precision, averaged over weights.
+        The same holds for the state dicts of its submodules, of a module that it wraps (``ddp.module``) and of modules
+        that wrap it. Loading a state dict into any of them sets the mean and rebuilds the sample if the weights hold
+        one. Copies and pickles of model and optimiser together are attached to each other, too. No number of a training
+        changes.
 
-        The share is ``B (initial_precision - lambda) sigma^2``, where ``B`` is the weight of the start in the running
-        curvature. A device is waited for once.
+        Raises:
+            ValueError: A perturbed parameter of this optimiser does not belong to the model; nothing is attached.
+
+        Warns:
+            UserWarning: Another optimiser is attached to the model and perturbs other parameters of it with the same
+                ``seed``, and so by the same noise.
         """
-        names, averages = [], list[Tensor]()
-        for (name, (flat, number)), hp in zip(covered.items(), hypers, strict=True):
-            if not flat.kind.perturb:
-                continue
-            variance = variances[name]
-            prior = hp.prior_precision * (hp.temperature > 0) if self.has_prior else 0.0
-            start = hp.initial_weight * (hp.initial_precision - prior)
-            if isinstance(start, Tensor):  # each weight has its own
-                start = flat.whole(start.double(), number)
-            if isinstance(prior, Tensor):
-                prior = flat.whole(prior, number)
-                prior = (prior * variance).sum() / variance.sum()
-            share = (start * variance).clamp(0.0, 1.0).mean()
-            names.append(name)
-            for value in (share, prior if isinstance(prior, Tensor) else torch.full_like(share, prior)):
-                averages.append(value.to(averages[0]) if averages else value)
-        origins: dict[str, dict[str, Any]] = {}
-        read = torch.stack(averages).tolist() if averages else []
-        for name, share, prior in zip(names, read[::2], read[1::2], strict=True):
-            origins[name] = {"start_share": share if self.tracks_start else None, "prior_precision": prior}
-        return origins
+        attach.join(self, model)
+        self._model = weakref.ref(model)
+        self._take_names()
 
-    def _reported(self) -> dict[str, Any]:
-        """What a posterior says of its training, besides the tensors."""
-        reported: dict[str, Any] = {"method": type(self).__name__}
-        for name in ("num_data", "prior_precision", "temperature", "seed"):
-            if name in self.param_groups[0]:
-                reported[name] = self.param_groups[0][name]
-        if "temperature" in reported:
-            reported["temperature"] = self.cooling * reported["temperature"]
-        return reported
+    def follow(self, model: nn.Module) -> None:
+        """Switch between sample and mean whenever the model is set to training or evaluation mode.
+
+        This is for training loops that call ``model.train()``, ``model.eval()`` and ``optimizer.step()`` and nothing
+        else of the optimiser. It calls :meth:`attach`; from then on ``model.train()`` also calls :meth:`train` of this
+        optimiser and ``model.eval()`` calls :meth:`eval`, so that evaluation and prediction use the mean. Call
+        ``eval()`` of either at the end of the training, and :meth:`unfollow` before an optimiser of another library
+        trains the model. Another optimiser of this library that follows the model with some of the same parameters,
+        as after a training that was stopped, puts its mean into the weights and no longer follows it.
+        The weights first change when the model is next set to training mode.
+
+        Args:
+            model: The module that has the parameters. It may be wrapped (``DistributedDataParallel``,
+                ``torch.compile``) before or after this call.
+
+        Raises:
+            RuntimeError: ``mc_samples`` is not 1.
+            ValueError: A perturbed parameter of this optimiser does not belong to the model.
+        """
+        self._engine.check_drop_in()
+        self.attach(model)
+        for other in attach.competitors(self, model):
+            other.unfollow(model)
+        train_mode.follow(self, model)
+
+    def unfollow(self, model: nn.Module) -> None:
+        """Put the mean into the weights, and end what :meth:`follow` began; state dicts hold the mean as before."""
+        self.eval()
+        train_mode.unfollow(self, model)
+
+    def follow_mode(self, training: bool) -> None:
+        """Train or evaluate as a followed model does; inside a sampling block nothing is changed."""
+        if self._engine.opened is None:
+            self.train(training)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as a dict, as in ``torch.optim``; it holds the mean whether or not weights hold a sample.
+
+        Warns:
+            UserWarning: The weights hold a sample and no model is attached, so ``model.state_dict()`` at this moment
+                would save the sample.
+        """
+        if self._engine.weights.held != MEAN and self._model is None:
+            attach.warn_of_sample()
+        return super().state_dict()
+
+    @torch.inference_mode(False)
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict; the training then continues bit-identically, whether model or optimiser is loaded first.
+
+        Hooks (``register_load_state_dict_pre_hook``) run first, and their result is checked and loaded.
+
+        Raises:
+            ValueError: The state dict is of another optimiser, or of other parameters or the same in another order;
+                nothing has changed.
+            RuntimeError: The method was called inside a sampling block.
+        """
+        self._engine.end_block("load_state_dict()")
+        with state_dicts.loading(self):
+            super().load_state_dict(state_dict)  # which calls __setstate__
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state for copies and pickles, with the attached model, so that copies of both are attached, too."""
+        return {**super().__getstate__(), **state_dicts.companions(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy or a pickle and rebuild the engine, which is not part of it; or accept the groups and the
+        state of a state dict that is being loaded.
+        """
+        model = state.pop("_attached", None)
+        super().__setstate__(state)
+        if self._loaded is not None:
+            state_dicts.take(self, self._loaded)
+            return
+        state_dicts.rebuild(self, copied=True)
+        if model is not None and "_modules" in vars(model):  # not while a model that holds this optimiser is copied
+            self.attach(model)

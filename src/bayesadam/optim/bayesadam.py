@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 from torch import Tensor
 
@@ -12,8 +12,9 @@ from bayesadam.checks import check_positive, check_temperature, is_positive
 from bayesadam.core.layout import INIT
 from bayesadam.core.rule import Hyper, Number, Option, State, Updated, average, maximum, with_prior
 from bayesadam.curvature import PerExampleSquares
-from bayesadam.optim.base import PerturbedOptimizer, Prior
+from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.groups import checked_squares
+from bayesadam.optim.options import CommonOptions
 from bayesadam.optim.schedules import half_cosine
 from bayesadam.optim.vadam import VadamRule, adam_step
 
@@ -186,6 +187,8 @@ class BayesAdam(PerturbedOptimizer):
 
     rule = BayesAdamRule()
     cooling = COOLER
+    usual: ClassVar[Mapping[str, Any]] = {"prior_precision": INIT, "temperature": None}
+    decided = ("per_example", "continues")
 
     def __init__(
         self,
@@ -195,24 +198,15 @@ class BayesAdam(PerturbedOptimizer):
         num_data: float,
         batch_size: float,
         total_steps: float | None = None,
-        betas: tuple[float, float] = (0.9, 0.999),
-        prior_precision: float | str = INIT,
-        prior: Prior | None = None,
-        initial_precision: float | None = None,
-        temperature: float | None = None,
         curvature: PerExampleSquares | None = None,
-        mc_samples: int = 1,
-        antithetic: bool = False,
-        rank_samples: bool = False,
-        seed: int = 0,
-        maximize: bool = False,
-        nonfinite: str = "raise",
-        compile: bool = True,
+        **options: Unpack[CommonOptions],
     ) -> None:
         self._source = None if curvature is None else checked_squares(curvature)
-        if temperature is None:
-            temperature = default_temperature(num_data, batch_size, total_steps)
-        self._set_up({**locals(), "per_example": curvature is not None, "continues": float(prior is not None)})
+        if options.get("temperature") is None:
+            options["temperature"] = default_temperature(num_data, batch_size, total_steps)
+        of_rule = {"batch_size": batch_size, "total_steps": total_steps, "per_example": curvature is not None}
+        continues = float(options.get("prior") is not None)
+        super().__init__(params, lr, num_data=num_data, **of_rule, continues=continues, **options)
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Check the hyper-parameters of a new group; the prior may be that of the initial values."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from torch import Tensor
 from bayesadam.core.rule import Hyper, Option, Rule, State, Updated, with_prior
 from bayesadam.functional.reparameterized import inverse_softplus, softplus
 from bayesadam.optim.adam import adam
-from bayesadam.optim.base import PerturbedOptimizer, Prior
+from bayesadam.optim.base import PerturbedOptimizer
+from bayesadam.optim.options import CommonOptions
 
 
 class BayesByBackpropRule(Rule):
@@ -88,18 +89,7 @@ class BayesByBackprop(PerturbedOptimizer):
         lr: float | Tensor = 1e-3,
         *,
         num_data: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        prior_precision: float = 1.0,
-        prior: Prior | None = None,
-        initial_precision: float | None = None,
-        temperature: float = 1.0,
         eps: float = 1e-8,
-        mc_samples: int = 1,
-        antithetic: bool = False,
-        rank_samples: bool = False,
-        seed: int = 0,
-        maximize: bool = False,
-        nonfinite: str = "raise",
-        compile: bool = True,
+        **options: Unpack[CommonOptions],
     ) -> None:
-        self._set_up(locals())
+        super().__init__(params, lr, num_data=num_data, eps=eps, **options)

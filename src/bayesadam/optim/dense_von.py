@@ -21,11 +21,10 @@ from bayesadam.modules.sharding import rank_and_size
 from bayesadam.modules.wrappers import buffers_of, names_in
 from bayesadam.optim import groups
 from bayesadam.optim.newton import CLIP_RADIUS
+from bayesadam.optim.options import DEFAULTS
 from bayesadam.posterior import DenseGaussian
 from bayesadam.posterior.dense import MAX_WEIGHTS
 
-_FIXED = {"perturb": True, "rank_samples": False, "compile": True, "nonfinite": "raise"}
-"""Hyper-parameters of the other optimisers that cannot be chosen."""
 _WORDS = {"hessian": ("exact", "reparameterized"), "correction": ("elementwise", None)}
 
 
@@ -88,11 +87,25 @@ class DenseVON(Optimizer):
         seed: int = 0,
         maximize: bool = False,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
         if correction == "default":
-            given["correction"] = None if hessian == "exact" else "elementwise"
+            correction = None if hessian == "exact" else "elementwise"
+        defaults = {
+            "lr": lr,
+            "num_data": num_data,
+            "betas": betas,
+            "prior_precision": prior_precision,
+            "initial_precision": initial_precision,
+            "temperature": temperature,
+            "hessian": hessian,
+            "correction": correction,
+            "clip_radius": clip_radius,
+            "mc_samples": mc_samples,
+            "antithetic": antithetic,
+            "seed": seed,
+            "maximize": maximize,
+        }
         groups.check_ordered(params)
-        super().__init__(params, groups.settled(given))
+        super().__init__(params, groups.settled(defaults))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Take the parameters, which the constructor does; further groups are refused."""
@@ -101,7 +114,7 @@ class DenseVON(Optimizer):
         groups.check_effective(param_group, self.defaults)
         super().add_param_group(param_group)
         group, parameters = self.param_groups[0], self.param_groups[0]["params"]
-        groups.check_common({**_FIXED, **group})
+        groups.check_common({**groups.BOOKKEEPING, **DEFAULTS, **group})
         groups.check_prior(group)
         for name, values in _WORDS.items():
             check(name, group[name], f"one of {values}", values.__contains__, words=True)

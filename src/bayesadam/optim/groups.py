@@ -20,6 +20,9 @@ COUNTED = ("noise_step", "skipped_steps")
 SHARED = ("mc_samples", "antithetic", "seed", "nonfinite", "compile", "rank_samples")
 """Hyper-parameters that must be the same in all groups."""
 
+REPORTED = ("num_data", "prior_precision", "temperature", "seed")
+"""Entries that a posterior has, as hyper-parameters of its training."""
+
 
 def settled(given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert NumPy scalars to Python numbers and ``betas`` to the tuple that PyTorch's schedulers need."""
@@ -46,6 +49,26 @@ def check_effective(group: Mapping[str, Any], known: Mapping[str, Any]) -> None:
         )
 
 
+def checked(group: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """A new group with the types that PyTorch needs, without entries that would have no effect.
+
+    Raises:
+        ValueError: There is such an entry, or the parameters have no order.
+    """
+    check_ordered(group["params"])
+    check_effective(group, defaults)
+    return {**group, **settled({name: value for name, value in group.items() if name in defaults})}
+
+
+def number(group: dict[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
+    """Set the entries of a group that follow from the groups before it."""
+    group["noise_index"] = sum(len(other["params"]) for other in others)
+    for name in COUNTED if others else ():
+        group[name] = others[0][name]
+    if any("initial_lr" in other for other in others):
+        group.setdefault("initial_lr", group["lr"])  # a scheduler of PyTorch changes the rate of this group, too
+
+
 def check_common(group: Mapping[str, Any]) -> None:
     """Check the hyper-parameters that every perturbed optimiser has."""
     check("lr", group["lr"], "a number or a 1-element tensor, finite and at least 0", _is_learning_rate)
@@ -58,6 +81,8 @@ def check_common(group: Mapping[str, Any]) -> None:
         check(name, group[name], "True or False", lambda v: isinstance(v, bool))
     if group["antithetic"]:
         check("mc_samples", group["mc_samples"], "even when antithetic=True", lambda v: v % 2 == 0)
+    if group["rank_samples"] and group.get("hessian") in ("exact", "hutchinson"):
+        raise ValueError(f"hessian must be 'reparameterized' with rank_samples=True, got {group['hessian']!r}")
     check_nonfinite(group["nonfinite"])
     if group["initial_precision"] is not None:
         check_positive("initial_precision", group["initial_precision"])

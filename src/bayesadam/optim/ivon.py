@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
 
 from torch import Tensor
 
 from bayesadam.checks import check_positive
 from bayesadam.core.rule import Hyper, Option, State, Updated, average, with_prior
-from bayesadam.optim.base import PerturbedOptimizer, Prior
+from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.newton import CLIP_RADIUS, PriceRule, damped, followed
+from bayesadam.optim.options import CommonOptions
 
 
 class IVONRule(PriceRule):
@@ -45,6 +46,13 @@ class IVONRule(PriceRule):
         return mean - (hp.lr * scale) * step.clamp(-hp.clip_radius, hp.clip_radius), {"exp_avg": m, "hessian": hessian}
 
 
+class IVONOptions(CommonOptions, total=False):
+    """Options of :class:`IVON`."""
+
+    rescale_lr: bool
+    clip_radius: float
+
+
 class IVON(PerturbedOptimizer):
     """Improved variational online Newton, with the defaults of its authors' package.
 
@@ -66,32 +74,15 @@ class IVON(PerturbedOptimizer):
     """
 
     rule = IVONRule()
+    usual: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.99999), "prior_precision": None}
 
     def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 0.1,
-        *,
-        num_data: float,
-        betas: tuple[float, float] = (0.9, 0.99999),
-        prior_precision: float | None = None,
-        prior: Prior | None = None,
-        initial_precision: float | None = None,
-        temperature: float = 1.0,
-        rescale_lr: bool = True,
-        clip_radius: float = math.inf,
-        mc_samples: int = 1,
-        antithetic: bool = False,
-        rank_samples: bool = False,
-        seed: int = 0,
-        maximize: bool = False,
-        nonfinite: str = "raise",
-        compile: bool = True,
+        self, params: Any, lr: float | Tensor = 0.1, *, num_data: float, **options: Unpack[IVONOptions]
     ) -> None:
-        if prior_precision is None:
+        if options.get("prior_precision") is None:
             check_positive("num_data", num_data)
-            prior_precision = 1e-4 * num_data
-        self._set_up(locals())
+            options["prior_precision"] = 1e-4 * num_data
+        super().__init__(params, lr, num_data=num_data, **options)
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Also check that the initial Hessian is positive, since it scales the learning rate."""

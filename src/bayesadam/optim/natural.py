@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from bayesadam.core.rule import Hyper, State, Updated, tempered_average, with_prior
-from bayesadam.optim.base import PerturbedOptimizer, Prior
+from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.newton import HESSIAN_OPTIONS, HessianRule, damped, followed
+from bayesadam.optim.options import CommonOptions, HessianOptions
 from bayesadam.optim.second_order import SecondOrderOptimizer
 from bayesadam.optim.von import VONRule
 
@@ -77,28 +78,9 @@ class NaturalVON(SecondOrderOptimizer):
     rule = NaturalVONRule()
 
     def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 1e-3,
-        *,
-        num_data: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        prior_precision: float = 1.0,
-        prior: Prior | None = None,
-        initial_precision: float | None = None,
-        temperature: float = 1.0,
-        hessian: str = "reparameterized",
-        probes: int = 1,
-        correction: str | None = "default",
-        mc_samples: int = 1,
-        antithetic: bool = False,
-        rank_samples: bool = False,
-        seed: int = 0,
-        maximize: bool = False,
-        nonfinite: str = "raise",
-        compile: bool = True,
+        self, params: Any, lr: float | Tensor = 1e-3, *, num_data: float, **options: Unpack[HessianOptions]
     ) -> None:
-        self._set_up(locals())
+        super().__init__(params, lr, num_data=num_data, **options)
 
 
 class NaturalVadam(PerturbedOptimizer):
@@ -110,3 +92,8 @@ class NaturalVadam(PerturbedOptimizer):
     """
 
     rule = NaturalVadamRule()
+
+    def __init__(
+        self, params: Any, lr: float | Tensor = 1e-3, *, num_data: float, **options: Unpack[CommonOptions]
+    ) -> None:
+        super().__init__(params, lr, num_data=num_data, **options)

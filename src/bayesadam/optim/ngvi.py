@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from bayesadam.checks import check
 from bayesadam.core.rule import Hyper, Number, State, Updated, with_prior
-from bayesadam.optim.base import Prior
 from bayesadam.optim.newton import HESSIAN_OPTIONS, PriceRule
+from bayesadam.optim.options import HessianOptions
 from bayesadam.optim.second_order import SecondOrderOptimizer
 
 
@@ -74,25 +74,6 @@ class NGVI(SecondOrderOptimizer):
         check("lr", group["lr"], "at most 1", lambda v: float(v) <= 1)
 
     def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 1e-2,
-        *,
-        num_data: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        prior_precision: float = 1.0,
-        prior: Prior | None = None,
-        initial_precision: float | None = None,
-        temperature: float = 1.0,
-        hessian: str = "reparameterized",
-        probes: int = 1,
-        correction: str | None = "default",
-        mc_samples: int = 1,
-        antithetic: bool = False,
-        rank_samples: bool = False,
-        seed: int = 0,
-        maximize: bool = False,
-        nonfinite: str = "raise",
-        compile: bool = True,
+        self, params: Any, lr: float | Tensor = 1e-2, *, num_data: float, **options: Unpack[HessianOptions]
     ) -> None:
-        self._set_up(locals())
+        super().__init__(params, lr, num_data=num_data, **options)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
+from operator import eq
 from typing import Any, ClassVar
+
+from torch import Tensor
 
 from bayesadam.checks import check
 from bayesadam.modules.sharding import is_sharded
@@ -16,26 +19,14 @@ class SecondOrderOptimizer(PerturbedOptimizer):
 
     shared: ClassVar[tuple[str, ...]] = (*groups.SHARED, "hessian", "probes", "correction")
 
-    def _set_up(self, arguments: Mapping[str, Any]) -> None:
-        """Also choose the correction, if none is given."""
-        correction = arguments.get("correction", "default")
-        if correction == "default":
-            correction = None if arguments.get("hessian") == "exact" else "elementwise"
-        super()._set_up({**arguments, "correction": correction})
-
-    def check_group(self, group: dict[str, Any]) -> None:
-        """Also check the options of the Hessian."""
-        super().check_group(group)
-        if group["rank_samples"]:
-            _require(group, "hessian", "reparameterized", "with rank_samples=True")
+    def __init__(self, params: Any, lr: float | Tensor, *, num_data: float, **options: Any) -> None:
+        if options.get("hessian") == "exact":
+            options.setdefault("correction", None)
+        super().__init__(params, lr, num_data=num_data, **options)
 
     def check_added(self, group: dict[str, Any]) -> None:
         """Also refuse sharded parameters if a step needs whole ones."""
         super().check_added(group)
         if any(map(is_sharded, group["params"])):
-            _require(group, "hessian", "reparameterized", "for sharded parameters")
-            _require(group, "correction", "elementwise", "for sharded parameters")
-
-
-def _require(group: Mapping[str, Any], name: str, value: str, when: str) -> None:
-    check(name, group[name], f"{value!r} {when}", lambda v: v == value, words=True)
+            for name, value in (("hessian", "reparameterized"), ("correction", "elementwise")):
+                check(name, group[name], f"{value!r} for sharded parameters", partial(eq, value), words=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from bayesadam.checks import check_positive
 from bayesadam.core.rule import Hyper, Number, Rule, State, Updated
 from bayesadam.optim.base import PerturbedOptimizer
+from bayesadam.optim.options import SamplingOptions
 
 
 class VadaGradRule(Rule):
@@ -59,6 +60,7 @@ class VadaGrad(PerturbedOptimizer):
 
     rule = VadaGradRule()
     has_prior = False
+    decided = ("temperature",)
 
     def __init__(
         self,
@@ -67,16 +69,10 @@ class VadaGrad(PerturbedOptimizer):
         *,
         num_data: float = 1.0,
         initial_precision: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        mc_samples: int = 1,
-        antithetic: bool = False,
-        rank_samples: bool = False,
-        seed: int = 0,
-        maximize: bool = False,
-        nonfinite: str = "raise",
-        compile: bool = True,
+        **options: Unpack[SamplingOptions],
     ) -> None:
-        self._set_up({**locals(), "temperature": 0.0})
+        fixed = {"initial_precision": initial_precision, "temperature": 0.0}
+        super().__init__(params, lr, num_data=num_data, **fixed, **options)
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Also check that there is an initial precision."""

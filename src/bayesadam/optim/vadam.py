@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar, Unpack
 
 from torch import Tensor
 
 from bayesadam.core.rule import Hyper, Number, Rule, State, Updated, active_prior, average, tempered_average, with_prior
 from bayesadam.optim.base import PerturbedOptimizer
+from bayesadam.optim.options import CommonOptions
 
 
 class VadamRule(Rule):
@@ -69,3 +70,8 @@ class Vadam(PerturbedOptimizer):
     """
 
     rule = VadamRule()
+
+    def __init__(
+        self, params: Any, lr: float | Tensor = 1e-3, *, num_data: float, **options: Unpack[CommonOptions]
+    ) -> None:
+        super().__init__(params, lr, num_data=num_data, **options)

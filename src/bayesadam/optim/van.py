@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from torch import Tensor
-
-from bayesadam.optim.base import Prior
 from bayesadam.optim.von import VON
 
 
@@ -23,27 +20,4 @@ class VAN(VON):
     The arguments are those of :class:`VON`.
     """
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 1e-2,
-        *,
-        num_data: float,
-        betas: tuple[float, float] = (0.0, 0.999),
-        prior_precision: float = 1.0,
-        prior: Prior | None = None,
-        initial_precision: float | None = None,
-        temperature: float = 0.0,
-        hessian: str = "reparameterized",
-        probes: int = 1,
-        correction: str | None = "default",
-        clip_radius: float = math.inf,
-        mc_samples: int = 1,
-        antithetic: bool = False,
-        rank_samples: bool = False,
-        seed: int = 0,
-        maximize: bool = False,
-        nonfinite: str = "raise",
-        compile: bool = True,
-    ) -> None:
-        self._set_up(locals())
+    usual: ClassVar[Mapping[str, Any]] = {**VON.usual, "temperature": 0.0}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
 
 from torch import Tensor
 
@@ -17,9 +18,10 @@ from bayesadam.core.rule import (
     with_prior,
 )
 from bayesadam.curvature import PerExampleSquares
-from bayesadam.optim.base import PerturbedOptimizer, Prior
+from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.groups import checked_squares
 from bayesadam.optim.newton import HessianRule, damped
+from bayesadam.optim.options import CommonOptions
 
 
 class VOGNRule(HessianRule):
@@ -77,6 +79,8 @@ class VOGN(PerturbedOptimizer):
     """
 
     rule = VOGNRule()
+    usual: ClassVar[Mapping[str, Any]] = {"betas": (0.0, 0.999)}
+    decided = ("hessian",)
 
     def __init__(
         self,
@@ -85,18 +89,7 @@ class VOGN(PerturbedOptimizer):
         *,
         num_data: float,
         curvature: PerExampleSquares,
-        betas: tuple[float, float] = (0.0, 0.999),
-        prior_precision: float = 1.0,
-        prior: Prior | None = None,
-        initial_precision: float | None = None,
-        temperature: float = 1.0,
-        mc_samples: int = 1,
-        antithetic: bool = False,
-        rank_samples: bool = False,
-        seed: int = 0,
-        maximize: bool = False,
-        nonfinite: str = "raise",
-        compile: bool = True,
+        **options: Unpack[CommonOptions],
     ) -> None:
         self._source = None if computes_curvature(self.rule) else checked_squares(curvature)
-        self._set_up(locals())
+        super().__init__(params, lr, num_data=num_data, **options)

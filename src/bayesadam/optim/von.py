@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
 
 from torch import Tensor
 
 from bayesadam.core.rule import Hyper, Option, State, Updated, with_prior
-from bayesadam.optim.base import Prior
 from bayesadam.optim.newton import CLIP_RADIUS, HESSIAN_OPTIONS, PriceRule, damped, followed
+from bayesadam.optim.options import HessianOptions
 from bayesadam.optim.second_order import SecondOrderOptimizer
 
 
@@ -36,6 +36,12 @@ class VONRule(PriceRule):
             hessian = followed(hessian, curvature, hp, corrected=hp.correction == "elementwise")
         step = with_prior(grad, mean, hp) / damped(hessian, hp)
         return mean - hp.lr * step.clamp(-hp.clip_radius, hp.clip_radius), {"hessian": hessian}
+
+
+class VONOptions(HessianOptions, total=False):
+    """Options of :class:`VON`."""
+
+    clip_radius: float
 
 
 class VON(SecondOrderOptimizer):
@@ -77,28 +83,9 @@ class VON(SecondOrderOptimizer):
     """
 
     rule = VONRule()
+    usual: ClassVar[Mapping[str, Any]] = {"betas": (0.0, 0.999)}
 
     def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 1e-2,
-        *,
-        num_data: float,
-        betas: tuple[float, float] = (0.0, 0.999),
-        prior_precision: float = 1.0,
-        prior: Prior | None = None,
-        initial_precision: float | None = None,
-        temperature: float = 1.0,
-        hessian: str = "reparameterized",
-        probes: int = 1,
-        correction: str | None = "default",
-        clip_radius: float = math.inf,
-        mc_samples: int = 1,
-        antithetic: bool = False,
-        rank_samples: bool = False,
-        seed: int = 0,
-        maximize: bool = False,
-        nonfinite: str = "raise",
-        compile: bool = True,
+        self, params: Any, lr: float | Tensor = 1e-2, *, num_data: float, **options: Unpack[VONOptions]
     ) -> None:
-        self._set_up(locals())
+        super().__init__(params, lr, num_data=num_data, **options)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, Unpack
+
 from torch import Tensor
 
 from bayesadam.core.rule import Hyper, State, Updated, active_prior, tempered_average, with_prior
 from bayesadam.optim.base import PerturbedOptimizer
+from bayesadam.optim.options import CommonOptions
 from bayesadam.optim.vadam import VadamRule
 
 
@@ -40,3 +43,8 @@ class Vprop(PerturbedOptimizer):
     """
 
     rule = VpropRule()
+
+    def __init__(
+        self, params: Any, lr: float | Tensor = 1e-3, *, num_data: float, **options: Unpack[CommonOptions]
+    ) -> None:
+        super().__init__(params, lr, num_data=num_data, **options)

@@ -8,13 +8,24 @@
 A list has one value per member.
 """
 
-from bayesadam.optim.bbb import BayesByBackprop as BayesByBackprop
-from bayesadam.population.batches import Pair as Pair
-from bayesadam.population.batches import order as order
-from bayesadam.population.members import METHODS as METHODS
-from bayesadam.population.modules import initialize as initialize
-from bayesadam.population.objective import Objective as Objective
-from bayesadam.population.perceptron import Perceptron as Perceptron
-from bayesadam.population.perceptron import plain_layers as plain_layers
-from bayesadam.population.population import Population as Population
-from bayesadam.population.train import train as train
+from bayesadam.optim.bbb import BayesByBackprop
+from bayesadam.population.batches import Pair, order
+from bayesadam.population.members import METHODS
+from bayesadam.population.modules import initialize
+from bayesadam.population.objective import Objective
+from bayesadam.population.perceptron import Perceptron, plain_layers
+from bayesadam.population.population import Population
+from bayesadam.population.train import train
+
+__all__ = [
+    "METHODS",
+    "BayesByBackprop",
+    "Objective",
+    "Pair",
+    "Perceptron",
+    "Population",
+    "initialize",
+    "order",
+    "plain_layers",
+    "train",
+]

@@ -62,7 +62,7 @@ class ClosedForm:
         """Losses, gradients and curvature, as in :meth:`bayesadam.population.losses.Losses.gradients`."""
         weights, learned = theta.split_with_sizes([self._weights.numel, self._learned.numel], dim=-1)
         with torch.no_grad():
-            trace = Perceptron(self._layers, self._weights.split(weights), batch.x, self._scratch)
+            trace = Perceptron(self._layers, self._weights.split(weights), batch.x, scratch=self._scratch)
         inputs: list[Tensor] = []
         if self._has_score and curvature != "exact":
             losses = self._losses(trace.output, learned, constants, batch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -166,10 +165,6 @@ def _arguments(make: type[PerturbedOptimizer], options: Mapping[str, Any], model
                 raise ValueError(f"prior must be a DiagonalGaussian with positive variances for 'adam', got {prior!r}")
             prior.match(model)
         arguments["initial_precision"] = 1.0
-    signature = inspect.signature(make).parameters
-    if "options" in signature:  # for those of the rule that the constructor does not name
-        declared = {option.name for option in make.rule.options} - {*signature}
-        arguments["options"] = {name: arguments.pop(name) for name in declared & {*arguments}}
     return arguments
 
 

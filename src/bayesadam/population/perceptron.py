@@ -59,7 +59,7 @@ class Perceptron:
         output: Outputs, ``(k, S, M, ...)``.
     """
 
-    def __init__(self, layers: Layers, weights: Weights, x: Tensor, scratch: Scratch | None = None) -> None:
+    def __init__(self, layers: Layers, weights: Weights, x: Tensor, *, scratch: Scratch | None = None) -> None:
         self._scratch = scratch
         self._sizes = next(iter(weights.values())).shape[:2]
         self._passed: list[_Linear | Callable[[Tensor], Tensor]] = []

@@ -16,7 +16,7 @@ from bayesadam.optim import PerturbedOptimizer
 from bayesadam.population.batches import Pair, Pool
 from bayesadam.population.chunk import Chunk, Plan, Schedule
 from bayesadam.population.losses import CACHE, Losses
-from bayesadam.population.members import COMMON, SHARED, configure, member_options
+from bayesadam.population.members import configure, member_options
 from bayesadam.population.objective import Objective
 from bayesadam.population.population import Population
 from bayesadam.population.record import Record
@@ -24,8 +24,6 @@ from bayesadam.progress import progress_bar
 
 PerMember = Any
 """A hyper-parameter of all members, or a list with one value per member."""
-_NAMED = (*COMMON, *SHARED, "prior")
-"""Arguments of :func:`train` that are hyper-parameters of the method."""
 
 
 def train(
@@ -126,7 +124,6 @@ def train(
         TypeError: The method does not have a hyper-parameter of this name.
         FloatingPointError: A gradient is not finite and ``nonfinite="raise"``.
     """
-    arguments = locals()
     models = list(models)
     count = len(models)
     if not models:
@@ -148,12 +145,23 @@ def train(
     criteria = _criteria(likelihood, objective, count)
     losses = Losses(models, criteria)
     seeds = [int(seed) + i for i in range(count)] if isinstance(seed, int | np.integer) else list(map(int, seed))
-    given = {name: arguments[name] for name in _NAMED if arguments[name] is not None}
+    hyperparameters = {
+        "lr": lr,
+        "betas": betas,
+        "num_data": num_data,
+        "prior_precision": prior_precision,
+        "prior": prior,
+        "initial_precision": initial_precision,
+        "temperature": temperature,
+        "mc_samples": mc_samples,
+        "antithetic": antithetic,
+    }
+    given = {name: value for name, value in hyperparameters.items() if value is not None}
     for name in {*given, "seed"} & {*(options or {})}:
         raise TypeError(f"{name} must be given once, got it also in options={options!r}")
-    hyperparameters = member_options({**given, **(options or {}), "seed": seeds}, count)
+    of_members = member_options({**given, **(options or {}), "seed": seeds}, count)
     pool = Pool(pairs, batch_size, steps_per_epoch=steps_per_epoch, weights=weights)
-    setup = configure(method, models, criteria, losses.layout, hyperparameters, pool, epochs)
+    setup = configure(method, models, criteria, losses.layout, of_members, pool, epochs)
     means = setup.tensors["mean"]
     if weights is not None and setup.hypers[0].get("hessian") in ("empirical_fisher", "exact"):
         raise ValueError(f"sample_weight must be None for a method of squared gradients, got method={method!r}")

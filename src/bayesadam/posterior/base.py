@@ -61,11 +61,14 @@ class Posterior(NetworkDistribution):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        samples, writes = (next(c for c in cls.__mro__ if name in vars(c)) for name in ("sample", "writer"))
-        if not issubclass(writes, samples):
+        names = ("sample", "writer", "_samples")
+        samples, writes, draws = (next(c for c in cls.__mro__ if name in vars(c)) for name in names)
+        if samples not in writes.__mro__:  # issubclass would cache its result with the base class, as cls is not ready
             raise TypeError(
                 f"{cls.__name__} must define writer, by which predictions and mixtures draw samples, got sample alone"
             )
+        if writes not in draws.__mro__:  # a base class would draw the samples of another writer
+            cls._samples = Posterior._samples  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.mean)} tensors, {self.num_weights:,} weights)"
@@ -91,6 +94,10 @@ class Posterior(NetworkDistribution):
         """
         if count < 1:
             raise ValueError(f"count must be at least 1, got {count!r}")
+        return self._samples(count, seed, first)
+
+    def _samples(self, count: int, seed: int, first: int) -> dict[str, Tensor]:
+        """The result of :meth:`sample`, for a count that was checked."""
         draws = {name: mean.new_empty((count, *mean.shape)) for name, mean in self.mean.items()}
         write = self.writer(seed)
         for i in range(count):

@@ -192,6 +192,23 @@ class DenseGaussian(CorrelatedGaussian):
 
         return write
 
+    @torch.no_grad()
+    def _samples(self, count: int, seed: int, first: int) -> dict[str, Tensor]:
+        """Samples, as in the base class, by the same operations for all of them."""
+        noise.checked(seed, 0, first, 0, noise.POSTERIOR)
+        number, blocks = first, []
+        while number < first + count:
+            block, start = divmod(number, TOGETHER)
+            blocks.append(self._deviations(seed, block)[start : start + first + count - number])
+            number += len(blocks[-1])
+        deviations, draws, start = torch.cat(blocks), {}, 0
+        for name, mean in self.mean.items():
+            stop = start + mean.numel()
+            draw = mean.flatten().double() + deviations[:, start:stop]
+            draws[name] = draw.to(mean.dtype).view(count, *mean.shape)
+            start = stop
+        return draws
+
     def _deviations(self, seed: int, block: int) -> Tensor:
         """``L eps`` of block number ``block`` of ``TOGETHER`` samples, in rows; the latest ones are kept."""
         factor = self.scale_tril
@@ -200,7 +217,10 @@ class DenseGaussian(CorrelatedGaussian):
         if of is not factor or key is None or latest_key != key:
             if not len(factor):
                 return factor.new_zeros(TOGETHER, 0)
-            sizes = {index: mean.numel() for index, mean in enumerate(self.mean.values()) if mean.numel()}
+            sizes = {}
+            for index, mean in enumerate(self.mean.values()):
+                if mean.numel():
+                    sizes[index] = mean.numel()
             numbers = range(block * TOGETHER, (block + 1) * TOGETHER)
             drawn = noise.normal_many([seed], [0], numbers, sizes, stream=noise.POSTERIOR, device=factor.device)
             eps = drawn[0].double()

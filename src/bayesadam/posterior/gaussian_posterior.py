@@ -139,13 +139,11 @@ class GaussianPosterior(Posterior):
 
     def _flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """All weights of these tensors in this posterior's order, ``(..., D)`` with their leading axes, in float64."""
-        return torch.cat(
-            [
-                tensors[name].double().reshape(*tensors[name].shape[: tensors[name].ndim - mean.ndim], mean.numel())
-                for name, mean in self.mean.items()
-            ],
-            dim=-1,
-        )
+        parts = []
+        for name, mean in self.mean.items():
+            value = tensors[name].double()
+            parts.append(value.reshape(*value.shape[: value.ndim - mean.ndim], mean.numel()))
+        return torch.cat(parts, dim=-1)
 
     def _check_prior(self, prior: float | GaussianPosterior) -> None:
         if isinstance(prior, GaussianPosterior):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bayesadam.calibration.safe import SAFE, Watched
 from bayesadam.checks import check, check_count, check_positive, check_temperature, is_positive, require, truths
 from bayesadam.likelihoods import Likelihood
+from bayesadam.modules.exclusive import check_weights_are_used, in_eval_mode
 from bayesadam.modules.wrappers import buffers_of, unwrapped
 from bayesadam.posterior.dense import DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
@@ -25,11 +26,8 @@ from bayesadam.posthoc.full import FullSum
 from bayesadam.posthoc.kronecker import KroneckerCurvature, KroneckerSum, LastLayerKroneckerSum
 from bayesadam.posthoc.last_layer import LastLayer, LastLayerSum
 from bayesadam.posthoc.prior import Prior, check_prior, continued
-from bayesadam.posthoc.trained_network import TrainedNetwork
-from bayesadam.predictive.batches import Rows, check_weights_are_used, in_eval_mode, placed
-from bayesadam.predictive.pairs import Data, batches_of_rows, length
-from bayesadam.predictive.plan import warn_of_probabilities
-from bayesadam.progress import progress_bar
+from bayesadam.posthoc.trained_network import TrainedNetwork, go_through
+from bayesadam.predictive.pairs import Data
 
 Sum: TypeAlias = DiagonalSum | KroneckerSum | FullSum | LastLayerSum | LastLayerKroneckerSum
 OF_ALL: dict[str, type[DiagonalSum | KroneckerSum | FullSum]] = {
@@ -159,7 +157,7 @@ class LaplaceApproximation:
             try:
                 if not isinstance(total, LastLayer):
                     check_weights_are_used(network.model, self.mean)
-                log_likelihood, count = _go_through(network, total, data, batch_size, progress)
+                log_likelihood, count = go_through(network, total, data, batch_size, progress)
                 self.curvature = total.result()
             finally:
                 total.close()
@@ -251,32 +249,23 @@ class LaplaceApproximation:
             posterior = continued(self.curvature, scale, random, prior, settings)
         else:
             settings["prior_precision"] = prior_precision
-            posterior = self._around(random, scale, prior_precision, rank, settings)
+            if isinstance(self.curvature, KroneckerCurvature):
+                posterior = self.curvature.posterior(random, scale, prior_precision, settings)
+            elif isinstance(self.curvature, dict):
+                variance = {k: (scale * c + prior_precision).reciprocal_() for k, c in self.curvature.items()}
+                posterior = DiagonalGaussian(random, variance, hyperparameters=settings)
+            else:
+                precision = scale * self.curvature
+                precision.diagonal().add_(prior_precision)
+                if rank is None:
+                    posterior = DenseGaussian.from_checked_precision(random, precision, hyperparameters=settings)
+                else:
+                    settings["rank"] = rank
+                    posterior = LowRankGaussian.from_precision(random, precision, rank, hyperparameters=settings)
         if fixed:
             posterior = PartialGaussian(posterior, fixed, order=list(self.mean))  # type: ignore[arg-type]
         posterior.buffers = dict(self._buffers)
         return posterior
-
-    def _around(
-        self,
-        mean: dict[str, Tensor],
-        scale: float,
-        prior_precision: float,
-        rank: int | None,
-        hyperparameters: dict[str, Any],
-    ) -> GaussianPosterior:
-        """The posterior with the given mean and factor of the curvature, and an isotropic prior."""
-        if isinstance(self.curvature, dict):
-            variance = {k: (scale * c + prior_precision).reciprocal_() for k, c in self.curvature.items()}
-            return DiagonalGaussian(mean, variance, hyperparameters=hyperparameters)
-        if isinstance(self.curvature, KroneckerCurvature):
-            return self.curvature.posterior(mean, scale, prior_precision, hyperparameters)
-        precision = scale * self.curvature
-        precision.diagonal().add_(prior_precision)
-        if rank is not None:
-            hyperparameters["rank"] = rank
-            return LowRankGaussian.from_precision(mean, precision, rank, hyperparameters=hyperparameters)
-        return DenseGaussian.from_checked_precision(mean, precision, hyperparameters=hyperparameters)
 
     def log_marginal_likelihood(self, prior_precision: float = 1.0) -> float:
         """Laplace approximation of the log evidence ``log p(data | lambda)`` (MacKay 1992), in nats.
@@ -385,52 +374,3 @@ def laplace(
     posterior = fitted._posterior(chosen, temperature=temperature)
     watched.warn_of_harm(posterior)
     return posterior
-
-
-def _go_through(
-    network: TrainedNetwork,
-    total: Sum,
-    data: Data,
-    batch_size: int | None,
-    progress: bool | None,
-) -> tuple[float, int]:
-    """Sum the curvature; return the log-likelihood and the number of data points, which are read at the end, since a
-    device would be waited for after every batch.
-    """
-    sums: list[Tensor] = []
-    device = next(iter(network.trainable.values())).device
-    shown = not isinstance(data, tuple)
-    with progress_bar("fitting the curvature", length(data, batch_size), progress, shown=shown) as advance:
-        for rows, target in _rows_that_count(network.likelihood, data, batch_size):
-            rows, target = rows.on(device), placed(target, device)
-            hessians = total.add(rows, target)
-            if not sums:
-                warn_of_probabilities(network.model, network.likelihood, hessians.output)
-            sums.append(hessians.log_likelihood())
-            advance()
-    log_likelihood, count = torch.stack(sums).sum(0).tolist() if sums else (0.0, 0)
-    if not math.isfinite(log_likelihood):
-        raise ValueError(f"the log-likelihood must be finite, got {log_likelihood!r}")
-    if not count:
-        raise ValueError("data must have at least one example, got none")
-    return log_likelihood, int(count)
-
-
-def _rows_that_count(likelihood: Likelihood, data: Data, batch_size: int | None) -> Iterator[tuple[Rows, Tensor]]:
-    """Batches where the data are, without rows whose targets are all ignored.
-
-    If the targets are on a GPU, it is waited for: for every batch, since the number of rows depends on them, but only
-    once for a pair without ignored targets.
-    """
-    all_count = False
-    for number, (rows, target) in enumerate(batches_of_rows(data, None, batch_size)):
-        if number == 0 and isinstance(data, tuple):
-            counted = likelihood.counted(data[1])
-            all_count = counted is None or bool(counted.all())
-        counted = None if all_count else likelihood.counted(target)
-        if counted is not None:
-            counted = counted.unsqueeze(1).flatten(1).any(1)
-            if not counted.all():
-                rows, target = rows.select(counted.nonzero().flatten()), target[counted]
-        if rows.count:
-            yield rows, target

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.curvature import PerExampleSquares
+from bayesadam.modules.calls import call
 from bayesadam.modules.reentrant import RefusingReentrant
 from bayesadam.posthoc.trained_network import Hessians, TrainedNetwork
 from bayesadam.predictive.batches import Rows
@@ -35,7 +36,7 @@ class BackwardSum:
         """Add a batch and return the Hessians at its outputs."""
         with torch.enable_grad():
             with RefusingReentrant(self.network.trainable.values()):
-                output = self.network(rows.batch)
+                output = call(self.network.model, rows.batch, self.network.output)
             hessians = Hessians(self.network, output, target)
             parts = hessians.parts(rows, by_columns=True)
             for part in parts:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bayesadam.modules.calls import call
 from bayesadam.modules.mean_network import MeanNetwork
-from bayesadam.posthoc.trained_network import Hessians, TrainedNetwork, check_size
+from bayesadam.posterior.dense import MAX_WEIGHTS
+from bayesadam.posthoc.trained_network import Hessians, TrainedNetwork, too_large
 from bayesadam.predictive.batches import Rows
 from bayesadam.predictive.jacobian import Pulled
 
@@ -27,14 +29,15 @@ class FullSum:
         mean = MeanNetwork(network.model, list(self.parameters), network.output, lambda output: output)
         self.pulled = Pulled(mean, loop_without_memory=True)
         size = sum(p.numel() for p in self.parameters.values())
-        check_size("full", size, "'kron', 'last_layer' or 'diagonal'")
+        if size > MAX_WEIGHTS:
+            raise too_large("full", size, "'kron', 'last_layer' or 'diagonal'")
         device = next(iter(self.parameters.values())).device
         self.matrix = torch.zeros(size, size, dtype=torch.float64, device=device)
 
     def add(self, rows: Rows, target: Tensor) -> Hessians:
         """Add a batch and return the Hessians at its outputs."""
         with torch.no_grad():
-            output = self.network(rows.batch)
+            output = call(self.network.model, rows.batch, self.network.output)
         hessians = Hessians(self.network, output, target)
         if parts := hessians.parts(rows):
             for divided in parts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -11,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from bayesadam.modules.calls import first_argument, is_plain_linear, parameters_of_layer
-from bayesadam.posthoc.trained_network import Hessians, TrainedNetwork, check_size
+from bayesadam.modules.calls import call, first_argument
+from bayesadam.modules.last_layer import is_plain_linear, parameters_of_layer
+from bayesadam.posterior.dense import MAX_WEIGHTS
+from bayesadam.posthoc.trained_network import Hessians, TrainedNetwork, too_large
 from bayesadam.predictive.batches import Rows
 
 
@@ -54,7 +55,7 @@ class LastLayer(abc.ABC):
         self.gives_outputs = True
         self._is_named = name is not None
         self._calls: list[Call] = []
-        self._handles: list[RemovableHandle] = []
+        self._handles: dict[str, RemovableHandle] = {}
         layers: dict[str, nn.Linear] = {}
         for path, module in network.model.named_modules():
             if is_plain_linear(module):
@@ -63,23 +64,21 @@ class LastLayer(abc.ABC):
             raise ValueError(f"last_layer must be the name of an nn.Linear, one of {list(layers)}, got {name!r}")
         if not layers:
             raise ValueError(f"model must have an nn.Linear for structure={self.structure!r}, got none")
-        if name is None:
-            self._follow(layers)
-        else:
+        if name is not None:
+            layers = {name: layers[name]}
             self._choose(name, layers[name])
+        for path, layer in layers.items():
+            hook = partial(self._capture, path)
+            self._handles[path] = layer.register_forward_hook(hook, prepend=True, with_kwargs=True)
 
     def _choose(self, name: str, layer: nn.Linear) -> None:
         """Follow this layer only."""
         self.name, self.layer = name, layer
         self.names = list(parameters_of_layer(self.network.model, name))
         self._begin()
-        self.close()
-        self._follow({name: layer})
-
-    def _follow(self, layers: Mapping[str, nn.Linear]) -> None:
-        for name, layer in layers.items():
-            hook = partial(self._capture, name)
-            self._handles.append(layer.register_forward_hook(hook, prepend=True, with_kwargs=True))
+        for path, handle in self._handles.items():
+            if path != name:
+                handle.remove()
 
     def add(self, rows: Rows, target: Tensor) -> Hessians:
         """Add a batch and return the Hessians at its outputs.
@@ -88,16 +87,16 @@ class LastLayer(abc.ABC):
             ValueError: The layer was not called exactly once, or the outputs do not depend on it; or, if no layer was
                 named, the outputs depend on weights after or beside the layer, or as for the class.
         """
-        call, output = self._run(rows)
+        layer_call, output = self._run(rows)
         hessians = Hessians(self.network, output, target)
-        gives_outputs = _gives(call, output)
-        gives = gives_outputs and output is call.returned and hessians.are_blocks  # positions are separate blocks
+        gives_outputs = _gives(layer_call, output)
+        gives = gives_outputs and output is layer_call.returned and hessians.are_blocks  # positions are separate blocks
         if self.needs_factor or not gives:
             if parts := hessians.parts(rows):
                 for part in parts:
                     self.add(*part)
                 return hessians
-        self._collect(call, output, hessians, gives=gives)
+        self._collect(layer_call, output, hessians, gives=gives)
         if not gives_outputs:
             self.gives_outputs = False
             if not self._is_named:
@@ -112,7 +111,7 @@ class LastLayer(abc.ABC):
         """
         self._calls.clear()
         with torch.enable_grad():
-            output = self.network(rows.batch)
+            output = call(self.network.model, rows.batch, self.network.output)
         if not hasattr(self, "layer"):
             if not self._calls:
                 raise ValueError(f"model must call an nn.Linear for structure={self.structure!r}, got no call")
@@ -120,7 +119,10 @@ class LastLayer(abc.ABC):
             self._choose(self._calls[-1].name, last)
             if not _gives(self._calls[-1], output):
                 return self._run(rows)
-        calls = [call for call in self._calls if call.name == self.name]
+        calls: list[Call] = []
+        for each in self._calls:
+            if each.name == self.name:
+                calls.append(each)
         if len(calls) != 1:
             raise ValueError(
                 f"last_layer must be called once in the model's forward, got {len(calls)} calls of {self.name!r}"
@@ -161,9 +163,8 @@ class LastLayer(abc.ABC):
 
     def close(self) -> None:
         """Remove the hooks."""
-        for handle in self._handles:
+        for handle in self._handles.values():
             handle.remove()
-        self._handles.clear()
 
     def _capture(
         self, name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
@@ -200,21 +201,20 @@ class LastLayerSum(LastLayer):
     def _begin(self) -> None:
         outputs, width = self.layer.weight.shape
         size = outputs * (width + len(self.names) - 1)
-        check_size(self.structure, size, "'last_layer_kron' or 'diagonal'")
+        if size > MAX_WEIGHTS:
+            raise too_large(self.structure, size, "'last_layer_kron' or 'diagonal'")
         self.matrix = torch.zeros(size, size, dtype=torch.float64, device=self.layer.weight.device)
 
     def _collect(self, call: Call, output: Tensor, hessians: Hessians, *, gives: bool) -> None:
+        features = call.features.double()
         if gives:
-            self._add_products(call.features.flatten(0, -2).double(), hessians.factor().flatten(0, 1).double())
-            return
-        factor = self._pulled(call, output, hessians)
-        if call.leaf.ndim == 2:
-            self._add_products(call.features.double(), factor)
+            features, factor = features.flatten(0, -2), hessians.factor().flatten(0, 1).double()
         else:
-            self._add_sums(call.features.double(), factor)
-
-    def _add_products(self, features: Tensor, factor: Tensor) -> None:
-        """Add features ``(N, F)`` with factors ``(N, K, R)`` of the Hessian at the layer's outputs."""
+            factor = self._pulled(call, output, hessians)
+            if call.leaf.ndim > 2:
+                self._add_sums(features, factor)
+                return
+        # Features ``(N, F)``, and factors ``(N, K, R)`` of the Hessian at the layer's outputs.
         outputs, width = self.layer.weight.shape
         hessian = factor @ factor.mT
         biases = outputs * width if len(self.names) > 1 else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,9 +12,11 @@ from torch import Tensor, nn
 
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.likelihoods.parameters import check_densities
-from bayesadam.modules.calls import call
 from bayesadam.posterior.dense import MAX_WEIGHTS
-from bayesadam.predictive.batches import Rows
+from bayesadam.predictive.batches import Rows, placed
+from bayesadam.predictive.pairs import Data, batches_of_rows, length
+from bayesadam.predictive.plan import warn_of_probabilities
+from bayesadam.progress import progress_bar
 
 CURVATURES = ("ggn", "empirical_fisher")
 
@@ -50,14 +54,6 @@ class TrainedNetwork:
                 self.trainable[name] = parameter
         if not self.trainable:
             raise ValueError("model must have a trainable parameter, got none")
-
-    def __call__(self, inputs: Any) -> Tensor:
-        """Outputs ``(N, ...)`` for a tensor, a tuple (``model(*inputs)``) or a dict (``model(**inputs)``).
-
-        Raises:
-            TypeError: The model does not return a tensor, and ``output`` does not take one out.
-        """
-        return call(self.model, inputs, self.output)
 
 
 class Hessians:
@@ -161,6 +157,68 @@ class Hessians:
             yield column if self.counted is None else column * self.counted.unsqueeze(-1)
 
 
+def go_through(
+    network: TrainedNetwork,
+    total: Any,
+    data: Data,
+    batch_size: int | None,
+    progress: bool | None,
+) -> tuple[float, int]:
+    """Add all data to a sum of the curvature; return the log-likelihood and the number of data points, which are read
+    at the end, since a device would be waited for after every batch.
+
+    Args:
+        network: The network.
+        total: Object whose ``add(rows, target)`` adds a batch and returns its :class:`Hessians`.
+        data: See :class:`bayesadam.posthoc.LaplaceApproximation`.
+        batch_size: Rows of a pair in one pass.
+        progress: Whether to show a progress bar; by default it is shown for loaders in a terminal.
+
+    Raises:
+        ValueError: The log-likelihood is not finite, or no data point counts.
+    """
+    sums: list[Tensor] = []
+    device = next(iter(network.trainable.values())).device
+    bar: AbstractContextManager[Any] = nullcontext()
+    if progress or not isinstance(data, tuple):
+        bar = progress_bar("fitting the curvature", length(data, batch_size), progress)
+    with bar as advance:
+        for rows, target in _rows_that_count(network.likelihood, data, batch_size):
+            rows, target = rows.on(device), placed(target, device)
+            hessians = total.add(rows, target)
+            if not sums:
+                warn_of_probabilities(network.model, network.likelihood, hessians.output)
+            sums.append(hessians.log_likelihood())
+            if advance is not None:
+                advance()
+    log_likelihood, count = torch.stack(sums).sum(0).tolist() if sums else (0.0, 0)
+    if not math.isfinite(log_likelihood):
+        raise ValueError(f"the log-likelihood must be finite, got {log_likelihood!r}")
+    if not count:
+        raise ValueError("data must have at least one example, got none")
+    return log_likelihood, int(count)
+
+
+def _rows_that_count(likelihood: Likelihood, data: Data, batch_size: int | None) -> Iterator[tuple[Rows, Tensor]]:
+    """Batches where the data are, without rows whose targets are all ignored.
+
+    If the targets are on a GPU, it is waited for: for every batch, since the number of rows depends on them, but only
+    once for a pair without ignored targets.
+    """
+    all_count = False
+    for number, (rows, target) in enumerate(batches_of_rows(data, None, batch_size)):
+        if number == 0 and isinstance(data, tuple):
+            counted = likelihood.counted(data[1])
+            all_count = counted is None or bool(counted.all())
+        counted = None if all_count else likelihood.counted(target)
+        if counted is not None:
+            counted = counted.unsqueeze(1).flatten(1).any(1)
+            if not counted.all():
+                rows, target = rows.select(counted.nonzero().flatten()), target[counted]
+        if rows.count:
+            yield rows, target
+
+
 def _columns(factor: Tensor, output: Tensor) -> Iterator[Tensor]:
     for block in range(factor.shape[1]):
         for column in range(factor.shape[3]):
@@ -169,10 +227,9 @@ def _columns(factor: Tensor, output: Tensor) -> Iterator[Tensor]:
             yield whole.view_as(output)
 
 
-def check_size(structure: str, size: int, other: str) -> None:
-    """Raise ``ValueError`` if a dense matrix over this many weights is too large."""
-    if size > MAX_WEIGHTS:
-        raise ValueError(
-            f"structure must be {other} where a matrix would have more than {MAX_WEIGHTS:,} rows, got {structure!r} "
-            f"for {size:,} weights, which is {size**2 * 8 / 1e9:,.1f} GB"
-        )
+def too_large(structure: str, size: int, other: str) -> ValueError:
+    """Make the error for a dense matrix over more weights than ``MAX_WEIGHTS``."""
+    return ValueError(
+        f"structure must be {other} where a matrix would have more than {MAX_WEIGHTS:,} rows, got {structure!r} "
+        f"for {size:,} weights, which is {size**2 * 8 / 1e9:,.1f} GB"
+    )

@@ -20,11 +20,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesadam.modules.batch_norm import OF_MEAN, OF_TRAINING, STATISTICS, statistics_are_fixed
 from bayesadam.modules.calls import call
-from bayesadam.modules.exclusive import Parts, exclusively
+from bayesadam.modules.exclusive import Parts, exclusively, in_eval_mode
 from bayesadam.modules.wrappers import buffers_of
 from bayesadam.posterior import Mixture, NetworkDistribution, Posterior
 from bayesadam.posterior.report import PER_TENSOR
-from bayesadam.predictive.batches import Rows, as_batches, groups, in_eval_mode, no_batches
+from bayesadam.predictive.batches import Rows, as_batches, groups, no_batches
 
 ROWS = 1000
 """Number of rows of the inputs that are used; with more rows the statistics hardly change."""

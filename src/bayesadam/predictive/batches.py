@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import copy
-from operator import attrgetter, length_hint
+from operator import length_hint
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
-from bayesadam.modules.exclusive import Parts, exclusively
-from bayesadam.modules.train_mode import quietly
+from bayesadam.modules.exclusive import in_eval_mode
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.progress import progress_bar
 
@@ -21,6 +20,10 @@ PASS_ROWS, PASS_BYTES = 250, 2**18
 """Least number of rows of a pass by default on a CPU, and the size of their inputs up to which it has more."""
 ON_ACCELERATORS = 16
 """Factor of both for other devices, where small passes are slow."""
+ROWS, ROWS_WITH_POSITIONS = 512, 128
+"""Number of rows of a pair in one batch: where a row is one vector of numbers, and where it has positions, as images
+and sequences have, so that intermediate values of many rows leave the processor's caches.
+"""
 SAME = 0.02
 """Difference of outputs, relative to the largest, that is attributed to rounding."""
 
@@ -110,6 +113,7 @@ class Rows:
     Attributes:
         batch: The batch, as the model takes it.
         count: Number of rows; 1 if the batch has no tensor with an axis.
+        default_batch_size: Number of rows of a pair of inputs and targets in one batch by default, see ``ROWS``.
         size: Number of rows in a part, as :meth:`divide` was told; ``None`` before.
         parts: The parts of the latest :meth:`divide`; none if a single part has all rows.
     """
@@ -117,11 +121,18 @@ class Rows:
     def __init__(self, batch: Any) -> None:
         self.batch = batch
         self.count, self._has_rows, self._shared = 1, False, list[bool]()
+        self.default_batch_size = ROWS
+        length: int | None
         for value in tensors_of(batch):
-            length = _length(value)
+            if isinstance(value, PackedSequence):
+                length = int(value.batch_sizes[0])
+            else:
+                length = len(value) if value.ndim else None
             if length is not None and not self._has_rows:
                 self.count, self._has_rows = length, True
             self._shared.append(length is None or length != self.count)
+            if value.data.ndim > 2 or not value.data.is_floating_point():
+                self.default_batch_size = ROWS_WITH_POSITIONS
         self.size: int | None = None
         self.parts: list[Rows] = []
 
@@ -159,7 +170,9 @@ class Rows:
 
     def on(self, device: torch.device | None) -> Rows:
         """The same rows on a device, see :func:`placed`."""
-        return self._copied(placed(self.batch, device), self.count)
+        rows = copy(self)
+        rows.batch, rows.size, rows.parts = placed(self.batch, device), None, []
+        return rows
 
     def check(self, output: Tensor, *, counted: bool = False) -> None:
         """Raise ``ValueError`` if an output does not have as many rows.
@@ -193,14 +206,10 @@ class Rows:
                 return pack_sequence([sequences[n] for n in torch.arange(self.count)[rows]], enforce_sorted=False)
             return value[rows.to(value.device) if isinstance(rows, Tensor) else rows]
 
-        count = len(range(self.count)[rows]) if isinstance(rows, slice) else len(rows)
-        return self._copied(self._map(take), count)
-
-    def _copied(self, batch: Any, count: int) -> Rows:
-        """The same kind of batch with other values."""
-        rows = copy(self)
-        rows.batch, rows.count, rows.size, rows.parts = batch, count, None, []
-        return rows
+        taken = copy(self)
+        taken.batch, taken.size, taken.parts = self._map(take), None, []
+        taken.count = len(range(self.count)[rows]) if isinstance(rows, slice) else len(rows)
+        return taken
 
     def _map(self, function: Callable[[Any], Any]) -> Any:
         shared = iter(self._shared)
@@ -289,35 +298,6 @@ def over_batches(
 
 
 @contextmanager
-def in_eval_mode(model: nn.Module) -> Iterator[Parts]:
-    """Context that sets the model to evaluation mode, and gives its parts; afterwards every module is back in its mode,
-    by its own ``train``. Other threads wait for it.
-
-    Modules with a ``train`` of their own may change their tensors, for example merge weights, and restore them only up
-    to rounding. Their tensors are therefore saved and put back.
-    """
-    with exclusively(model) as parts:
-        modes, before = list(map(attrgetter("training"), parts.modules)), []
-        for module in parts.changing:
-            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-                before.append((tensor, tensor.detach().clone()))
-        try:
-            model.eval()
-            with quietly(parts.followed) if parts.followed else nullcontext():
-                yield parts
-        finally:
-            for module, mode in zip(parts.modules, modes, strict=True):  # parents first
-                if module.training != mode:
-                    module.train(mode)
-            for module, mode in zip(parts.modules, modes, strict=True):  # some never train, some have several parents
-                if module.training != mode:
-                    module.training = mode
-            with torch.no_grad():
-                for tensor, value in before:
-                    tensor.copy_(value)
-
-
-@contextmanager
 def draws_in_eval_mode(
     model: nn.Module, posterior: NetworkDistribution, seed: int = 0
 ) -> Iterator[Callable[[int | None], None]]:
@@ -342,49 +322,6 @@ def draws_in_eval_mode(
                 yield put
             finally:
                 model.train()
-
-
-def check_weights_are_used(model: nn.Module, names: Iterable[str]) -> None:
-    """Refuse modules whose derivatives are not those of their outputs: modules that compute with merged or cached
-    weights in evaluation mode, and embeddings that scale their gradients or change their weights in a forward pass.
-
-    Args:
-        model: The model in evaluation mode.
-        names: Names of the weights by which derivatives are taken.
-
-    Raises:
-        ValueError: A module that has any of these weights changes its tensors when its mode changes, or is such an
-            embedding.
-    """
-    parameters = dict(model.named_parameters())
-    wanted = {id(parameters[name]) for name in names if name in parameters}
-    for path, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and id(module.weight) in wanted:
-            for option, plain in (("max_norm", None), ("scale_grad_by_freq", False)):
-                value = getattr(module, option)
-                if value != plain:
-                    raise ValueError(
-                        f"{option} of an embedding must be {plain} to take derivatives, got {value!r} in {path!r}"
-                    )
-    changing = Parts(model).changing
-    for path, module in model.named_modules() if changing else ():
-        if module not in changing or wanted.isdisjoint(map(id, module.parameters())):
-            continue
-        module.train()
-        before = {name: tensor.clone() for name, tensor in _tensors(module).items()}
-        module.eval()
-        after = _tensors(module)
-        if before.keys() != after.keys() or any(not torch.equal(before[name], after[name]) for name in before):
-            raise ValueError(
-                "model must compute with its weights themselves in eval mode, but for method='monte_carlo', got module "
-                f"{path!r} ({type(module).__name__}), which merges or caches them when its mode changes"
-            )
-
-
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """A module's own parameters, buffers and other tensors among its attributes."""
-    named = {**vars(module), **module._parameters, **module._buffers}
-    return {name: value.detach() for name, value in named.items() if isinstance(value, Tensor)}
 
 
 def tensors_of(batch: Any) -> list[Tensor | PackedSequence]:
@@ -420,10 +357,3 @@ def _map(batch: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(batch, Mapping):
         return {key: apply(value) for key, value in batch.items()}
     return tuple(map(apply, batch)) if isinstance(batch, tuple) else batch
-
-
-def _length(value: Tensor | PackedSequence) -> int | None:
-    """Number of rows; ``None`` for a single number."""
-    if isinstance(value, PackedSequence):
-        return int(value.batch_sizes[0])
-    return len(value) if value.ndim else None

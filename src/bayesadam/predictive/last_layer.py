@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -18,14 +17,11 @@ from bayesadam.predictive.batches import Chunked, Rows, as_batches, draws_in_eva
 from bayesadam.predictive.plan import Options
 
 WEIGHTS_BYTES = 2**26
-"""Memory for the layer's weights at several samples."""
+"""Memory for the weights at several samples."""
 
 
-@contextmanager
-def followed(
-    model: nn.Module, layer: nn.Linear, output: Output | None
-) -> Iterator[Callable[[Rows], tuple[Tensor | None, Tensor]]]:
-    """Context with a function that runs the network and returns the inputs of the layer, and the network's outputs.
+def run_to_layer(model: nn.Module, layer: nn.Linear, rows: Rows, output: Output | None) -> tuple[Tensor | None, Tensor]:
+    """Run the network and return the inputs of the layer, and the network's outputs.
 
     The inputs are None if the network's outputs are not those of one call of the layer.
     """
@@ -34,18 +30,11 @@ def followed(
     def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
         calls.append((first_argument(args, kwargs), result))
 
-    def run(rows: Rows) -> tuple[Tensor | None, Tensor]:
-        calls.clear()
+    with layer.register_forward_hook(note, prepend=True, with_kwargs=True):
         outputs = call(model, rows.batch, output)
-        rows.check(outputs)
-        gives = len(calls) == 1 and calls[0][1] is outputs and not version_of(outputs)
-        return calls[0][0] if gives else None, outputs
-
-    handle = layer.register_forward_hook(note, prepend=True, with_kwargs=True)
-    try:
-        yield run
-    finally:
-        handle.remove()
+    rows.check(outputs)
+    gives = len(calls) == 1 and calls[0][1] is outputs and not version_of(outputs)
+    return calls[0][0] if gives else None, outputs
 
 
 @torch.no_grad()
@@ -58,27 +47,28 @@ def last_layer_outputs(
     :func:`random_layer` does not give the outputs, or if they depend on its weights in another way as well.
     """
     batches, single = as_batches(inputs)
-    with draws_in_eval_mode(model, posterior, options.seed) as put, followed(model, layer, options.output) as run:
 
-        def features_of(rows: Rows) -> tuple[Tensor]:
-            features, outputs = run(rows)
-            return (outputs.new_full((rows.count, 0), torch.nan) if features is None else features,)
+    def features_of(rows: Rows) -> tuple[Tensor]:
+        features, outputs = run_to_layer(model, layer, rows, options.output)
+        return (outputs.new_full((rows.count, 0), torch.nan) if features is None else features,)
 
-        forward = Chunked(features_of, options.batch_size)
-        put(None)
+    forward = Chunked(features_of, options.batch_size)
+    gaussian = cast("GaussianPosterior", posterior)
+    with draws_in_eval_mode(model, posterior, options.seed) as put:
+        put(None)  # the posterior may be made of the model's own tensors
         parts = [(forward(rows)[0], rows) for (rows,) in groups(batches, layer.weight.device, single, 0)]
         if not parts or any(part.shape[-1] != layer.in_features for part, _ in parts):
             return None
+        features = joined([part for part, _ in parts], "features")
+        tensors, seed = gaussian.match(model), options.seed
+        samples = outputs_at_weights(features, layer, gaussian, tensors, options.mc_samples, seed)
+        center = functional.linear(features, layer.weight, layer.bias)
         first, rows = parts[0]
         put(0)
         (again,) = features_of(rows.part(0, 1))
         if not torch.dist(again, first[:1]) <= precision(again) ** 0.5 * again.norm():
             return None
-        put(None)  # the posterior may be made of the model's own tensors
-        features = joined([part for part, _ in parts], "features")
-        gaussian = cast("GaussianPosterior", posterior)
-        samples = outputs_at_weights(features, layer, gaussian, gaussian.match(model), options.mc_samples, options.seed)
-        return functional.linear(features, layer.weight, layer.bias), samples
+    return center, samples
 
 
 def outputs_at_weights(
@@ -100,19 +90,19 @@ def outputs_at_weights(
         seed: Seed of the samples.
     """
     random = posterior.random if isinstance(posterior, PartialGaussian) else posterior
-    targets, sampled = {}, {}
-    for name in random.mean:
-        targets[name] = sampled[id(tensors[name])] = torch.empty_like(tensors[name])
-    weight = sampled.get(id(layer.weight), layer.weight)
-    bias = None if layer.bias is None else sampled.get(id(layer.bias), layer.bias)
-    write, step, parts = random.writer(seed), max(1, WEIGHTS_BYTES // max(1, weight.nbytes)), []
+    size = 1
+    for mean in random.mean.values():
+        size += mean.nbytes
+    step, parts = max(1, WEIGHTS_BYTES // size), []
     for start in range(0, count, step):
-        weights, biases = [], []
-        for number in range(start, min(start + step, count)):
-            write(targets, number)
-            weights.append(weight.clone())
-            if bias is not None:
-                biases.append(bias.clone())
-        product = functional.linear(features, torch.cat(weights), torch.cat(biases) if biases else None)
-        parts.append(product.reshape(*product.shape[:-1], len(weights), layer.out_features).movedim(-2, 0))
+        number = min(step, count - start)
+        sampled = {}
+        for parameter in layer.parameters():  # one that the posterior does not have is the same in all samples
+            sampled[id(parameter)] = parameter.expand(number, *parameter.shape)
+        for name, draws in random.sample(number, seed=seed, first=start).items():
+            sampled[id(tensors[name])] = draws.to(tensors[name])
+        weights = sampled[id(layer.weight)].flatten(0, 1)
+        biases = None if layer.bias is None else sampled[id(layer.bias)].flatten()
+        product = functional.linear(features, weights, biases)
+        parts.append(product.reshape(*product.shape[:-1], number, layer.out_features).movedim(-2, 0))
     return torch.cat(parts)

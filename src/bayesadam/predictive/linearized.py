@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.functional.curvature import wide
+from bayesadam.modules.exclusive import check_weights_are_used
 from bayesadam.modules.mean_network import MeanNetwork, own_names
 from bayesadam.modules.wrappers import unwrapped
 from bayesadam.native.device import working_set
 from bayesadam.posterior import NetworkDistribution, Posterior
-from bayesadam.predictive.batches import Rows, check_weights_are_used, draws_in_eval_mode, over_batches
+from bayesadam.predictive.batches import Rows, draws_in_eval_mode, over_batches
 from bayesadam.predictive.covariance import OutputCovariance, WeightCovariance, weight_covariance
 from bayesadam.predictive.gaussian_outputs import uncertain_part
 from bayesadam.predictive.jacobian import Jacobians

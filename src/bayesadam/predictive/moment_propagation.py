@@ -13,14 +13,13 @@ from bayesadam.functional.autocast import without_autocast
 from bayesadam.functional.curvature import wide, widened
 from bayesadam.likelihoods import Likelihood
 from bayesadam.modules.calls import arguments
+from bayesadam.modules.exclusive import check_weights_are_used, in_eval_mode
 from bayesadam.modules.mean_network import own_names
 from bayesadam.modules.wrappers import unwrapped
 from bayesadam.moments import Graph, Moments
 from bayesadam.posterior import BernoulliPosterior, DiagonalGaussian, NetworkDistribution, PartialGaussian, Posterior
 from bayesadam.predictive.batches import (
     Rows,
-    check_weights_are_used,
-    in_eval_mode,
     map_tensors,
     over_batches,
 )

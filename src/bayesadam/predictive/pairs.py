@@ -10,13 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesadam.predictive.batches import Rows, placed, tensors_of
+from bayesadam.predictive.batches import Rows, placed
 
 Data = tuple[Any, Tensor] | Iterable[Any]
-ROWS, ROWS_WITH_POSITIONS = 512, 128
-"""Number of rows of a pair in one batch: where a row is one vector of numbers, and where it has positions, as images
-and sequences have, so that intermediate values of many rows leave the processor's caches.
-"""
 
 
 def batches(data: Data, device: torch.device | None, batch_size: int | None = None) -> Iterator[tuple[Any, Tensor]]:
@@ -32,14 +28,15 @@ def batches_of_rows(
     Args:
         data: A tuple ``(inputs, targets)``, or an iterable of such pairs.
         device: Device to move them to; ``None`` leaves them where they are.
-        batch_size: Rows of a tuple in one batch, default see ``ROWS``; a loader keeps its own batches.
+        batch_size: Rows of a tuple in one batch, default see ``predictive.batches.ROWS``; a loader keeps its own.
 
     Raises:
         ValueError: The data are no loader, a batch is not a pair, or its inputs and targets have different numbers of
             rows.
     """
     single = isinstance(data, tuple)
-    _check(data)
+    if not single:
+        _check(data)
     for pair in [data] if single else data:
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[1], Tensor):
             raise ValueError(
@@ -54,7 +51,7 @@ def batches_of_rows(
             raise ValueError(
                 f"targets must have as many rows as the inputs, {rows.count}, got shape {tuple(target.shape)}"
             )
-        step = (batch_size or _rows(inputs)) if single else max(1, rows.count)
+        step = (batch_size or rows.default_batch_size) if single else max(1, rows.count)
         for start in range(0, rows.count, step):
             part = rows.part(start, start + step)
             yield part.on(device), placed(target[start : start + step], device)
@@ -113,25 +110,18 @@ def evenly(data: tuple[Any, Tensor], count: int) -> tuple[Any, Tensor]:
 def length(data: Data, batch_size: int | None = None) -> int | None:
     """Number of batches, if it is known."""
     if isinstance(data, tuple):
-        return -(-Rows(data[0]).count // (batch_size or _rows(data[0])))
+        rows = Rows(data[0])
+        return -(-rows.count // (batch_size or rows.default_batch_size))
     return operator.length_hint(data) or None
 
 
 def _check(data: Any) -> None:
-    """Raise ``ValueError`` if data cannot be a pair or a loader, such as a data set of single rows."""
+    """Raise ``ValueError`` if data, which are no pair, cannot be a loader, such as a data set of single rows."""
     if not isinstance(data, Iterable):
         raise ValueError(
             f"data must be a pair of inputs and targets, or a loader of such pairs, got {type(data).__name__} "
             "(a DataLoader makes batches of a data set)"
         )
-
-
-def _rows(inputs: Any) -> int:
-    """Number of rows in one batch by default."""
-    for value in tensors_of(inputs):
-        if value.data.ndim > 2 or not value.data.is_floating_point():
-            return ROWS_WITH_POSITIONS
-    return ROWS
 
 
 def _described(value: Any) -> str:

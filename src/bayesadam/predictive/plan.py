@@ -15,7 +15,7 @@ from bayesadam import noise
 from bayesadam.checks import check_count
 from bayesadam.likelihoods import Bernoulli, Categorical, Likelihood, check_likelihood
 from bayesadam.likelihoods.classification import TemperedClassification
-from bayesadam.modules.calls import is_plain_linear
+from bayesadam.modules.last_layer import is_plain_linear
 from bayesadam.posterior import Mixture, NetworkDistribution, Posterior
 from bayesadam.posterior.gaussian_posterior import GaussianPosterior
 

@@ -4,27 +4,50 @@ Every function maps the means and variances of independent inputs to those of it
 their inputs as Gaussian.
 """
 
-from bayesadam.functional.moments.expectations import expected_log_sigmoid as expected_log_sigmoid
-from bayesadam.functional.moments.expectations import expected_log_softmax as expected_log_softmax
-from bayesadam.functional.moments.expectations import jensen_log_softmax as jensen_log_softmax
-from bayesadam.functional.moments.expectations import log_expected_softmax as log_expected_softmax
-from bayesadam.functional.moments.linear import adaptive_avg_pool2d as adaptive_avg_pool2d
-from bayesadam.functional.moments.linear import avg_pool2d as avg_pool2d
-from bayesadam.functional.moments.linear import convolution as convolution
-from bayesadam.functional.moments.linear import gaussian_log_prob as gaussian_log_prob
-from bayesadam.functional.moments.linear import linear as linear
-from bayesadam.functional.moments.linear import output_covariance as output_covariance
-from bayesadam.functional.moments.logistic import expected_sigmoid as expected_sigmoid
-from bayesadam.functional.moments.logistic import expected_softplus as expected_softplus
-from bayesadam.functional.moments.logistic import sigmoid as sigmoid
-from bayesadam.functional.moments.logistic import tanh as tanh
-from bayesadam.functional.moments.maximum import max_pool as max_pool
-from bayesadam.functional.moments.maximum import maximum as maximum
-from bayesadam.functional.moments.noise import add as add
-from bayesadam.functional.moments.noise import dropout as dropout
-from bayesadam.functional.moments.noise import multiply as multiply
-from bayesadam.functional.moments.quadrature import gauss_hermite as gauss_hermite
-from bayesadam.functional.moments.rectifier import leaky_relu as leaky_relu
-from bayesadam.functional.moments.rectifier import relu as relu
-from bayesadam.functional.moments.smooth import gelu as gelu
-from bayesadam.functional.moments.smooth import silu as silu
+from bayesadam.functional.moments.expectations import (
+    expected_log_sigmoid,
+    expected_log_softmax,
+    jensen_log_softmax,
+    log_expected_softmax,
+)
+from bayesadam.functional.moments.linear import (
+    adaptive_avg_pool2d,
+    avg_pool2d,
+    convolution,
+    gaussian_log_prob,
+    linear,
+    output_covariance,
+)
+from bayesadam.functional.moments.logistic import expected_sigmoid, expected_softplus, sigmoid, tanh
+from bayesadam.functional.moments.maximum import max_pool, maximum
+from bayesadam.functional.moments.noise import add, dropout, multiply
+from bayesadam.functional.moments.quadrature import gauss_hermite
+from bayesadam.functional.moments.rectifier import leaky_relu, relu
+from bayesadam.functional.moments.smooth import gelu, silu
+
+__all__ = [
+    "adaptive_avg_pool2d",
+    "add",
+    "avg_pool2d",
+    "convolution",
+    "dropout",
+    "expected_log_sigmoid",
+    "expected_log_softmax",
+    "expected_sigmoid",
+    "expected_softplus",
+    "gauss_hermite",
+    "gaussian_log_prob",
+    "gelu",
+    "jensen_log_softmax",
+    "leaky_relu",
+    "linear",
+    "log_expected_softmax",
+    "max_pool",
+    "maximum",
+    "multiply",
+    "output_covariance",
+    "relu",
+    "sigmoid",
+    "silu",
+    "tanh",
+]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import io
-import os
 import sys
 from importlib.util import find_spec
 from typing import Any
@@ -15,7 +14,6 @@ def main() -> None:
     if any(find_spec(name) is None for name in ("typer", "rich")):
         print('bayesadam: the command line needs an extra: pip install "bayesadam[cli]"', file=sys.stderr)
         raise SystemExit(2)
-    _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # the terminal may not have all characters of a column's name
             stream.reconfigure(errors="backslashreplace")
@@ -39,16 +37,6 @@ def main() -> None:
         raise SystemExit(2) from None
     finally:
         gc.enable()
-
-
-def _open_streams() -> None:
-    """Open standard streams that are closed; else the next file would take the number of one, and its output.
-
-    To read from or to write to them is then the usual error, but messages to standard error are lost.
-    """
-    for name, flags in (("stdin", os.O_WRONLY), ("stdout", os.O_RDONLY), ("stderr", os.O_WRONLY)):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.open(os.devnull, flags), "r" if name == "stdin" else "w"))
 
 
 def _in_one_line(error: Any) -> str:

@@ -11,38 +11,25 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from bayesadam.tables.cli.mistakes import fail, one_line, visible, writing_to
 
 TITLES = (
-    (
-        "(a) Prices of flats, made up so that noise grows with size: share of prices\n"
-        "inside, of all, of the smallest and the largest",
-        "A low score is good. Differences have standard errors, and are bold if they are\n"
-        "beyond chance (paired t-test at 5%).",
-    ),
-    (
-        "(b) Digits: Adam at its best rate, also temperature scaled, and BayesAdam;\n"
-        "AUROC of the entropy against photographs, and digits with shuffled pixels",
-        "Adam's rate and temperature are chosen on images that BayesAdam does not use.",
-    ),
-    (
-        "(c) A curve with a gap in its data",
-        "A 95% band should widen where there are no data, and hold the truth.",
-    ),
+    "(a) 95% intervals of prices of flats, made up so that noise grows with size:\n"
+    "interval score, share inside of all, of the smallest and of the largest flats",
+    "(b) Digits: Adam at its best rate, also temperature scaled, and BayesAdam;\n"
+    "the last column is the AUROC of the entropy against photographs",
 )
-"""Title and sentence of each table."""
-Row = list[str]
+NOTE = "Differences have standard errors, and are bold if they are beyond chance\n(paired t-test at 5%).\n"
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the numbers, the figures and what was trained.")] = Path("demo"),
-    seed: Annotated[int, typer.Option(help="Seed of data, networks and noise.", min=0, max=2**32 - 1)] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="A few seconds of training, to see that it runs.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the numbers and the figure.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="Seed of data, networks and noise.", min=0, max=2**31 - 1)] = 0,
 ) -> None:
-    """Demonstrate a posterior in a minute: intervals, images that are not digits, a gap in the data, a report."""
+    """Demonstrate a posterior in a minute: intervals, and images that are not digits."""
     with one_line():
         import matplotlib  # noqa: F401
         import PIL  # noqa: F401
@@ -54,68 +41,51 @@ def demo(
             fail(f"--out must be a folder, got the file {str(out)!r}")
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
-    effort = _demo.QUICK if quick else _demo.FULL
     start = time.perf_counter()
     columns = TextColumn("{task.description:<12}"), BarColumn(), TimeRemainingColumn()
-    progress = Progress(*columns, console=Console(stderr=True))
-    with writing_to("--out", out), progress, threads_for(effort.digit_rows):
-        tasks: dict[str, TaskID] = {}
-
-        def advance(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total)
-            progress.update(tasks[what], completed=done, total=total)
-
-        record = _demo.run(out, seed=seed, advance=advance, effort=effort)
+    with writing_to("--out", out), Progress(*columns, console=Console(stderr=True)) as progress, threads_for(0):
+        tasks = {what: progress.add_task(what, total=None) for what in ("prices", "digits")}
+        record = _demo.run(
+            out,
+            seed=seed,
+            advance=lambda what, done, total: progress.update(tasks[what], completed=done, total=total),
+        )
     console = Console(highlight=False)
-    if quick:
-        console.print("--quick: these networks have hardly been trained\n")
-    money = {"score": ".1f", "width": ".1f"}
-    intervals = _scores(record["prices"], _demo.OURS, (_demo.LINEAR, _demo.QUANTILES), ".1%", money)
-    _show(console, 0, "95% intervals", *intervals)
-    _show(console, 1, "", *_scores(record["digits"], "BayesAdam", (_demo.SCALED,), ".4f"))
-    _show(console, 2, "epistemic deviation", *_bands(record["curve"]))
-    console.print("[bold](d) BayesAdam on the digits, by opt.report()[/]\n")
-    verdict = (out / "report.txt").read_text(encoding="utf-8").partition("\n\n")[2]  # below its table
-    console.print(verdict, markup=False)
+    formats = {"score": ".1f", "width": ".1f"}
+    console.print(_table(TITLES[0], record["prices"], _demo.OURS, (_demo.LINEAR, _demo.QUANTILES), ".1%", formats))
+    console.print(_table(TITLES[1], record["digits"], _demo.BAYESADAM, (_demo.SCALED,), ".4f"))
+    console.print(NOTE)
     folder, prices = visible(str(out)), visible(str(out / "prices.csv"))
     console.print(
-        f"{time.perf_counter() - start:.0f} s. In {folder}/: prices.png, digits.png, curve.png, weights.png,\n"
-        "metrics.json (all numbers), report.txt (opt.report()), digits_bayesadam.safetensors\n"
+        f"{time.perf_counter() - start:.0f} s. In {folder}/: prices.png and metrics.json (all numbers)\n"
         f"Next, a table: bayesadam fit {prices} --target price --out run",
         markup=False,
         soft_wrap=True,
     )
 
 
-def _show(console: Console, number: int, first: str, columns: Iterable[str], rows: Iterable[Row]) -> None:
-    title, sentence = TITLES[number]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    for name, *cells in rows:
-        if name.startswith("difference"):
-            table.add_section()
-        table.add_row(name, *cells)
-    console.print(f"[bold]{title}[/]")
-    console.print(table)
-    console.print(sentence + "\n", markup=False)
-
-
-def _scores(
-    repetitions: Sequence[Any], ours: str, others: Iterable[str], usual: str, formats: Mapping[str, str] | None = None
-) -> tuple[list[str], list[Row]]:
+def _table(
+    title: str,
+    repetitions: Sequence[Any],
+    ours: str,
+    others: Iterable[str],
+    usual: str,
+    formats: Mapping[str, str] | None = None,
+) -> Table:
     """Return mean scores, and paired differences with standard errors, in bold where a t-test finds them."""
     import numpy as np
     from scipy.stats import t
 
     columns = {name: (formats or {}).get(name, usual) for name in repetitions[0][ours]}
-    rows = []
+    table = Table(title=f"[bold]{title}[/]", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
     for method in repetitions[0]:
         means = {name: np.mean([scores[method][name] for scores in repetitions]) for name in columns}
-        rows.append([method, *(format(means[name], kind) for name, kind in columns.items())])
+        table.add_row(method, *(format(means[name], kind) for name, kind in columns.items()))
     for other in others:
+        table.add_section()
         cells = []
         for name, kind in columns.items():
             values = np.array([scores[ours][name] - scores[other][name] for scores in repetitions])
@@ -123,13 +93,5 @@ def _scores(
             bold = abs(mean) > t.ppf(0.975, len(values) - 1) * error
             parts = format(mean, f"+{kind}"), f"± {format(error, kind)}"
             cells.append("\n".join(f"[bold]{part}[/]" if bold else part for part in parts))
-        rows.append([f"difference from\n{other}", *cells])
-    return list(columns), rows
-
-
-def _bands(bands: Mapping[str, Any]) -> tuple[list[str], list[Row]]:
-    rows = []
-    for name, row in bands.items():
-        rows.append([name, *(f"{value:.3f}" for value in row["deviation"].values())])
-        rows.append(["  truth in 95% band", *(f"{value:.0%}" for value in row["truth inside"].values())])
-    return list(row["deviation"]), rows
+        table.add_row(f"difference from\n{other}", *cells)
+    return table

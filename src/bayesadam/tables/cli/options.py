@@ -13,7 +13,6 @@ from bayesadam.tables.cli.mistakes import one_line
 
 INPUTS, FILES, ROWS, MODEL, RUNS = "Columns", "Files", "Held-out rows", "Model", "Runs"
 """Headings of the help."""
-_ALTERNATIVES = {"epochs": "time_budget", "time_budget": "epochs", "group": "time", "time": "group"}
 
 
 def _option(about: str, heading: str, *names: str, **more: Any) -> Any:
@@ -28,14 +27,6 @@ def _config(ctx: typer.Context, path: Path | None) -> Path | None:
 
             ctx.default_map = asdict(Settings.load(path))
     return path
-
-
-def _instead(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
-    """Take the alternative of a given option out of the config, before it is looked up: given options come first."""
-    source = ctx.get_parameter_source(str(param.name))
-    if ctx.default_map and source is not None and source.name == "COMMANDLINE":
-        ctx.default_map.pop(_ALTERNATIVES[str(param.name)], None)
-    return value
 
 
 def _hidden(text: str | tuple[int, ...]) -> tuple[int, ...]:
@@ -80,8 +71,8 @@ Missing = Annotated[Columns, _option("Text or number that means a missing value 
 Delimiter = Annotated[str | None, _option("Between the cells of a CSV file; default: found.", FILES, parser=_delimiter)]
 Decimal = Annotated[Literal[".", ","] | None, _option("Decimal mark of a CSV file; default: found.", FILES)]
 
-Group = Annotated[str | None, _option("Column: whole groups are held out.", ROWS, callback=_instead)]
-Time = Annotated[str | None, _option("Column: the last rows are held out.", ROWS, callback=_instead)]
+Group = Annotated[str | None, _option("Column: whole groups are held out.", ROWS)]
+Time = Annotated[str | None, _option("Column: the last rows are held out.", ROWS)]
 HeldOut = Annotated[float | None, _option("Share of the rows to test on; 0.1 by default.", ROWS, min=0, max=0.5)]
 
 Method = Annotated[Methods | None, _option("How networks are trained and get a posterior.", MODEL)]
@@ -92,8 +83,8 @@ Noise = Annotated[
 ]
 Hidden = Annotated[Any, _option("Units of the hidden layers: 50, or 100,50.", MODEL, parser=_hidden, metavar="N,N")]
 Members = Annotated[int | None, _option("Networks of the ensemble.", MODEL, min=1)]
-Epochs = Annotated[int | None, _option("Passes over the rows.", MODEL, min=1, callback=_instead)]
-TimeBudget = Annotated[float | None, _option("Seconds of the whole fit, in place of epochs.", MODEL, callback=_instead)]
+Epochs = Annotated[int | None, _option("Passes over the rows.", MODEL, min=1)]
+TimeBudget = Annotated[float | None, _option("Seconds after which the training ends.", MODEL)]
 Seed = Annotated[int | None, _option("Of the split, the networks and the noise.", MODEL, min=0, max=2**32 - 1)]
 Device = Annotated[str | None, _option("To train on: cpu (default), cuda, ...", MODEL)]
 

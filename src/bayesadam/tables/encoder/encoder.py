@@ -45,7 +45,6 @@ from bayesadam.tables.encoder.dates import Date, order_of
 from bayesadam.tables.encoder.findings import Findings, Place, TableError, column_errors, quoted, row_place
 from bayesadam.tables.encoder.frames import as_table, cleaned
 from bayesadam.tables.encoder.memory import require_memory
-from bayesadam.tables.encoder.spelling import spelled
 
 FEW = 10
 """Maximum number of different whole numbers that are interpreted as classes."""
@@ -124,31 +123,27 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         table = as_table(X)
         decimals = decimals_of(table, self.decimal)
         table = cleaned(table, self.missing, decimals)
-        given = copy.copy(self)
-        for name in ("drop", "keep", "category", "date"):
-            if (value := getattr(self, name)) is not None:
-                setattr(given, name, [spelled(str(column)) for column in value])
-        named = (*given.drop, *(given.keep or ()), *given.category, *given.date)
+        named = (*self.drop, *(self.keep or ()), *self.category, *self.date)
         unknown = [name for name in named if name not in table.column_names]
         if unknown:
             raise TableError(f"the table must have the columns that are named, it lacks {quoted(unknown)}")
         for what, names, others in (
-            ("dropped and used", given.drop, (*(given.keep or ()), *given.category, *given.date)),
-            ("a category and a date", given.category, given.date),
+            ("dropped and used", self.drop, (*(self.keep or ()), *self.category, *self.date)),
+            ("a category and a date", self.category, self.date),
         ):
             both = [name for name in names if name in others]
             if both:
                 raise TableError(f"a column must not be both {what}, got {both[0]!r}")
-        reasons = dict.fromkeys(given.drop, "it is dropped")
+        reasons = dict.fromkeys(self.drop, "it is dropped")
         columns: list[Column] = []
         for name in table.column_names:
             if name in reasons:
                 continue
             with column_errors(f"column {name!r}", table.column(name)):
-                chosen = given._choose(name, table.column(name), decimals[name])
+                chosen = self._choose(name, table.column(name), decimals[name])
             if isinstance(chosen, str):
                 reasons[name] = chosen
-                if given.keep is not None and name in given.keep:
+                if self.keep is not None and name in self.keep:
                     raise TableError(f"a column to keep must be a possible input, got {name!r}: {chosen}")
             else:
                 columns.append(chosen)

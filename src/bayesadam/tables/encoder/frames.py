@@ -23,7 +23,6 @@ from bayesadam.tables.encoder.csv_numbers import (
     numbers_in,
     read_numbers,
 )
-from bayesadam.tables.encoder.spelling import spelled, spelled_column
 
 
 def is_table(X: Any) -> bool:
@@ -48,7 +47,7 @@ def is_table(X: Any) -> bool:
 def as_table(X: Any) -> pa.Table:
     """Convert a data frame of pandas or polars, a table of pyarrow, or a matrix ``(N, D)``, to a table of pyarrow.
 
-    Columns of a matrix are called x0, x1, ... Names and texts that look equal are made equal.
+    Columns of a matrix are called x0, x1, ...
 
     Args:
         X: The table.
@@ -60,16 +59,6 @@ def as_table(X: Any) -> pa.Table:
     if twice := [name for place, name in enumerate(names) if name in names[:place]]:
         raise ValueError(f"X must have a name of its own for every column, got {twice[0]!r} more than once")
     return pa.table(dict(zip(names, columns, strict=True)))
-
-
-def with_spelled_names(X: Any) -> Any:
-    """Return a data frame of pandas or polars whose columns have names that are equal if they look equal."""
-    if not (hasattr(X, "columns") and hasattr(X, "rename")):
-        return X
-    changed = {name: spelled(name) for name in X.columns if isinstance(name, str) and spelled(name) != name}
-    if not changed:
-        return X
-    return X.rename(columns=changed) if hasattr(X, "iloc") else X.rename(changed)
 
 
 def cleaned(table: pa.Table, missing: Sequence[object], decimals: Mapping[str, str]) -> pa.Table:
@@ -86,7 +75,7 @@ def cleaned(table: pa.Table, missing: Sequence[object], decimals: Mapping[str, s
 
 
 def _cleaned(column: pa.ChunkedArray, missing: Sequence[object], decimal: str) -> pa.ChunkedArray:
-    texts = [spelled(str(value)).strip() for value in missing]
+    texts = [str(value).strip() for value in missing]
     marks = pa.array(texts, pa.string())
     numbers, plain = read_numbers(marks, decimal).values, read_numbers(marks).values
     numbers = np.where(np.isnan(numbers), plain, numbers)
@@ -112,10 +101,10 @@ def _is_frame(X: Any) -> bool:
 def _columns(X: Any) -> tuple[list[str], list[pa.ChunkedArray]]:
     """Return the names and the columns of a data frame, a table or a matrix."""
     if hasattr(X, "iloc"):
-        return [spelled(str(name)) for name in X.columns], [_column(X.iloc[:, i]) for i in range(X.shape[1])]
+        return [str(name) for name in X.columns], [_column(X.iloc[:, i]) for i in range(X.shape[1])]
     if _is_frame(X):
         table = X.to_arrow() if hasattr(X, "to_arrow") else pa.table(X)
-        return list(map(spelled, table.column_names)), [_plain(column) for column in table.columns]
+        return list(table.column_names), [_plain(column) for column in table.columns]
     columns = [_column(pd.Series(column)) for column in _array(X).T]
     return [f"x{number}" for number in range(len(columns))], columns
 
@@ -179,6 +168,5 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_floating(column.type):
         return compute.if_else(compute.is_nan(column), None, column)
     if is_text(column.type):  # a database pads text with spaces
-        column = spelled_column(column)
         return compute.if_else(compute.equal(compute.utf8_trim_whitespace(column), ""), None, column)
     return column

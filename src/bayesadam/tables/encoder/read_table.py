@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from pyarrow import compute, parquet
@@ -32,8 +31,6 @@ STDIN = "-"
 _DELIMITERS = (";", "\t", "|", ",")
 _LOOKED_AT = 20
 """Number of rows that decide on the delimiter and on the lines above the names."""
-_BATCH = 2**12
-"""Number of rows of a Parquet file that are unpacked at a time."""
 _SEPARATOR = re.compile(r'"?sep=(.)"?(\r\n|\r|\n)')
 """The line with which Excel tells the delimiter, above the names."""
 _RAGGED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
@@ -107,13 +104,13 @@ def _content(path: str | Path) -> bytes:
     short = Path(name).name
     try:
         if str(path) == STDIN:
-            content = _counted(sys.stdin.buffer, short)
+            content = sys.stdin.buffer.read()
         else:
             _require_for_table(os.stat(path).st_size, short)
-            with Path(path).open("rb") as file:
-                content = _counted(file, short)
+            content = Path(path).read_bytes()
         if content.startswith(b"\x1f\x8b"):
-            content = _counted(gzip.open(io.BytesIO(content)), short)
+            content = gzip.decompress(content)
+        _require_for_table(len(content), short)
     except IsADirectoryError:
         raise TableError(f"{name} must be a CSV or Parquet file, got a folder") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -125,38 +122,22 @@ def _content(path: str | Path) -> bytes:
     return content
 
 
-def _counted(file: Any, name: str) -> bytes:
-    """Return the content of a file that may unpack to any size, or never end."""
-    blocks, size = [], 0
-    while block := file.read(2**20):
-        blocks.append(block)
-        size += len(block)
-        _require_for_table(size, name)
-    return b"".join(blocks)
-
-
 def _require_for_table(size: int, name: str) -> None:
     """Check the memory for a table: the rows, the matrix, and the copies in training need as much again."""
     require_memory(4.0 * size, f"reading {name}", "use a file with fewer rows or columns")
 
 
 def _read_parquet(name: str, content: bytes) -> TableFile:
-    """Read the rows a few at a time, since a small file may hold any number of them."""
-    batches: list[pa.RecordBatch] = []
-    before = pa.total_allocated_bytes()
     try:
-        file = parquet.ParquetFile(io.BytesIO(content))
-        for batch in file.iter_batches(_BATCH):
-            batches.append(batch)
-            _require_for_table(pa.total_allocated_bytes() - before, name)
+        table = parquet.read_table(io.BytesIO(content))
     except (pa.ArrowException, OSError) as error:
         raise TableError(f"{name} must be a complete Parquet file ({str(error).splitlines()[0]})") from None
-    table = pa.Table.from_batches(batches, file.schema_arrow)
     return TableFile(name, table.rename_columns(_names(name, table.column_names)))
 
 
 def _read_csv(name: str, content: bytes, delimiter: str | None, decimal: str | None, typed: bool) -> TableFile:
     text, encoding = _decoded(name, content)
+    text = spelled(text)
     notes = [] if encoding == "utf-8" else [f"the text is read as {encoding}, as it is not UTF-8"]
     above, separator = 0, None
     if said := _SEPARATOR.match(text):
@@ -238,7 +219,7 @@ def _delimiter(text: str, usual: str) -> str:
 
 
 def _names(file: str, cells: Sequence[str]) -> list[str]:
-    names = [spelled(cell).strip() or f"column {number + 1}" for number, cell in enumerate(cells)]
+    names = [cell.strip() or f"column {number + 1}" for number, cell in enumerate(cells)]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise TableError(f"{file}: every column must have a name of its own, got {quoted(twice)} more than once")
     if not names:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, clone
-from sklearn.utils import check_random_state, check_X_y
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from bayesadam import population
@@ -26,24 +26,21 @@ from bayesadam.predictive import Predictive
 from bayesadam.scaling import input_scales, standardized
 from bayesadam.tables.encoder.encoder import Encoded, TableEncoder
 from bayesadam.tables.encoder.findings import Findings, TableError
-from bayesadam.tables.encoder.frames import as_table, is_table, with_spelled_names
 from bayesadam.tables.encoder.memory import require_memory
-from bayesadam.tables.estimators.calibration import average_with_earlier_, effective_rows
-from bayesadam.tables.estimators.clock import Clock
+from bayesadam.tables.estimators.calibration import effective_rows
+from bayesadam.tables.estimators.companions import Companions, companions
 from bayesadam.tables.estimators.failures import all_or_nothing
+from bayesadam.tables.estimators.inputs import checked
 from bayesadam.tables.estimators.member_training import Training, TrainingStatus
 from bayesadam.tables.estimators.members import ROWS, posteriors, predictions, randomized
 from bayesadam.tables.estimators.methods import method_named
 from bayesadam.tables.estimators.network import ACTIVATIONS, perceptron, require_device
-from bayesadam.tables.estimators.plan import FULL_BATCH, Plan, default_steps, plan
-from bayesadam.tables.estimators.rows import member_parts, numbered, warn_of_copies, weighed
+from bayesadam.tables.estimators.plan import FULL_BATCH, default_steps, plan
+from bayesadam.tables.estimators.rows import TrainingRows, member_parts, numbered, warn_of_copies, weighed
 from bayesadam.tables.estimators.stack import stacked_predictions
 from bayesadam.tables.estimators.storage import save_estimator
 
 Array = NDArray[Any]
-
-COMPANIONS, TRAINING = 0.4, 0.75
-"""Shares of the remaining time budget that the companions and the training may take."""
 
 FARTHEST = 1e15
 """Largest standardised input. The variance of an output grows with its square, which has to be finite in single
@@ -118,7 +115,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         self._check()
         if sample_weight is not None and self._method.posterior == "anchored":
             raise ValueError("sample_weight must be None with method='anchored', got weights")
-        X, y = self._validated(X, y, sample_weight=sample_weight)
+        X, y = self._validated(X, y, sample_weight)
         X, y, weight, groups, rows = weighed(X, y, sample_weight, groups)
         if groups is None:
             warn_of_copies(X, y, stacklevel=3)
@@ -145,7 +142,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         return self.calibrate
 
     def _check(self) -> None:
-        """Check the parameters before anything is changed, and start the clock."""
+        """Check the parameters before anything is changed."""
         self._method = method_named(self._method_name)
         hidden = self.hidden
         if not isinstance(hidden, tuple | list) or not all(is_whole(units) for units in hidden):
@@ -162,7 +159,6 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         check_positive("prior_precision", self.prior_precision)
         if self.time_budget is not None:
             check_positive("time_budget", self.time_budget)
-        self._clock = Clock(self.time_budget)
         if self.encoder is not None and not isinstance(self.encoder, TableEncoder):
             raise ValueError(f"encoder must be None or a TableEncoder, got {self.encoder!r}")
         for name in ("standardize", "early_stopping", "calibrate"):
@@ -178,15 +174,14 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         groups: Array | None,
         rows: Array,
         on_epoch: Callable[[TrainingStatus], None] | None,
-        priors: Mixture | None = None,
     ) -> Any:
-        """Train the members on standardised data, with the earlier posteriors as priors if ``priors`` is given.
+        """Train the members on standardised data.
 
         The indices of the rows among those that the user gave, ``rows``, are for ``left_out_``.
         """
         count = len(X)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        divided = plan(count, len(priors.components) if priors else self.members, numbered(groups, count), seed)
+        divided = plan(count, self.members, numbered(groups, count), seed)
         if self._method.posterior == "anchored" and not self._calibrates:  # all rows are for training
             divided.left_out[:] = False
         inputs, targets = self._inputs(X), self._targets(y)
@@ -199,11 +194,11 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         self.network_ = self._network(X.shape[1])
         members = range(len(data))
         models = population.initialize(lambda: self._network(X.shape[1]), seeds=[seed + member for member in members])
-        likelihoods = [self._likelihood(member if priors else None).to(self.device) for member in members]
+        likelihoods = [self._likelihood().to(self.device) for _ in members]
         sizes = [float(len(x)) for x, _ in data] if weights is None else [effective_rows(each) for each in weights]
-        options = self._options(sizes, priors)
-        whole = np.ones(count) if weight is None else weight
-        complements = self._fitted_companions(divided, inputs, targets, whole) if priors is None else []
+        options = self._options(sizes)
+        training_rows = TrainingRows(inputs, targets, np.ones(count) if weight is None else weight, divided)
+        complements = companions(training_rows, self._classes()) if self._complements(training_rows) else []
         shown = data
         if self._method.posterior == "anchored":
             shown, weights, options["prior"] = randomized(self.network_, data, likelihoods, self.prior_precision, seed)
@@ -221,8 +216,8 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             batch_size,
             seed,
             sample_weight=weights,
-            clock=self._clock.part(TRAINING),
-            error=self._error(divided, held_out, targets, weight),
+            time_budget=self.time_budget,
+            error=self._error(training_rows, weight),
             on_epoch=on_epoch,
             offset=self._offset(y),
             verbose=self.verbose,
@@ -243,18 +238,11 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             prior_precision=self.prior_precision,
             steps=self.epochs_ * training.steps_per_epoch,
         )
-        if priors:
-            for likelihood, before, mask in zip(learned, self._likelihoods, divided.left_out, strict=True):
-                average_with_earlier_(likelihood, before, effective_rows(whole[~mask]))
         self._likelihoods = learned
         self.posterior_ = Mixture(members_posteriors, hyperparameters={"method": self.method_})
-        self._calibrate(divided, inputs, targets, whole, complements, self.calibration_ if priors else None)
+        self._calibrate(training_rows, complements)
         if self.left_out_ is not None:
             self.left_out_ = rows[self.left_out_[0]], self.left_out_[1]
-        left_out = [*([training.shortened] if training.shortened else []), *dict.fromkeys(self._clock.left_out)]
-        if left_out:
-            message = f"to keep to the time budget, the fit leaves out: {', '.join(left_out)}"
-            warnings.warn(message, UserWarning, stacklevel=4)
         return self
 
     def _network(self, inputs: int) -> nn.Module:
@@ -262,29 +250,26 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         with GENERATORS, torch.random.fork_rng(devices=[]):
             return perceptron(inputs, self.hidden, self._outputs(), self.activation).to(self.device)
 
-    def _options(self, sizes: Sequence[float], priors: Mixture | None) -> dict[str, Any]:
+    def _options(self, sizes: Sequence[float]) -> dict[str, Any]:
         """Return options of the training, among them the effective number of rows of every member."""
         options: dict[str, Any] = {"lr": self.lr}
         if self._method.posterior == "anchored":
             return options
         if self._method.train == "adam":
             return options | {"weight_decay": [self.prior_precision / size for size in sizes]}
-        options["num_data"] = list(sizes)
-        if priors is not None:
-            return options | {"prior": list(priors.components)}
-        return options | {"prior_precision": self.prior_precision}
+        return options | {"num_data": list(sizes), "prior_precision": self.prior_precision}
 
     def _error(
-        self, divided: Plan, held_out: Sequence[tuple[Tensor, Tensor]], targets: Tensor, weight: Array | None
+        self, training_rows: TrainingRows, weight: Array | None
     ) -> Callable[[Sequence[Predictive]], float] | None:
         """Return a function that scores the members' predictions of the rows that they left out; lower is better."""
-        if not self.early_stopping or not held_out or self._method.posterior == "anchored":
+        rows, left_out, device = training_rows.left_out, training_rows.plan.left_out, training_rows.targets.device
+        if not self.early_stopping or not len(rows) or self._method.posterior == "anchored":
             return None
-        rows = divided.rows
-        places = [torch.from_numpy(np.flatnonzero(mask[rows])).to(targets.device) for mask in divided.left_out]
-        truth = targets[torch.from_numpy(rows).to(targets.device)]
-        count = torch.from_numpy(divided.left_out.sum(0)[rows]).to(targets.device)
-        row_weights = None if weight is None else torch.from_numpy(weight[rows]).to(targets.device)
+        places = [torch.from_numpy(np.flatnonzero(mask[rows])).to(device) for mask in left_out]
+        truth = training_rows.targets[torch.from_numpy(rows).to(device)]
+        count = torch.from_numpy(left_out.sum(0)[rows]).to(device)
+        row_weights = None if weight is None else torch.from_numpy(weight[rows]).to(device)
 
         def error(predicted: Sequence[Predictive]) -> float:
             centers = [self._center(pred) for pred in predicted]
@@ -306,11 +291,11 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             seed=member,
         )
 
-    def _unseen(self, divided: Plan, inputs: Tensor) -> Iterator[tuple[int, NDArray[np.int64], Predictive]]:
-        """Yield members with the places of the rows that they left out in ``divided.rows``, and their predictions."""
-        rows = divided.rows
-        for member in np.flatnonzero(divided.left_out.any(1)).tolist():
-            places = np.flatnonzero(divided.left_out[member, rows])
+    def _unseen(self, training_rows: TrainingRows) -> Iterator[tuple[int, NDArray[np.int64], Predictive]]:
+        """Yield members with the places, among all rows left out, of those that they left out, and predictions."""
+        rows, left_out, inputs = training_rows.left_out, training_rows.plan.left_out, training_rows.inputs
+        for member in np.flatnonzero(left_out.any(1)).tolist():
+            places = np.flatnonzero(left_out[member, rows])
             yield member, places, self._predictions(inputs[torch.from_numpy(rows[places]).to(inputs.device)], member)
 
     def _all_predictions(self, X: Tensor) -> list[Predictive]:
@@ -323,61 +308,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     def _in_parts(self, X: Any) -> list[Tensor]:
         """Check and standardise new inputs, and split them into parts of a few thousand rows."""
         check_is_fitted(self, "posterior_")
-        return list(torch.split(self._inputs(self._checked(X, reset=False)), ROWS))
-
-    def _checked(
-        self, X: Any, y: Any = "no_validation", *, reset: bool, sample_weight: ArrayLike | None = None, **rules: Any
-    ) -> Any:
-        """Convert inputs to a matrix of numbers, as in training, and check the targets if they are given.
-
-        Args:
-            X: A data frame, or anything that NumPy converts to a matrix; an :class:`Encoded` one is not changed.
-            y: Targets.
-            reset: Whether to learn the names, the number and the kinds of the columns.
-            sample_weight: Weights of the rows. Nothing is learned from rows of weight 0.
-            rules: How of scikit-learn's check of the targets.
-        """
-        if isinstance(X, Encoded):
-            if not reset:
-                return X.matrix
-            assert X.encoder is not None
-            self.inputs_, self.n_features_in_ = X.encoder, X.encoder.n_features_in_
-            self.feature_names_in_ = X.encoder.feature_names_in_
-            return check_X_y(X.matrix, y, dtype=np.float64, estimator=self, **rules)
-        X = with_spelled_names(X)
-        encoder = None if reset else getattr(self, "inputs_", None)
-        if not (is_table(X) or self.encoder is not None if reset else encoder):
-            self.inputs_ = None
-            finite = True if reset else "allow-nan"
-            numbers = (np.float64, np.float32)
-            return validate_data(self, X, y, reset=reset, dtype=numbers, ensure_all_finite=finite, **rules)
-        if reset or not (hasattr(X, "columns") or hasattr(self, "feature_names_in_")):  # else names find the columns
-            validate_data(self, X, skip_check_array=True, reset=reset)
-        if encoder is None:
-            encoder = self._learn_columns(X, sample_weight)
-        findings = Findings()
-        matrix = encoder.encode(X, findings)
-        if findings.cells:
-            warnings.warn("; ".join(findings.cells), UserWarning, stacklevel=4)
-        if not isinstance(y, str):
-            return check_X_y(matrix, y, dtype=np.float64, estimator=self, **rules)
-        if not len(matrix):
-            raise ValueError("X must have at least one row, got none")
-        return matrix
-
-    def _learn_columns(self, X: Any, sample_weight: ArrayLike | None) -> TableEncoder:
-        """Learn the types of the columns from the rows that have a weight."""
-        encoder = TableEncoder() if self.encoder is None else clone(self.encoder)
-        weight = None if sample_weight is None else np.ravel(np.asarray(sample_weight, dtype=np.float64))
-        table = as_table(X)
-        if weight is not None and weight.shape == (len(table),) and (weight > 0).any():
-            table = table.filter(weight > 0)
-        encoder.fit(table)
-        left_out = [f"{name!r} ({why})" for name, why in encoder.left_out_.items() if "the same" not in why]
-        if left_out and self.encoder is None:
-            warnings.warn(f"columns are left out: {', '.join(left_out)}", UserWarning, stacklevel=6)
-        self.inputs_ = encoder
-        return encoder
+        return list(torch.split(self._inputs(checked(self, X, reset=False)), ROWS))
 
     def _inputs(self, X: Array) -> Tensor:
         with np.errstate(over="ignore"):
@@ -405,7 +336,8 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
 
     # The following methods differ between the estimators.
 
-    def _validated(self, X: Any, y: ArrayLike, *, sample_weight: ArrayLike | None = None) -> tuple[Array, Array]:
+    def _validated(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Array, Array]:
+        """Return the checked inputs ``(N, D)``, and targets ``(N, K)`` or indices of classes ``(N,)``."""
         raise NotImplementedError
 
     def _learn_scales(self, X: Array, y: Array, weight: Array | None, groups: Array | None) -> None:
@@ -420,7 +352,8 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     def _offset(self, y: Array) -> float:
         return 0.0
 
-    def _likelihood(self, member: int | None) -> Likelihood:
+    def _likelihood(self) -> Likelihood:
+        """Return the likelihood of a member with its initial parameters."""
         raise NotImplementedError
 
     def _center(self, pred: Predictive) -> Tensor:
@@ -430,25 +363,14 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     def _held_out_error(self, center: Tensor, targets: Tensor, weight: Tensor | None) -> float:
         raise NotImplementedError
 
-    def _fitted_companions(
-        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array
-    ) -> list[tuple[Any, Array]]:
-        """Return the companions, if there are any, with predictions of rows that they have not seen."""
+    def _classes(self) -> int:
+        """Number of classes; 0 for a regression."""
+        return 0
+
+    def _complements(self, training_rows: TrainingRows) -> bool:
+        """Whether companions complement the networks."""
         raise NotImplementedError
 
-    def _calibrate(
-        self,
-        divided: Plan,
-        inputs: Tensor,
-        targets: Tensor,
-        weight: Array,
-        complements: list[tuple[Any, Array]],
-        before: dict[str, Any] | None,
-    ) -> None:
-        """Calibrate predictions on the rows left out; the earlier calibration ``before``, if given, also counts."""
+    def _calibrate(self, training_rows: TrainingRows, complements: Companions) -> None:
+        """Calibrate predictions on the rows left out."""
         raise NotImplementedError
-
-
-def continues(estimator: BayesianMLP) -> bool:
-    """Whether the method of the estimator has a posterior that can serve as the prior for further data."""
-    return method_named(estimator._method_name).continues

@@ -20,14 +20,8 @@ Floats = NDArray[np.float64]
 ROUNDS = 3
 """Number of times that the weights of the models are fitted; the first time, the error is that before the fit."""
 
-KNOWN = 50
-"""Number of rows that an earlier calibration or a learned noise level counts as when a model continues learning."""
-
 PRIOR = 2
 """Number of rows that the prior of each factor counts as. The standard deviation of its logarithm is then 1."""
-
-LEAST = 0.01
-"""Lower bound of an earlier factor that becomes the centre of a prior, because the logarithm of 0 is not finite."""
 
 LOWEST, HIGHEST = np.array([math.log(1e-3), math.log(1e-6), 0.0]), np.array([math.log(1e3), math.log(1e6), 1.0])
 """Bounds of the logarithms of both factors, and of the strength."""
@@ -42,14 +36,6 @@ SMALLEST = 1e-12
 def effective_rows(weight: Floats | Tensor) -> float:
     """Return the number of rows of equal weight that carry the same information: ``(sum w)^2 / sum w^2``."""
     return float(weight.sum() ** 2 / (weight**2).sum())
-
-
-@torch.no_grad()
-def average_with_earlier_(likelihood: Likelihood, before: Likelihood, rows: float) -> None:
-    """Average the learned parameters, which are all logarithms, with the earlier ones, weighted by numbers of rows."""
-    old = before.state_dict()
-    for name, value in likelihood.state_dict().items():
-        value.lerp_(old[name].to(value), KNOWN / (KNOWN + rows))
 
 
 class Scales(NamedTuple):
@@ -75,7 +61,6 @@ def variance_scales(
     epistemic: Floats,
     aleatoric: Floats,
     weight: Floats,
-    before: Floats | None = None,
     *,
     pattern: Floats | None = None,
     fixed_noise: bool = False,
@@ -92,16 +77,13 @@ def variance_scales(
         epistemic: Predicted epistemic variances of these rows, ``(N,)``.
         aleatoric: Predicted variances of the noise, ``(N,)``. They are nearly constant if the noise was learned.
         weight: Weights of the rows, ``(N,)``, which add up to the number of independent rows.
-        before: Earlier factors, ``(2,)``. The prior is centred at them and counts as ``KNOWN`` rows.
         pattern: Pattern ``g`` of the noise, ``(N,)``: its variance is multiplied by ``b exp(strength g)``.
         fixed_noise: Whether to keep ``b = 1``.
     """
     square = residual**2
-    force = 0.5 * (PRIOR if before is None else KNOWN)
-    center = np.zeros(2) if before is None else np.log(np.maximum(before, LEAST))
+    force = 0.5 * PRIOR
     shape = np.zeros_like(residual) if pattern is None else pattern
     prior = np.array([force, force, 0.0])
-    middle = np.array([*center, 0.0])
     free = np.array([True, not fixed_noise, pattern is not None])
 
     def scored(point: Floats) -> tuple[Floats, Floats, Floats]:
@@ -113,13 +95,13 @@ def variance_scales(
 
     def loss(point: Floats) -> tuple[float, Floats]:
         losses, slopes, ratio = scored(point)
-        away = prior * (point - middle)
-        return float(0.5 * (weight @ losses + away @ (point - middle))), 0.5 * slopes @ (weight * (1.0 - ratio)) + away
+        away = prior * point
+        return float(0.5 * (weight @ losses + away @ point)), 0.5 * slopes @ (weight * (1.0 - ratio)) + away
 
     size = math.log(max(float(np.average(square, weights=weight)), SMALLEST))
     means = [math.log(max(float(np.average(part, weights=weight)), SMALLEST)) for part in (epistemic, aleatoric)]
-    starts = [(size - means[0] - 0.7, size - means[1] - 0.7), (center[0] - 3.0, size - means[1])]
-    starts += [(size - means[0], center[1] - 3.0), tuple(center)]
+    starts = [(size - means[0] - 0.7, size - means[1] - 0.7), (-3.0, size - means[1])]
+    starts += [(size - means[0], -3.0), (0.0, 0.0)]
     points = [np.clip([a, 0.0 if fixed_noise else b, 0.5 if free[2] else 0.0], LOWEST, HIGHEST) for a, b in starts]
     options: dict[str, Any] = {"jac": True, "options": {"ftol": 1e-14, "gtol": 1e-8}}
     ends = [(np.where(free, LOWEST, point), np.where(free, HIGHEST, point)) for point in points]
@@ -141,7 +123,6 @@ def output_scale(
     likelihood: Likelihood,
     targets: Tensor,
     weight: Tensor,
-    before: float | None = None,
 ) -> Scales:
     """Return the factor, in [0.001, 1000], of the members' variances of outputs with the largest held-out likelihood.
 
@@ -155,13 +136,11 @@ def output_scale(
         likelihood: Likelihood of a target given the outputs.
         targets: Targets of the held-out rows, ``(N, K)``.
         weight: Weights of these rows, ``(N,)``, which add up to the number of independent rows.
-        before: Earlier factor. The prior is centred at it and counts as ``KNOWN`` rows.
 
     Returns:
         The factor as ``epistemic``, with its error; ``aleatoric`` is 1.
     """
-    force = 0.25 * (PRIOR if before is None else KNOWN)
-    center = 0.0 if before is None else math.log(max(before, LEAST))
+    force = 0.25 * PRIOR
     components = torch.zeros(len(targets), dtype=torch.float64)
     for draws, rows in zip(outputs, places, strict=True):
         components[rows] += len(draws)
@@ -172,7 +151,7 @@ def output_scale(
         for draws, rows in zip(outputs, places, strict=True):
             density = likelihood.log_density(scaled(draws, factor), targets[rows]).double()
             total[rows] = torch.logaddexp(total[rows], density.logsumexp(0))
-        value = force * (math.log(factor) - center) ** 2 - float((weight * (total - components.log())).sum())
+        value = force * math.log(factor) ** 2 - float((weight * (total - components.log())).sum())
         return value if math.isfinite(value) else math.inf
 
     factor, value = least(loss, 1e-3, 1e3, steps=30)
@@ -185,33 +164,30 @@ def scaled(outputs: Tensor, factor: float) -> Tensor:
     return outputs if factor == 1.0 else torch.lerp(outputs.mean(0), outputs, math.sqrt(factor))
 
 
-def mean_weights(
-    predictions: Floats, target: Floats, weight: Floats, excess: float, before: Floats | None = None
-) -> Floats:
+def mean_weights(predictions: Floats, target: Floats, weight: Floats, excess: float) -> Floats:
     """Return the weights, not negative, of the models whose weighted sum has the least squared error on held-out rows.
 
     The first model is the ensemble of networks. A held-out row is predicted by few of its members, whose mean varies
     more than that of all members, which makes the networks look worse than they are. This excess is subtracted. The
-    weights are shrunk to the networks alone, or to earlier weights, by a Gaussian prior that counts as two rows, or as
-    ``KNOWN`` rows, with the squared error of the weighted sum.
+    weights are shrunk to the networks alone by a Gaussian prior that counts as two rows with the squared error
+    of the weighted sum.
 
     Args:
         predictions: Predictions of all models for rows that they have not seen, ``(1 + P, N)``.
         target: Targets of these rows, ``(N,)``.
         weight: Weights of the rows, ``(N,)``, which add up to the number of independent rows.
         excess: Variance of the networks' predictions, less that of the mean of all members.
-        before: Earlier weights, ``(1 + P,)``.
 
     Returns:
         ``(1 + P,)``.
     """
     share = weight / weight.sum()
     products, moments = (predictions * share) @ predictions.T, predictions @ (share * target)
-    center, count = (np.eye(len(products))[0], PRIOR) if before is None else (before, KNOWN)
+    center: Floats = np.eye(len(products))[0]
     weights = center
     for _ in range(ROUNDS):
         error = share @ (weights @ predictions - target) ** 2
-        prior = max(count * float(error) / weight.sum(), SMALLEST)
+        prior = max(PRIOR * float(error) / weight.sum(), SMALLEST)
         gram = products + prior * np.eye(len(products))
         unexplained = 1.0 / np.linalg.inv(gram)[0, 0]  # of the networks, which the other models do not explain
         gram[0, 0] -= min(excess, 0.9 * unexplained)
@@ -220,24 +196,18 @@ def mean_weights(
     return weights
 
 
-def temperature(
-    log_probs: Tensor, labels: Tensor, weight: Tensor, before: float | None = None, beside: Tensor | None = None
-) -> float:
+def temperature(log_probs: Tensor, labels: Tensor, weight: Tensor) -> float:
     """Return the temperature in [0.1, 10] with the largest likelihood of held-out labels.
 
     Args:
         log_probs: Log probabilities of the components of an equally weighted mixture, ``(S, N, C)``.
         labels: ``(N,)``.
         weight: Weights of the rows, ``(N,)``, which add up to the number of independent rows.
-        before: Earlier temperature. A prior of the logarithm is centred at it and counts as ``KNOWN`` rows.
-        beside: Weighted sum of the log probabilities of other models, ``(N, C)``, which has no temperature.
     """
-    force = 0.0 if before is None else 0.25 * KNOWN
-    center = 0.0 if before is None else math.log(before)
 
     def loss(value: float) -> float:
-        density = tempered(log_probs, value, beside).logsumexp(0).gather(1, labels[:, None])[:, 0]
-        return force * (math.log(value) - center) ** 2 - float((weight * density).sum())
+        density = tempered(log_probs, value).logsumexp(0).gather(1, labels[:, None])[:, 0]
+        return -float((weight * density).sum())
 
     return least(loss, 0.1, 10.0, steps=40)[0]
 

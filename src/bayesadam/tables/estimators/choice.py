@@ -19,7 +19,6 @@ from sklearn.linear_model import RidgeCV
 
 from bayesadam.scaling import column_scales, standardized
 from bayesadam.tables.estimators.calibration import SMALLEST
-from bayesadam.tables.estimators.clock import Clock, OutOfTimeError
 from bayesadam.tables.estimators.linear import PENALTIES
 from bayesadam.tables.estimators.rows import numbered
 from bayesadam.tables.estimators.target_transform import NAMES, fitted, require
@@ -80,7 +79,6 @@ def choose(
     target: Floats,
     weight: Floats | None,
     groups: NDArray[Any] | None,
-    clock: Clock,
 ) -> list[str]:
     """Return the names of the transforms, one for each target, that describe left-out rows best.
 
@@ -90,7 +88,6 @@ def choose(
         target: ``(N, K)``.
         weight: Weights of the rows, ``(N,)``; with ``None`` they are equal.
         groups: Groups of the rows, ``(N,)``. Rows of one group are left out together.
-        clock: The time for the choice. If it is too short, targets are not transformed.
     """
     untransformed = ["none"] * target.shape[1]
     rows = np.random.default_rng(0).permutation(len(target))[:ROWS]
@@ -100,11 +97,7 @@ def choose(
     candidates = [[name for name in NAMES if _allowed(name, column)] for column in target.T]
     standard = np.nan_to_num(standardized(inputs[rows], *scales).astype(np.float64))
     weight = np.ones(len(rows)) if weight is None else weight[rows]
-    try:
-        nlls = transform_nlls(candidates, standard, target[rows], weight, folds, clock)
-    except OutOfTimeError:
-        clock.left_out.append("the choice of a transform")
-        return untransformed
+    nlls = transform_nlls(candidates, standard, target[rows], weight, folds)
     return [names[_best(each, weight)] for names, each in zip(candidates, nlls, strict=True)]
 
 
@@ -114,7 +107,6 @@ def transform_nlls(
     target: Floats,
     weight: Floats,
     folds: NDArray[np.int64],
-    clock: Clock,
 ) -> list[Floats]:
     """Return the negative log density of every row under Gaussian models that have not seen it, in the target's units.
 
@@ -128,20 +120,14 @@ def transform_nlls(
         target: ``(N, K)``.
         weight: Weights of the rows, ``(N,)``.
         folds: Number of the fold of each row, ``(N,)``.
-        clock: The time for all folds.
 
     Returns:
         ``(transforms, N)`` for each of the targets.
-
-    Raises:
-        OutOfTimeError: There is not enough time.
     """
     design = _features(inputs)
     pairs = [(column, name) for column, tried in zip(target.T, names, strict=True) for name in tried]
     nlls = np.empty((len(pairs), len(target)))
-    check = clock.rounds(FOLDS)
     for fold in np.unique(folds):
-        check()
         train, test = folds != fold, folds == fold
         values, slopes = np.empty((len(target), len(pairs))), np.empty((len(pairs), test.sum()))
         for number, (column, name) in enumerate(pairs):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -11,20 +10,17 @@ import torch
 from numpy.typing import ArrayLike
 from scipy.special import log_softmax
 from sklearn.base import ClassifierMixin
-from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
 from bayesadam.likelihoods import Categorical, Likelihood
 from bayesadam.predictive import ClassificationPredictive, Predictive
-from bayesadam.tables.encoder.spelling import one_spelling
-from bayesadam.tables.estimators.base import COMPANIONS, Array, BayesianMLP, continues
+from bayesadam.tables.estimators.base import Array, BayesianMLP
 from bayesadam.tables.estimators.calibration import pool, temperature, tempered
-from bayesadam.tables.estimators.companions import Companion, classifiers
-from bayesadam.tables.estimators.failures import all_or_nothing
-from bayesadam.tables.estimators.member_training import TrainingStatus, weighted_mean
-from bayesadam.tables.estimators.plan import Plan
-from bayesadam.tables.estimators.rows import require_comparable, require_single, weighed
+from bayesadam.tables.estimators.companions import Companion, Companions
+from bayesadam.tables.estimators.inputs import checked
+from bayesadam.tables.estimators.member_training import weighted_mean
+from bayesadam.tables.estimators.rows import TrainingRows, as_array, require_comparable, require_single
 from bayesadam.tables.estimators.threads import few_threads
 
 
@@ -41,7 +37,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     every input, and boosted trees (from 100 rows on). Their log probabilities are added to those of the networks (a
     logarithmic pool), with weights that are fitted to the rows left out, and are 0 for companions that do not help.
     Linear trends continue for one range of an input beyond its training rows. Companions are not used with fewer than
-    40 rows, with ``calibrate=False`` or by ``partial_fit``. The second regression is not used if 1,000 rows would have
+    40 rows or with ``calibrate=False``. The second regression is not used if 1,000 rows would have
     more than 4 million features.
 
     Args:
@@ -128,65 +124,16 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             parts.append(tempered(log_probs, self.calibration_["temperature"], self._beside(part)))
         return ClassificationPredictive(torch.cat(parts, dim=1))
 
-    @available_if(continues)  # type: ignore[untyped-decorator]
-    @all_or_nothing
-    def partial_fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        classes: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-        *,
-        groups: ArrayLike | None = None,
-        on_epoch: Callable[[TrainingStatus], None] | None = None,
-    ) -> Any:
-        """Continue the training on new rows: the posterior of every member becomes its prior.
-
-        The first call needs ``classes``, the list of all labels that will occur, and fixes the scales of the inputs. In
-        later calls the earlier temperature counts as 50 rows. The method is available if ``method`` trains a posterior.
-        """
-        first = not hasattr(self, "posterior_")
-        if first and classes is None:
-            raise ValueError("classes must be given in the first call of partial_fit, got None")
-        if not first and classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
-            raise ValueError(f"classes must be those of the first call, {self.classes_!r}, got {classes!r}")
-        self._check()
-        labels = classes if first else self.classes_
-        checked = self._validated(X, y, classes=labels, sample_weight=sample_weight, reset=first)
-        rows = weighed(*checked, sample_weight, groups)
-        if first:
-            self._learn_scales(*rows[:-1])
-            self._networks_only = True
-        return self._train(*rows, on_epoch, None if first else self.posterior_)
-
     _companions: list[Companion] = field(init=False)
-    _networks_only: bool = field(init=False)
-    """Whether there are no companions, as after ``partial_fit``."""
 
-    def _validated(
-        self,
-        X: Any,
-        y: ArrayLike,
-        classes: ArrayLike | None = None,
-        *,
-        sample_weight: ArrayLike | None = None,
-        reset: bool = True,
-    ) -> tuple[Array, Array]:
-        inputs: Array
+    def _validated(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Array, Array]:
         labels = np.asarray(y)
         if labels.ndim and labels.dtype == object:  # scikit-learn has messages for other types
             require_comparable("y", labels)
-        inputs, labels = self._checked(X, y, reset=reset, sample_weight=sample_weight)
-        labels = one_spelling(labels, () if classes is None else np.asarray(classes).tolist())
+        inputs, labels = checked(self, X, y, reset=True, sample_weight=sample_weight)
         require_single("X", inputs)
         check_classification_targets(labels)
         names, codes = np.unique(labels, return_inverse=True)
-        if classes is not None:
-            given = np.unique(np.asarray(classes))
-            if not np.isin(names, given).all():
-                unknown = names[~np.isin(names, given)]
-                raise ValueError(f"y must have labels of classes only, got {unknown.tolist()!r}")
-            names, codes = given, np.searchsorted(given, labels)
         if len(names) < 2:
             raise ValueError(f"y must have at least 2 classes, got {len(names)} class: {names.tolist()!r}")
         self.classes_ = names
@@ -194,7 +141,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     def _learn_scales(self, X: Array, y: Array, weight: Array | None, groups: Array | None) -> None:
         self._learn_x(X, weight)
-        self._companions, self._networks_only = [], False
+        self._companions = []
 
     def _targets(self, y: Array) -> Tensor:
         return torch.from_numpy(y).to(self.device)
@@ -202,7 +149,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     def _outputs(self) -> int:
         return len(self.classes_)
 
-    def _likelihood(self, member: int | None) -> Likelihood:
+    def _likelihood(self) -> Likelihood:
         return Categorical()
 
     def _center(self, pred: Predictive) -> Tensor:
@@ -211,49 +158,36 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     def _held_out_error(self, center: Tensor, targets: Tensor, weight: Tensor | None) -> float:
         return -float(weighted_mean(center.gather(1, targets[:, None])[:, 0].clamp_min(1e-12).log(), weight))
 
-    def _fitted_companions(
-        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array
-    ) -> list[tuple[Any, Array]]:
-        if not self.calibrate or self._networks_only or len(divided.rows) < 2:
-            return []
-        rows, clock = (_numbers(inputs), targets.cpu().numpy()), self._clock.part(COMPANIONS)
-        return list(classifiers(*rows, len(self.classes_), weight, divided, clock))
+    def _classes(self) -> int:
+        return len(self.classes_)
 
-    def _calibrate(
-        self,
-        divided: Plan,
-        inputs: Tensor,
-        targets: Tensor,
-        weight: Array,
-        complements: list[tuple[Any, Array]],
-        before: dict[str, Any] | None,
-    ) -> None:
-        earlier = None if before is None or not self.calibrate else float(before["temperature"])
-        self.calibration_ = {"temperature": earlier or 1.0, "weights": [] if before is None else before["weights"]}
-        rows = divided.rows
+    def _complements(self, training_rows: TrainingRows) -> bool:
+        return bool(self.calibrate) and len(training_rows.left_out) >= 2
+
+    def _calibrate(self, training_rows: TrainingRows, complements: Companions) -> None:
+        self.calibration_ = {"temperature": 1.0, "weights": []}
+        rows, left_out = training_rows.left_out, training_rows.plan.left_out
         self.left_out_ = None
         if not self.calibrate or len(rows) < 2:
             return
-        slots = divided.left_out[:, rows].cumsum(0) - 1
+        slots = left_out[:, rows].cumsum(0) - 1
         unscaled: Any = None
-        for member, places, pred in self._unseen(divided, inputs):
+        for member, places, pred in self._unseen(training_rows):
             draws = _log_probs(pred).movedim(1, 0)
             if unscaled is None:
                 unscaled = draws.new_full((int(slots.max()) + 1, len(rows), *draws.shape[1:]), torch.nan)
             unscaled[slots[member, places], places] = draws
         log_probs = unscaled.movedim(1, 2).flatten(0, 1)
-        labels, own_weight = targets.cpu()[rows], torch.from_numpy(divided.counts(weight))
+        labels, own_weight = training_rows.targets.cpu()[rows], torch.from_numpy(training_rows.counts)
+        beside: Tensor | None = None
+        self.calibration_["temperature"] = alone = temperature(log_probs, labels, own_weight)
         if complements:
             unseen = torch.from_numpy(np.stack([log_probs[rows] for _, log_probs in complements]))
-            alone = temperature(log_probs, labels, own_weight)
             share, weights = pool(tempered(log_probs, alone), unseen, labels, own_weight)
             useful = np.flatnonzero(weights)
             self._companions = [complements[place][0] for place in useful]
             self.calibration_ = {"temperature": alone / share, "weights": [weights[place] for place in useful]}
-            beside: Tensor | None = torch.tensordot(torch.tensor(weights, dtype=unseen.dtype), unseen, 1)
-        else:
-            beside = self._beside(inputs[torch.from_numpy(rows).to(inputs.device)])
-            self.calibration_["temperature"] = temperature(log_probs, labels, own_weight, earlier, beside)
+            beside = torch.tensordot(torch.tensor(weights, dtype=unseen.dtype), unseen, 1)
         pooled = tempered(log_probs, self.calibration_["temperature"], beside)
         self.left_out_ = rows, ClassificationPredictive(pooled)
 
@@ -261,7 +195,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         """Return the weighted sum of the companions' log probabilities, ``(N, C)``; ``None`` without companions."""
         if not self._companions:
             return None
-        inputs = _numbers(X)
+        inputs = as_array(X)
         pairs = zip(self.calibration_["weights"], self._companions, strict=True)
         return torch.from_numpy(sum(weight * log_softmax(part.outputs(inputs), axis=1) for weight, part in pairs))
 
@@ -269,7 +203,3 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 def _log_probs(pred: Predictive) -> Tensor:
     assert isinstance(pred, ClassificationPredictive)
     return pred.log_probs.double().cpu()
-
-
-def _numbers(inputs: Tensor) -> Array:
-    return inputs.cpu().numpy()

@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bayesadam.tables.estimators.plan import AT_ONCE
+
 Floats = NDArray[np.float64]
 
 INTERVALS = ("bayes", "cross")
 ROUNDING = 1e-12
 """Tolerance of sums: ``100 * 0.55`` is slightly more than 55 in floating point, and 55 rows must be enough."""
-AT_ONCE = 2**22
-"""Maximum size of an intermediate result, which limits the number of rows that are evaluated together."""
 
 
 def check_method(method: object, left_out: object) -> None:

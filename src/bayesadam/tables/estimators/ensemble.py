@@ -19,15 +19,18 @@ from bayesadam.predictive import (
     RegressionPredictive,
     TransformedPredictive,
 )
-from bayesadam.tables.estimators import companions, likelihoods, target_transform
-from bayesadam.tables.estimators.base import COMPANIONS, Array, BayesianMLP
+from bayesadam.tables.estimators import likelihoods, target_transform
+from bayesadam.tables.estimators.base import Array, BayesianMLP
 from bayesadam.tables.estimators.calibration import Scales, mean_weights, output_scale, scaled
-from bayesadam.tables.estimators.companions import Companion
+from bayesadam.tables.estimators.companions import Companion, Companions
 from bayesadam.tables.estimators.conformal import LeftOutScores, cross_intervals
+from bayesadam.tables.estimators.input_noise import LeftOut, NoisePattern, calibrated
 from bayesadam.tables.estimators.linear import Reach
 from bayesadam.tables.estimators.member_training import weighted_mean
-from bayesadam.tables.estimators.noise import LeftOut, NoisePattern, calibrated
-from bayesadam.tables.estimators.plan import Plan
+from bayesadam.tables.estimators.rows import TrainingRows, as_array
+
+_FACTORS = ("epistemic", "aleatoric", "error")
+"""What ``calibration_`` has of the scales."""
 
 
 class RegressionEnsemble(BayesianMLP):
@@ -77,97 +80,55 @@ class RegressionEnsemble(BayesianMLP):
         """Whether training learns a variance of the noise, which is the same for all rows."""
         return isinstance(self._template, Gaussian) and any(p.requires_grad for p in self._template.parameters())
 
-    def _fitted_companions(
-        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array
-    ) -> list[tuple[Any, Array]]:
-        if not (self._calibrates and self._gaussian and self._learned_noise) or len(divided.rows) < 2:
-            return []
-        rows = as_array(inputs), as_array(targets), weight, divided
-        return list(companions.regressors(*rows, self._clock.part(COMPANIONS)))
+    def _complements(self, training_rows: TrainingRows) -> bool:
+        return bool(self._calibrates and self._gaussian and self._learned_noise and len(training_rows.left_out) >= 2)
 
-    def _calibrate(
-        self,
-        divided: Plan,
-        inputs: Tensor,
-        targets: Tensor,
-        weight: Array,
-        complements: list[tuple[Any, Array]],
-        before: dict[str, Any] | None,
-    ) -> None:
-        width = len(self._y_mean)
-        earlier = None if before is None else before["weights"]
-        shares = np.ones((1, width)) if earlier is None else earlier
+    def _calibrate(self, training_rows: TrainingRows, complements: Companions) -> None:
+        width, plan = len(self._y_mean), training_rows.plan
+        inputs, targets, _ = training_rows.arrays()
+        rows = training_rows.left_out
+        shares = np.ones((1, width))
         scales = [Scales(1.0, 1.0, 0.0, 0.0)] * width
-        factors: list[Any] = [None] * width
-        patterns: list[NoisePattern | None] = [None] * width
-        reach = Reach.of(as_array(inputs), weight)
-        if before is None:
-            self._reach, self._companions = reach, []
-        else:
-            self._reach = self._reach.joined(reach)
-        if before is not None and self._calibrates:
-            patterns = list(self._patterns)
-            factors = list(np.stack([before["epistemic"], before["aleatoric"]], axis=1))
-            scales = [Scales(a, b, 0.0, error) for (a, b), error in zip(factors, before["error"], strict=True)]
-        rows = divided.rows
+        self._patterns: list[NoisePattern | None] = [None] * width
+        self._reach, self._companions = Reach.of(inputs, training_rows.weight), []
         self._left_out = self.left_out_ = None
         if self._calibrates and self._gaussian and len(rows) >= 2:
-            counts = divided.counts(weight)
-            there = divided.left_out[:, rows, None]
+            counts, there = training_rows.counts, plan.left_out[:, rows, None]
             members_moments = np.zeros((3, *there.shape[:2], width))
-            for member, each, pred in self._unseen(divided, inputs):
+            for member, each, pred in self._unseen(training_rows):
                 members_moments[:, member, each] = _member_moments(pred)
             mean, epistemic, aleatoric, between = _moments(members_moments, there)
             if self._learned_noise:
                 # A row is left out by few members, whose mean varies more than that of all members.
-                excess = np.average(between * (1.0 / there.sum(0) - 1.0 / len(there)), axis=0, weights=weight[rows])
-                if before is not None:
-                    standardised = as_array(inputs)
-                    complements = [(part, part.outputs(standardised)) for part in self._companions]
-                shares, unseen = self._weigh_companions(divided, targets, weight, mean, excess, complements, earlier)
+                fewer = 1.0 / there.sum(0) - 1.0 / len(there)
+                excess = np.average(between * fewer, axis=0, weights=training_rows.weight[rows])
+                shares, unseen = self._weigh_companions(targets[rows], rows, counts, mean, excess, complements)
                 mean, disagreement = _combined(mean, unseen, shares)
                 epistemic = epistemic + disagreement
-            residual = as_array(targets)[rows] - mean
-            self._left_out = LeftOutScores.of(divided.left_out[:, rows], np.abs(residual), counts)
-            own_inputs = as_array(inputs)[rows]
+            residual = targets[rows] - mean
+            self._left_out = LeftOutScores.of(plan.left_out[:, rows], np.abs(residual), counts)
             described = self.noise if self._known_noise or self._learned_noise else "constant"
             noise = np.empty_like(aleatoric)
             for output in range(width):
-                left_out = LeftOut(
-                    own_inputs,
-                    mean[:, output],
-                    residual[:, output],
-                    epistemic[:, output],
-                    aleatoric[:, output],
-                    counts,
-                    divided.fold[rows],
-                )
-                scales[output], patterns[output], noise[:, output] = calibrated(
-                    left_out, described, self._clock, factors[output], patterns[output]
-                )
+                moments = mean[:, output], residual[:, output], epistemic[:, output], aleatoric[:, output]
+                left_out = LeftOut(inputs[rows], *moments, counts, plan.fold[rows])
+                scales[output], self._patterns[output], noise[:, output] = calibrated(left_out, described)
             epistemic = epistemic * [each.epistemic for each in scales]
-            self.left_out_ = rows, self._in_units(mean, self._beyond(own_inputs, epistemic, noise), noise)
+            self.left_out_ = rows, self._in_units(mean, self._beyond(inputs[rows], epistemic, noise), noise)
         elif self._calibrates and not self._gaussian and len(rows) >= 2:
-            earlier = None if before is None else factors[0][0]
-            scales = [self._output_scale(divided, inputs, targets, weight, earlier)] * width
-        self._patterns = patterns
+            scales = [self._output_scale(training_rows)] * width
         self.noise_ = self._noise_names()
-        self.calibration_ = {
-            "epistemic": np.array([members_moments.epistemic for members_moments in scales]),
-            "aleatoric": np.array([members_moments.aleatoric for members_moments in scales]),
-            "error": np.array([members_moments.error for members_moments in scales]),
-            "weights": shares,
-        }
+        factors = {name: np.array([getattr(each, name) for each in scales]) for name in _FACTORS}
+        self.calibration_ = {**factors, "weights": shares}
 
     def _weigh_companions(
         self,
-        divided: Plan,
-        targets: Tensor,
-        weight: Array,
+        targets: Array,
+        rows: Array,
+        counts: Array,
         mean: Array,
         excess: Array,
-        complements: list[tuple[Any, Array]],
-        before: Array | None,
+        complements: Companions,
     ) -> tuple[Array, Array]:
         """Weigh the companions and the networks' mean, ``(R, K)``, on the ``R`` rows left out.
 
@@ -177,13 +138,10 @@ class RegressionEnsemble(BayesianMLP):
             The weights, ``(1 + P, K)``, and predictions of the companions for the rows left out, ``(P, R, K)``, by
             fits that have not seen them.
         """
-        rows, values = divided.rows, as_array(targets)
         models = np.stack([mean, *(predicted[rows] for _, predicted in complements)])
-        shares, counts = np.ones((len(models), values.shape[1])), divided.counts(weight)
-        for output in range(values.shape[1] if complements else 0):
-            earlier = None if before is None else before[:, output]
-            held_out = models[..., output], values[rows, output], counts, excess[output]
-            shares[:, output] = mean_weights(*held_out, earlier)
+        shares = np.ones((len(models), targets.shape[1]))
+        for output in range(targets.shape[1] if complements else 0):
+            shares[:, output] = mean_weights(models[..., output], targets[:, output], counts, excess[output])
         useful = np.flatnonzero(shares[1:].any(1))
         self._companions = [complements[place][0] for place in useful]
         networks = shares[:1] if len(useful) else np.ones_like(shares[:1])
@@ -194,20 +152,18 @@ class RegressionEnsemble(BayesianMLP):
         outputs = [part.outputs(inputs) for part in self._companions]
         return np.stack(outputs) if outputs else np.empty((0, len(inputs), len(self._y_mean)))
 
-    def _output_scale(
-        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: float | None
-    ) -> Scales:
+    def _output_scale(self, training_rows: TrainingRows) -> Scales:
         """Return the factor of the variance of each member's outputs, from the rows that the member left out."""
-        rows, outputs, places = divided.rows, [], []
-        for _, indices, pred in self._unseen(divided, inputs):
+        outputs, places = [], []
+        for _, indices, pred in self._unseen(training_rows):
             assert isinstance(pred, MixturePredictive)
             outputs.append(pred.outputs.double().cpu())
             places.append(torch.from_numpy(indices))
         if len(outputs[0]) == 1:  # members without posteriors
             return Scales(1.0, 1.0, 0.0, 0.0)
         likelihood = likelihoods.average(self._likelihoods).double().cpu()
-        own_weight = torch.from_numpy(divided.counts(weight))
-        return output_scale(outputs, places, likelihood, targets.cpu().double()[rows], own_weight, before)
+        targets = training_rows.targets.cpu().double()[training_rows.left_out]
+        return output_scale(outputs, places, likelihood, targets, torch.from_numpy(training_rows.counts))
 
     def _mixture(self, X: ArrayLike) -> MixturePredictive:
         """Return the mixture over the samples of all members, in the units of the targets and float64."""
@@ -315,8 +271,3 @@ def _member_moments(pred: Predictive) -> Array:
     """Return mean, epistemic and aleatoric variance of a member, ``(3, N, K)``."""
     assert isinstance(pred, RegressionPredictive)
     return as_array(torch.stack([pred.mean, pred.epistemic, pred.aleatoric]))
-
-
-def as_array(tensor: Tensor) -> Array:
-    """Return a tensor as a float64 array."""
-    return tensor.detach().double().cpu().numpy()

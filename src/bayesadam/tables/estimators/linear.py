@@ -22,7 +22,7 @@ from sklearn.linear_model import LogisticRegression, RidgeCV
 
 from bayesadam.tables.estimators import plan
 from bayesadam.tables.estimators.calibration import effective_rows
-from bayesadam.tables.estimators.clock import Clock
+from bayesadam.tables.estimators.rows import TrainingRows
 
 Floats = NDArray[Any]
 Pieces = tuple[NDArray[np.int64], Floats, Floats]
@@ -48,9 +48,6 @@ PENALTIES = 10.0 ** np.arange(-4.0, 5.0)
 
 FEWEST = 40
 """Minimum number of rows for these regressions."""
-
-AT_ONCE = 2**22
-"""Maximum size of an intermediate result, which limits the number of rows that are predicted together."""
 
 LARGEST = 4e6
 """Maximum of the number of rows times the number of coefficients of a fit. If there are more, the fit uses a part of
@@ -84,7 +81,7 @@ class LinearPart:
 
     def outputs(self, inputs: Floats) -> Floats:
         """Return the outputs, ``(N, C)``, for standardised inputs ``(N, D)``."""
-        at_once = max(1, AT_ONCE // max(1, len(self.column)))
+        at_once = max(1, plan.AT_ONCE // max(1, len(self.column)))
         outputs = np.empty((len(inputs), len(self.intercept)))
         for first in range(0, len(inputs), at_once):
             features = _encoded(inputs[first : first + at_once], self.column, self.low, self.high)
@@ -112,10 +109,6 @@ class Reach:
         share = weight[order].cumsum() / weight.sum()
         return cls(float(squares[order[np.searchsorted(share, INSIDE)]]), effective_rows(weight))
 
-    def joined(self, other: Reach) -> Reach:
-        """Return the region of the rows of both regions."""
-        return Reach(max(self.square, other.square), self.rows + other.rows)
-
     def leverage(self, inputs: Floats) -> Floats:
         """Return the additional epistemic variance, in units of the variance of the noise, ``(N,)``; it is 0 inside.
 
@@ -127,73 +120,39 @@ class Reach:
         return np.asarray(np.maximum(squares - self.square, 0.0) / self.rows)
 
 
-def logistic_parts(
-    inputs: Floats, labels: NDArray[np.int64], classes: int, weight: Floats, divided: plan.Plan, clock: Clock
-) -> Iterator[tuple[LinearPart, Floats]]:
-    """Fit a linear and an additive logistic regression, with log probabilities of rows that a fit has not seen.
+def linear_parts(rows: TrainingRows, classes: int) -> Iterator[tuple[LinearPart, Floats]]:
+    """Fit a linear and an additive regression, with predictions of rows that a fit has not seen.
 
     Args:
-        inputs: Standardised, ``(N, D)``.
-        labels: Indices of the classes, ``(N,)``.
-        classes: Number ``C`` of classes.
-        weight: Weights of the rows, ``(N,)``.
-        divided: The rows that the members leave out.
-        clock: The time for all fits.
+        rows: The rows.
+        classes: Number of classes; 0 for a ridge regression of numbers.
 
     Yields:
-        Pairs of a regression and log probabilities, ``(N, C)``, which are NaN for rows that no member leaves out. There
-        are none with fewer than 40 rows, and only the first regression if the second has too many features.
-
-    Raises:
-        OutOfTimeError: There is not enough time for the next regression.
+        Pairs of a regression and predictions, numbers ``(N, K)`` or log probabilities ``(N, C)``, which are NaN for
+        rows that no member leaves out. There are none with fewer than 40 rows, or if a fold has all rows of all classes
+        but one, and only the first regression if the second has too many features.
     """
-    folds = divided.masks(FOLDS)
-    if len(labels) < FEWEST or any(len(np.unique(labels[~fold])) < 2 for fold in folds):
+    inputs, targets, weight = rows.arrays()
+    folds = rows.plan.masks(FOLDS if classes else plan.FOLDS)
+    if len(targets) < FEWEST or (classes and any(len(np.unique(targets[~fold])) < 2 for fold in folds)):
         return
+    left_out = np.any(folds, axis=0)
     for pieces, used in _designs(inputs, classes if classes > 2 else 1):
-        candidates, check = [], clock.rounds(len(STRENGTHS) * len(folds) + 1)
-        for strength in STRENGTHS:
-            unseen = np.full((len(labels), classes), np.nan)
+        if not classes:
+            unseen = np.full(targets.shape, np.nan)
             for fold in folds:
-                check()
-                part = _logistic(inputs, pieces, labels, classes, weight, used & ~fold, strength)
+                unseen[fold] = _ridge(inputs, pieces, targets, weight, used & ~fold).outputs(inputs[fold])
+            yield _ridge(inputs, pieces, targets, weight, used), unseen
+            continue
+        candidates = []
+        for strength in STRENGTHS:
+            unseen = np.full((len(targets), classes), np.nan)
+            for fold in folds:
+                part = _logistic(inputs, pieces, targets, classes, weight, used & ~fold, strength)
                 unseen[fold] = log_softmax(part.outputs(inputs[fold]), axis=1)
-            left_out = np.any(folds, axis=0)
-            gain = weight[left_out] @ unseen[left_out, labels[left_out]]
-            candidates.append((gain, strength, unseen))
+            candidates.append((weight[left_out] @ unseen[left_out, targets[left_out]], strength, unseen))
         _, strength, unseen = max(candidates, key=lambda candidate: candidate[0])
-        check()
-        yield _logistic(inputs, pieces, labels, classes, weight, used, strength), unseen
-
-
-def ridge_parts(
-    inputs: Floats, targets: Floats, weight: Floats, divided: plan.Plan, clock: Clock
-) -> Iterator[tuple[LinearPart, Floats]]:
-    """Fit a linear and an additive ridge regression, with predictions of rows that a fit has not seen.
-
-    Args:
-        inputs: Standardised, ``(N, D)``.
-        targets: Standardised, ``(N, K)``.
-        weight: Weights of the rows, ``(N,)``.
-        divided: The rows that the members leave out.
-        clock: The time for all fits.
-
-    Yields:
-        Pairs of a regression and predictions, ``(N, K)``, as for :func:`logistic_parts`.
-
-    Raises:
-        OutOfTimeError: There is not enough time for the next regression.
-    """
-    if len(targets) < FEWEST:
-        return
-    folds = divided.masks(plan.FOLDS)
-    for pieces, used in _designs(inputs, 1):
-        unseen, check = np.full(targets.shape, np.nan), clock.rounds(len(folds) + 1)
-        for fold in folds:
-            check()
-            unseen[fold] = _ridge(inputs, pieces, targets, weight, used & ~fold).outputs(inputs[fold])
-        check()
-        yield _ridge(inputs, pieces, targets, weight, used), unseen
+        yield _logistic(inputs, pieces, targets, classes, weight, used, strength), unseen
 
 
 def _designs(inputs: Floats, outputs: int) -> Iterator[tuple[Pieces, NDArray[np.bool_]]]:

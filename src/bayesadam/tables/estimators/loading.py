@@ -24,9 +24,9 @@ from bayesadam.tables.encoder.findings import Findings
 from bayesadam.tables.estimators import target_transform
 from bayesadam.tables.estimators.classifier import BayesianMLPClassifier
 from bayesadam.tables.estimators.conformal import LeftOutScores
+from bayesadam.tables.estimators.input_noise import NoisePattern
 from bayesadam.tables.estimators.linear import LinearPart, Reach
 from bayesadam.tables.estimators.network import require_device, shapes_of
-from bayesadam.tables.estimators.noise import NoisePattern
 from bayesadam.tables.estimators.regressor import BayesianMLPRegressor
 from bayesadam.tables.estimators.storage import MODEL, NEXT, POSTERIOR, VERSION
 from bayesadam.tables.estimators.trees import TreesPart
@@ -126,7 +126,6 @@ def _restored(state: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor
         kind = np.dtype(state["classes"]["dtype"]).type  # without the length of texts, which the labels have
         estimator.classes_ = np.array(state["classes"]["values"], dtype=kind)
         sizes["K"] = len(estimator.classes_)
-        estimator._networks_only = False
         calibration = {"temperature": "", "weights": "P"}
         likelihoods: list[Any] = [Categorical() for _ in posterior.components]
     else:

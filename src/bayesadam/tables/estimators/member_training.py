@@ -17,7 +17,6 @@ from bayesadam.likelihoods import Likelihood
 from bayesadam.optim import half_cosine
 from bayesadam.population import Pair, Population
 from bayesadam.predictive import Predictive
-from bayesadam.tables.estimators.clock import Clock
 
 FEWEST, LOOKS_APART = 10, 1.3
 """Number of epochs after each of which the members predict the rows that they leave out, and the ratio between two
@@ -27,9 +26,8 @@ PATIENCE = 3.0
 """Ratio of the number of epochs to that of the best epoch after which the training ends. On 25 tables it finds the
 epochs that 8 would find; 2 and 2.5 find earlier and worse ones on some of them."""
 
-
-PROBE = 0.05
-"""Share of the time that is spent on measuring, and on looks whose only purpose is to show the progress."""
+SHORT = 100
+"""Maximum number of steps of an epoch if the time is limited, since a training ends after an epoch."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,8 @@ class Training:
         epochs: Number of epochs.
         batch_size: Number of rows of a minibatch.
         seed: Seed of the minibatches and of the noise.
-        clock: The time for the training, which limits the number of epochs.
+        time_budget: Duration of the training in seconds; with ``None`` it has all epochs. The learning rate follows the
+            time if that passes faster than the epochs. Epochs then have a hundred steps at most.
         sample_weight: Weights of the training rows, one tensor per member; with ``None`` they are equal.
         error: Function that returns the error of the members, given their predictions of the rows that they leave out.
             It is computed at some of the epochs, and the members with the smallest error are kept. With ``None`` those
@@ -85,7 +84,6 @@ class Training:
         stopped: Reason for the end: ``"end"`` (all epochs), ``"early"`` (no improvement), ``"time"`` or
             ``"interrupted"``.
         best: The epoch, counted from 1, whose members are kept.
-        shortened: How much of the training the clock leaves out, in words, if there are not more than ten epochs.
         loss: Training losses, ``(members, epochs)``; NaN after the end.
         held_out_nll: ``(members, epochs)``; NaN for epochs at which it was not computed.
     """
@@ -100,7 +98,7 @@ class Training:
     epochs: int
     batch_size: int
     seed: int
-    clock: Clock
+    time_budget: float | None = None
     sample_weight: Sequence[Tensor] | None = None
     error: Callable[[Sequence[Predictive]], float] | None = None
     on_epoch: Callable[[TrainingStatus], None] | None = None
@@ -108,12 +106,15 @@ class Training:
     verbose: bool = False
     stopped: str = field(default="end", init=False)
     best: int = field(default=0, init=False)
-    shortened: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         self._chosen: Population | None = None
         self._least, self._next_look = math.inf, 1
-        self._steps: dict[str, Any] = {}
+        self.steps_per_epoch = max(math.ceil(len(x) / self.batch_size) for x, _ in self.data)
+        self._short: int | None = None
+        if self.time_budget is not None and self.steps_per_epoch > SHORT:
+            self.epochs = math.ceil(self.epochs * self.steps_per_epoch / SHORT)
+            self.steps_per_epoch = self._short = SHORT
         self._held_out_nll: float | None = None
         self._begin = 0.0
 
@@ -125,11 +126,9 @@ class Training:
             KeyboardInterrupt: The user interrupted the first epoch, so that there is nothing to keep.
         """
         self._begin = time.monotonic()
-        if self.clock.limited:
-            self._fit_into_time()
         self.held_out_nll = torch.full((len(self.models), self.epochs), math.nan, dtype=torch.float64)
         try:
-            self._train(self.epochs, self._after_epoch)
+            self._train()
         except KeyboardInterrupt:
             if self._chosen is None:
                 raise
@@ -145,71 +144,33 @@ class Training:
         return self._chosen
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Number of steps per epoch. Members with slightly fewer rows may take one step less."""
-        if "steps_per_epoch" in self._steps:
-            return int(self._steps["steps_per_epoch"])
-        return max(math.ceil(len(x) / self.batch_size) for x, _ in self.data)
+    def _elapsed(self) -> float:
+        """Share of the time budget that has passed; 0 without one."""
+        return 0.0 if self.time_budget is None else (time.monotonic() - self._begin) / self.time_budget
 
-    def _train(self, epochs: int, on_epoch: Any) -> None:
+    def _train(self) -> None:
         population.train(
             self.models,
             self.data,
             likelihood=self.likelihoods,
             method=self.method,
-            epochs=epochs,
+            epochs=self.epochs,
             batch_size=self.batch_size,
             seed=self.seed,
-            lr_schedule=cosine,
-            on_epoch=on_epoch,
+            lr_schedule=lambda done: half_cosine(min(max(done, self._elapsed), 1.0), flat=0.5),
+            on_epoch=self._after_epoch,
             chunk=len(self.models),
             progress=self.verbose,
             sample_weight=self.sample_weight,
-            **self._steps,
+            steps_per_epoch=self._short,
             options=self.options,
         )
-
-    def _fit_into_time(self) -> None:
-        """Choose the number of epochs by the time of a few steps and of a look at the rows left out. If it is too short
-        for ten passes over the rows, an epoch does not visit all rows.
-        """
-        shown, self.verbose = self.verbose, False
-        each = look = 0.0
-        probed: list[tuple[float, Population]] = []
-        for steps in sorted({1, min(8, self.steps_per_epoch)}):
-            if each and 24 * each > PROBE * self.clock.left:
-                break
-            probed.clear()
-            self._steps = {"steps_per_epoch": steps}
-            self._train(3, lambda _, members, nets: probed.append((time.monotonic(), in_order(nets, members))))
-            each = (probed[-1][0] - probed[0][0]) / (2 * steps)
-        if self.held_out:
-            begin = time.monotonic()
-            self._scored(probed[-1][1])
-            look = time.monotonic() - begin
-        self._steps, self.verbose = {}, shown
-        left, steps, wanted = 0.9 * self.clock.left, self.steps_per_epoch, self.epochs * self.steps_per_epoch
-        if FEWEST * look > PROBE * left:
-            self._next_look = FEWEST
-
-        def looks(epochs: float) -> float:
-            return FEWEST + 1 - self._next_look + math.log(max(epochs / FEWEST, 1.0), LOOKS_APART)
-
-        if wanted * each + looks(self.epochs) * look <= left:
-            return
-        possible = int((left - looks(left / (steps * each)) * look) / each)
-        possible = max(possible, min(FEWEST, int(1.0 / each)), 1)  # at least as many of ten as take a second
-        self.epochs = min(self.epochs, max(min(possible, FEWEST), possible // steps))
-        if possible < self.epochs * steps:
-            self._steps = {"steps_per_epoch": max(1, possible // self.epochs)}
-        if self.epochs <= FEWEST:
-            self.shortened = f"all but {self.epochs * self.steps_per_epoch:,} of {wanted:,} training steps"
 
     def _after_epoch(self, epoch: int, members: list[int], nets: Population) -> None:
         nets = in_order(nets, members)
         now = time.monotonic()
         last = epoch + 1 == self.epochs
-        late = self.clock.left < 0.0
+        late = self._elapsed > 1.0
         self.loss = nets.history["loss"]
         if self.error is None or math.isinf(self._least):
             self._chosen, self.best = nets, epoch + 1
@@ -252,8 +213,3 @@ def in_order(nets: Population, members: Sequence[int]) -> Population:
 def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
     """Return the mean over the first axis, weighted by ``weight`` ``(n,)`` unless it is ``None``."""
     return values.mean(0) if weight is None else torch.tensordot(weight, values, 1) / weight.sum()
-
-
-def cosine(done: float) -> float:
-    """Return the factor of the learning rate: 1 in the first half of the training, then half a cosine down to 0."""
-    return half_cosine(done, flat=0.5)

@@ -20,11 +20,6 @@ class Method:
     predict: str
     posterior: str
 
-    @property
-    def continues(self) -> bool:
-        """Whether a posterior can be the prior for more data."""
-        return self.posterior == "own" and self.train != "adam"
-
 
 _METHODS = {
     "laplace": Method("adam", "linearized", "laplace"),

@@ -13,6 +13,9 @@ from bayesadam.tables.estimators.calibration import effective_rows
 LARGE = 20_000
 """Number of rows above which all members share one held-out part, which is then large enough for calibration."""
 
+AT_ONCE = 2**22
+"""Maximum size of an intermediate result, which limits the number of rows that are predicted together."""
+
 HELD_OUT = 10_000
 FULL_BATCH = 1024
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
@@ -22,14 +21,13 @@ from bayesadam.predictive import GaussianPredictive, MixturePredictive, Transfor
 from bayesadam.scaling import column_scales
 from bayesadam.tables.encoder.table_target import numbers_of_text
 from bayesadam.tables.estimators import likelihoods, target_transform
-from bayesadam.tables.estimators.base import COMPANIONS, Array, continues
+from bayesadam.tables.estimators.base import Array
 from bayesadam.tables.estimators.choice import choose
 from bayesadam.tables.estimators.conformal import check_method
-from bayesadam.tables.estimators.ensemble import RegressionEnsemble, as_array
-from bayesadam.tables.estimators.failures import all_or_nothing
-from bayesadam.tables.estimators.member_training import TrainingStatus
-from bayesadam.tables.estimators.noise import check_noise
-from bayesadam.tables.estimators.rows import require_single, weighed
+from bayesadam.tables.estimators.ensemble import RegressionEnsemble
+from bayesadam.tables.estimators.input_noise import check_noise
+from bayesadam.tables.estimators.inputs import checked
+from bayesadam.tables.estimators.rows import as_array, require_single
 from bayesadam.tables.estimators.threads import few_threads
 
 
@@ -103,8 +101,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             Otherwise both scales are 1, the noise is constant, and there are no companions. There are none either with
             fewer than 40 rows, with a known standard deviation of the noise, and if the targets are not Gaussian. With
             a likelihood that is not Gaussian, one scale is fitted: that of the variance of each member's outputs.
-        time_budget: Duration of the fit in seconds. It limits the number of epochs, the companions and the choice of
-            the transform. A warning says what is left out.
+        time_budget: Duration of the training of the networks in seconds. Their learning rate then decreases with the
+            time. The companions and the calibration, whose sizes are limited, take some seconds more.
         device: Device of PyTorch on which the networks are trained.
         random_state: Seed of the random numbers: a number, a ``RandomState`` or ``None``, as in scikit-learn.
         encoder: A :class:`bayesadam.sklearn.TableEncoder` for the columns of a data frame; ``None`` is one with its
@@ -234,34 +232,6 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         mean, std = as_array(pred.mean)[..., None], as_array(pred.variance.sqrt())[..., None]
         return np.asarray(np.maximum(mean + std * noise, self._least[..., None]))
 
-    @available_if(continues)  # type: ignore[untyped-decorator]
-    @all_or_nothing
-    def partial_fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-        *,
-        groups: ArrayLike | None = None,
-        on_epoch: Callable[[TrainingStatus], None] | None = None,
-    ) -> Any:
-        """Continue the training on new rows: the posterior of every member becomes its prior.
-
-        The first call is ``fit``. Later calls keep its scales, its transform of the targets and its companions of the
-        networks. The earlier noise level, calibration and weights of the companions count as 50 rows, and the
-        dependence of the noise on the inputs is not changed once it was found. The method is available if ``method``
-        trains a posterior.
-        """
-        if not hasattr(self, "posterior_"):
-            return self.fit(X, y, sample_weight, groups=groups, on_epoch=on_epoch)
-        self._check()
-        rows = weighed(*self._validated(X, y, reset=False), sample_weight, groups)
-        for function, column in zip(self._functions, rows[1].T, strict=True):
-            target_transform.require(function.name, column, function.least)
-        pairs = zip(self._functions, target_transform.limited(self._functions, rows[1]), strict=True)
-        self._functions = [min(pair, key=lambda function: function.least) for pair in pairs]
-        return self._train(*rows, on_epoch, self.posterior_)
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.single_output = True
@@ -291,20 +261,16 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             return "anchored" if self._known_noise else "laplace"
         return self.method
 
-    def _validated(
-        self, X: Any, y: ArrayLike, *, sample_weight: ArrayLike | None = None, reset: bool = True
-    ) -> tuple[Array, Array]:
+    def _validated(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Array, Array]:
         inputs: Array
         target: Array
-        inputs, target = self._checked(
-            X, numbers_of_text(y), reset=reset, sample_weight=sample_weight, multi_output=True, y_numeric=True
+        inputs, target = checked(
+            self, X, numbers_of_text(y), reset=True, sample_weight=sample_weight, multi_output=True, y_numeric=True
         )
         target = np.ascontiguousarray(target, dtype=np.float64)  # PyTorch does not read reversed arrays
-        if not reset and (target.ndim > 1, target[:1].size) != (self._several, len(self._y_mean)):
-            raise ValueError(f"y must have as many targets as before, got shape {target.shape}")
         require_single("X", inputs)
         require_single("y", target)
-        if reset and len(inputs) < 2:
+        if len(inputs) < 2:
             raise ValueError(f"X must have at least 2 rows, got n_samples={len(inputs)}")
         self._several = target.ndim > 1
         return inputs, target.reshape(len(target), -1)
@@ -315,7 +281,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         wanted = "none" if self._known_noise else self.target_transform  # the noise is in the targets' units
         self.likelihood_ = self.likelihood
         if wanted == "auto" and isinstance(self.likelihood, str) and self.likelihood == "gaussian":
-            names = choose(X, scales, y, weight, groups, self._clock.part(COMPANIONS))
+            names = choose(X, scales, y, weight, groups)
         else:
             names = ["none" if wanted in (None, "auto") else wanted] * y.shape[1]
         fitted = [target_transform.fitted(name, column, weight) for name, column in zip(names, y.T, strict=True)]
@@ -357,12 +323,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
     def _offset(self, y: Array) -> float:
         return float(np.log(self._y_std).sum()) - target_transform.mean_log_slope(self._functions, y)
 
-    def _likelihood(self, member: int | None) -> Likelihood:
-        """Return the likelihood with its initial parameters, or with those of a member that continues learning."""
-        made = copy.deepcopy(self._template)
-        if member is not None:
-            made.load_state_dict(self._likelihoods[member].state_dict())
-        return made
+    def _likelihood(self) -> Likelihood:
+        return copy.deepcopy(self._template)
 
     def _likelihood_of(self, outputs: int) -> Likelihood:
         """Return the likelihood for a number of targets, with default parameters in single precision."""

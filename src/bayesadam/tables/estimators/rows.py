@@ -1,8 +1,9 @@
-"""Rows with their weights and groups, and their distribution over the members."""
+"""Rows with their weights and groups, their distribution over the members, and the rows of a fit."""
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from sklearn.utils.validation import _check_sample_weight
 from torch import Tensor
 
 from bayesadam.scaling import LARGEST
-from bayesadam.tables.encoder.spelling import one_spelling
 from bayesadam.tables.estimators.plan import Plan
 
 Array = NDArray[Any]
@@ -23,6 +23,43 @@ COPIES = 0.2
 
 SEVERAL = 0.05
 """Share of inputs that occur with several targets, from which on equal rows may be equal by chance."""
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """The standardised rows of a fit.
+
+    Attributes:
+        inputs: ``(N, D)``.
+        targets: Standardised targets, ``(N, K)``, or indices of classes, ``(N,)``.
+        weight: Weights of the rows, ``(N,)``.
+        plan: The rows that every member leaves out.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    weight: Array
+    plan: Plan
+
+    @property
+    def left_out(self) -> NDArray[np.int64]:
+        """Indices of the rows that some member leaves out."""
+        return self.plan.rows
+
+    @property
+    def counts(self) -> NDArray[np.float64]:
+        """Weights of the rows left out, which add up to the number of independent rows."""
+        return self.plan.counts(self.weight)
+
+    def arrays(self) -> tuple[Array, Array, Array]:
+        """Return inputs in float64, targets in float64 or labels, and weights with a mean of 1."""
+        targets = as_array(self.targets) if self.targets.is_floating_point() else self.targets.cpu().numpy()
+        return as_array(self.inputs), targets, self.weight / self.weight.mean()
+
+
+def as_array(tensor: Tensor) -> Array:
+    """Return a tensor as a float64 array."""
+    return tensor.detach().double().cpu().numpy()
 
 
 def require_single(name: str, values: Array) -> None:
@@ -53,7 +90,6 @@ def weighed(
         raise ValueError(f"groups must be of shape {(len(X),)}, got {groups.shape}")
     if groups is not None:
         require_comparable("groups", groups)
-        groups = one_spelling(groups)
     if sample_weight is None:
         return X, y, None, groups, np.arange(len(X))
     weight: Array = _check_sample_weight(sample_weight, X, dtype=np.float64)

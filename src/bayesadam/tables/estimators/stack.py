@@ -18,12 +18,10 @@ from bayesadam.likelihoods import Likelihood
 from bayesadam.population import Perceptron, plain_layers
 from bayesadam.posterior import GaussianPosterior, Mixture
 from bayesadam.predictive import Options, Predictive, from_gaussian, from_outputs, uncertain_part, weight_covariance
+from bayesadam.tables.estimators.plan import AT_ONCE
 
 LARGEST = 2**24
 """Maximum size of a stack. Larger ensembles are evaluated member by member, at little additional cost."""
-
-AT_ONCE = 2**22
-"""Maximum size of an intermediate result, which limits the number of rows that are evaluated together."""
 
 _STACKS: WeakKeyDictionary[Mixture, dict[tuple[str, int], Stack]] = WeakKeyDictionary()
 """Stacks by posterior. They are stored outside the estimator, so that they are neither copied nor pickled with it."""

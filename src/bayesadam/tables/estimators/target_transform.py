@@ -86,18 +86,9 @@ def fitted(name: str, target: Floats, weight: Floats | None = None) -> Monotone:
     return PiecewiseLinear(knots.tolist(), values.tolist(), **bound) if len(knots) > 1 else Identity()
 
 
-def require(name: str, target: Floats, least: float | None = None) -> None:
-    """Raise ``ValueError`` for a target that a transform does not allow.
-
-    Args:
-        name: Name of the transform.
-        target: ``(N,)``.
-        least: Smallest value that a fitted transform allows; ``None`` before the fit. Without a transform, every value
-            is allowed.
-    """
-    if least is None:
-        least = 0.0 if name in ("log", "log1p", "sqrt") else -math.inf
-    fine = target > 0 if name == "log" else (target >= least) | (name == "none")
+def require(name: str, target: Floats) -> None:
+    """Raise ``ValueError`` for a target, ``(N,)``, that the transform ``name`` does not allow."""
+    fine = target > 0 if name == "log" else (target >= 0) | (name not in ("log1p", "sqrt"))
     if not fine.all():
         rule = "positive" if name == "log" else "at least 0"
         raise ValueError(f"y must be {rule} for target_transform={name!r}, got {float(target[~fine][0])!r}")

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegressor
 
-from bayesadam.tables.estimators import plan
-from bayesadam.tables.estimators.clock import Clock
-from bayesadam.tables.estimators.linear import AT_ONCE, spread
+from bayesadam.tables.estimators.linear import FOLDS, spread
+from bayesadam.tables.estimators.plan import AT_ONCE
+from bayesadam.tables.estimators.rows import TrainingRows
 
 Floats = NDArray[Any]
 Whole = NDArray[np.int64]
@@ -20,7 +20,6 @@ Whole = NDArray[np.int64]
 FEWEST = 100
 """Minimum number of rows for trees."""
 
-FOLDS = 4
 LEAVES = 8
 
 LARGEST = 100_000
@@ -30,6 +29,7 @@ rows, but at least 1,000 rows or all.
 
 BOOSTING: dict[str, Any] = {
     "n_estimators": 60,
+    "learning_rate": 0.1,
     "max_depth": None,
     "max_leaf_nodes": LEAVES,
     "min_samples_leaf": 20,
@@ -97,89 +97,51 @@ class TreesPart:
         return np.where(goes_left, self.left[node], self.right[node])
 
 
-def regression_trees(
-    inputs: Floats, targets: Floats, weight: Floats, divided: plan.Plan, clock: Clock
-) -> Iterator[tuple[TreesPart, Floats]]:
-    """Fit trees to every target, with predictions of rows that the trees have not seen.
+def tree_parts(rows: TrainingRows, classes: int) -> Iterator[tuple[TreesPart, Floats]]:
+    """Fit trees, with predictions of rows that the trees have not seen.
 
     Args:
-        inputs: Standardised, ``(N, D)``.
-        targets: Standardised, ``(N, K)``.
-        weight: Weights of the rows, ``(N,)``.
-        divided: The rows that the members leave out.
-        clock: The time for all fits.
+        rows: The rows.
+        classes: Number of classes; 0 for a regression, which has trees for every target.
 
     Yields:
-        The trees and predictions, ``(N, K)``, which are NaN for rows that no member leaves out; nothing with fewer than
-        100 rows.
-
-    Raises:
-        OutOfTimeError: There is not enough time.
+        The trees and predictions, numbers ``(N, K)`` or log probabilities ``(N, C)``, which are NaN for rows that no
+        member leaves out; nothing with fewer than 100 rows, or if a fold has all rows of all classes but one.
     """
-    if len(inputs) < FEWEST:
+    inputs, targets, weight = rows.arrays()
+    inputs, folds = inputs.astype(np.float32), rows.plan.masks(FOLDS)
+    used = spread(len(inputs), max(1_000, LARGEST // max(1, inputs.shape[1])))
+    if len(inputs) < FEWEST or (classes and any(len(np.unique(targets[used & ~fold])) < 2 for fold in folds)):
         return
-    inputs, used, folds = inputs.astype(np.float32), _used(inputs), divided.masks(FOLDS)
-    check = clock.rounds(targets.shape[1] * (len(folds) + 1) * BOOSTING["n_estimators"])
-    unseen, models = np.full(targets.shape, np.nan), []
-    for output, target in enumerate(targets.T):
+
+    def fit(kind: Any, target: Any, mask: NDArray[np.bool_]) -> Any:
+        return kind(**BOOSTING).fit(inputs[mask], target[mask], weight[mask])
+
+    unseen = np.full((len(inputs), classes or targets.shape[1]), np.nan)
+    if classes:
         for fold in folds:
-            model = _fit(GradientBoostingRegressor(**BOOSTING), inputs, target, weight, used & ~fold, check)
-            unseen[fold, output] = model.predict(inputs[fold])
-        models.append(_fit(GradientBoostingRegressor(**BOOSTING), inputs, target, weight, used, check))
-    trees = [(tree, output) for output, model in enumerate(models) for tree in model.estimators_[:, 0]]
-    start = np.concatenate([model.predict(inputs[:1]) for model in models])
-    yield _part(trees, models[0].learning_rate, inputs[:1], start), unseen
+            model = fit(GradientBoostingClassifier, targets, used & ~fold)
+            probs = np.full((fold.sum(), classes), 1.0 / len(inputs))  # of classes that the other rows do not have
+            probs[:, model.classes_] = model.predict_proba(inputs[fold])
+            unseen[fold] = np.log(probs / probs.sum(1, keepdims=True))
+        model = fit(GradientBoostingClassifier, targets, used)
+        present = model.classes_[1:] if len(model.classes_) == 2 else model.classes_  # of two, the second one's logit
+        start = np.full(classes, -np.log(len(inputs)))  # of classes without a row
+        start[model.classes_] = 0.0
+        start[present] = model.decision_function(inputs[:1])
+        trees = [(tree, output) for stage in model.estimators_ for tree, output in zip(stage, present, strict=True)]
+    else:
+        models = []
+        for output, target in enumerate(targets.T):
+            for fold in folds:
+                unseen[fold, output] = fit(GradientBoostingRegressor, target, used & ~fold).predict(inputs[fold])
+            models.append(fit(GradientBoostingRegressor, target, used))
+        start = np.concatenate([model.predict(inputs[:1]) for model in models])
+        trees = [(tree, output) for output, model in enumerate(models) for tree in model.estimators_[:, 0]]
+    yield _part(trees, inputs[:1], start), unseen
 
 
-def classification_trees(
-    inputs: Floats, labels: Whole, classes: int, weight: Floats, divided: plan.Plan, clock: Clock
-) -> Iterator[tuple[TreesPart, Floats]]:
-    """Fit trees to the classes, with log probabilities of rows that the trees have not seen.
-
-    Args:
-        inputs: Standardised, ``(N, D)``.
-        labels: Indices of the classes, ``(N,)``.
-        classes: Number ``C`` of classes.
-        weight: Weights of the rows, ``(N,)``.
-        divided: The rows that the members leave out.
-        clock: The time for all fits.
-
-    Yields:
-        The trees and log probabilities, ``(N, C)``, as for :func:`regression_trees`; nothing, too, if a fold holds all
-        rows of all classes but one.
-
-    Raises:
-        OutOfTimeError: There is not enough time.
-    """
-    inputs, used, folds = inputs.astype(np.float32), _used(inputs), divided.masks(FOLDS)
-    if len(inputs) < FEWEST or any(len(np.unique(labels[used & ~fold])) < 2 for fold in folds):
-        return
-    check = clock.rounds((len(folds) + 1) * BOOSTING["n_estimators"])
-    unseen = np.full((len(labels), classes), np.nan)
-    for fold in folds:
-        model = _fit(GradientBoostingClassifier(**BOOSTING), inputs, labels, weight, used & ~fold, check)
-        probs = np.full((fold.sum(), classes), 1.0 / len(inputs))  # of classes that the other rows do not have
-        probs[:, model.classes_] = model.predict_proba(inputs[fold])
-        unseen[fold] = np.log(probs / probs.sum(1, keepdims=True))
-    model = _fit(GradientBoostingClassifier(**BOOSTING), inputs, labels, weight, used, check)
-    present = model.classes_[1:] if len(model.classes_) == 2 else model.classes_  # of two, the logit of the second one
-    start = np.full(classes, -np.log(len(inputs)))  # of classes without a row
-    start[model.classes_] = 0.0
-    start[present] = model.decision_function(inputs[:1])
-    trees = [(tree, output) for stage in model.estimators_ for tree, output in zip(stage, present, strict=True)]
-    yield _part(trees, model.learning_rate, inputs[:1], start), unseen
-
-
-def _used(inputs: Floats) -> NDArray[np.bool_]:
-    return spread(len(inputs), max(1_000, LARGEST // max(1, inputs.shape[1])))
-
-
-def _fit(model: Any, inputs: Floats, targets: Any, weight: Floats, rows: Any, check: Any) -> Any:
-    """Fit a model to some of the rows; ``check`` is called after every tree, and may raise an error."""
-    return model.fit(inputs[rows], targets[rows], weight[rows], monitor=lambda *_: check())
-
-
-def _part(trees: Sequence[tuple[Any, int]], rate: float, row: Floats, start: Floats) -> TreesPart:
+def _part(trees: Sequence[tuple[Any, int]], row: Floats, start: Floats) -> TreesPart:
     """Return the trees with their outputs, and the constant terms with which the outputs of a row are ``start``."""
     nodes = [tree.tree_ for tree, _ in trees]
     sizes = [tree.node_count for tree in nodes]
@@ -194,7 +156,7 @@ def _part(trees: Sequence[tuple[Any, int]], rate: float, row: Floats, start: Flo
         np.where(leaf, 0.0, threshold),
         np.where(leaf, places, first + left),
         np.where(leaf, places, first + right),
-        rate * value,
+        BOOSTING["learning_rate"] * value,
         root,
         np.array([output for _, output in trees], dtype=np.int64),
         np.zeros(len(start)),

@@ -20,9 +20,6 @@ from bayesadam.tables.report.palette import custom_properties
 from bayesadam.tables.report.predicted import FEW, PredictedClasses, PredictedNumbers, counted, predicted
 from bayesadam.tables.report.scores import confusion, importance, scores
 
-_EFFECTS = 4
-"""Maximum number of inputs whose effects are drawn."""
-
 
 def render(data: Mapping[str, Any]) -> str:
     """Return the whole page as text."""
@@ -48,7 +45,7 @@ def render(data: Mapping[str, Any]) -> str:
 def _charts(data: Mapping[str, Any], held_out: Any, unseen: Any) -> dict[str, list[Chart]]:
     """Return the charts of the sections."""
     task, target, classes = data["task"], data["target"], data["classes"]
-    entries = data["explained"].get("dependence", [])[:_EFFECTS]
+    entries = data["explained"].get("dependence", [])
     sections = {
         "inputs": [drawn.effect(entry, f"dependence-{i}", task, target, classes) for i, entry in enumerate(entries)]
     }

@@ -16,13 +16,12 @@ from sklearn.preprocessing import StandardScaler
 
 from bayesadam import metrics
 from bayesadam.predictive import ClassificationPredictive, GaussianPredictive, MixturePredictive
-from bayesadam.tables.estimators.clock import Clock, OutOfTimeError
 from bayesadam.tables.estimators.threads import threads_for
+from bayesadam.tables.report.predicted import LEVEL
 from bayesadam.tables.report.weighted import mean_and_error
 from bayesadam.tables.runs.predict_table import means
 from bayesadam.tables.runs.prepare import Prepared
 
-COVERAGE = 0.95
 MAX_ROWS, MAX_VALUES = 100_000, 20_000_000
 """Maximum number of training rows of a baseline, drawn at random, and of their values: more would take minutes and
 change little.
@@ -58,7 +57,7 @@ def predict_held_out(pred: Any, y: NDArray[Any], weight: NDArray[np.float64] | N
             "nll": -pred.log_prob(torch.as_tensor(y, device=pred.device)),
         }
     else:
-        tail = 0.5 * (1.0 - COVERAGE)
+        tail = 0.5 * (1.0 - LEVEL)
         target = torch.as_tensor(y, dtype=pred.mean.dtype, device=pred.device)
         lower, upper = pred.quantile([tail, 1.0 - tail])
         nll, below = -pred.log_prob(target), pred.cdf(target)
@@ -131,12 +130,12 @@ def baseline_rows(prepared: Prepared) -> int:
     return int(min(MAX_ROWS, max(MAX_VALUES // prepared.matrix.shape[1], 1_000)))
 
 
-def baselines(prepared: Prepared, clock: Clock) -> dict[str, tuple[Arrays, float]]:
+def baselines(prepared: Prepared) -> dict[str, tuple[Arrays, float]]:
     """Return the predictions of the held-out rows and the seconds of the fit, by name of the model.
 
     The predictions of a regression model are Gaussian, with the same standard deviation for all rows. It is that of the
     residuals on a fifth of the rows when the model is trained on the other rows, because residuals on training rows are
-    too small. The model is then trained on all rows. A model for which there is not enough time is left out.
+    too small. The model is then trained on all rows.
     """
     split, classes, seed = prepared.split, len(prepared.target.classes), prepared.settings.seed
     order = np.random.default_rng(seed).permutation(len(split.training))[: baseline_rows(prepared)]
@@ -154,23 +153,16 @@ def baselines(prepared: Prepared, clock: Clock) -> dict[str, tuple[Arrays, float
     }
     few = max(round(_CALIBRATION * len(x)), 1)
     results: dict[str, tuple[Arrays, float]] = {}
-    for number, (name, model) in enumerate(models.items()):
-        part = clock.part(1.0 / (len(models) - number))
+    for name, model in models.items():
         # One thread: on a busy machine, threads that wait for each other take minutes.
         with warnings.catch_warnings(), threads_for(1):
             warnings.simplefilter("ignore")  # a baseline that has not converged is still useful
-            try:
-                part.require()
-                if not classes:
-                    model.fit(x[few:], y[few:], None if weight is None else weight[few:])
-                    residuals = y[:few] - model.predict(x[:few])
-                begin = time.perf_counter()
-                part.require()
-                model.fit(x, y, weight)
-                seconds = time.perf_counter() - begin
-            except OutOfTimeError:
-                clock.left_out.append(f"the {name}" if name == "linear model" else name)
-                continue
+            if not classes:
+                model.fit(x[few:], y[few:], None if weight is None else weight[few:])
+                residuals = y[:few] - model.predict(x[:few])
+            begin = time.perf_counter()
+            model.fit(x, y, weight)
+            seconds = time.perf_counter() - begin
         if classes:
             probs = np.zeros((len(x_test), classes))
             probs[:, model.classes_] = model.predict_proba(x_test)

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from sklearn.feature_selection import mutual_info_classif, mutual_info_regression
 
 from bayesadam.tables.report.numbers import NONE
+from bayesadam.tables.report.predicted import LEVEL
 from bayesadam.tables.report.weighted import effective
-from bayesadam.tables.runs.evaluation import COVERAGE, Arrays
+from bayesadam.tables.runs.evaluation import Arrays
 from bayesadam.tables.runs.predict_table import means
 
 Matrix = NDArray[np.float64]
@@ -37,7 +38,7 @@ minimum number of rows of a group.
 LARGEST_NLL = 30.0
 """Limit of the negative log-likelihood of a row, which is infinite for a class of probability zero."""
 
-LEVEL = 0.9
+BAND = 0.9
 """Probability content of the bands around the effects in a classification."""
 
 
@@ -154,7 +155,7 @@ def _dependence(
     draws = _array(pred.log_probs.exp())
     draws = np.average(draws.reshape(len(draws), *shape, -1), axis=2, weights=weight)  # (samples, values, classes)
     mean = draws.mean(0)
-    low, high = np.quantile(draws, [0.5 - 0.5 * LEVEL, 0.5 + 0.5 * LEVEL], axis=0)
+    low, high = np.quantile(draws, [0.5 - 0.5 * BAND, 0.5 + 0.5 * BAND], axis=0)
     frequent = np.argsort(-mean.mean(0), kind="stable")[:CLASSES].tolist() if mean.shape[1] > 2 else [1]
     curves = [
         {"label": c, "mean": mean[:, c].tolist(), "bands": [[low[:, c].tolist(), high[:, c].tolist()]]}
@@ -204,7 +205,7 @@ def groups(inputs: pd.DataFrame, names: Sequence[str], predictions: Arrays) -> l
         expected, right = predictions["probs"].max(1), predictions["probs"].argmax(1) == predictions["label"]
     else:
         y = predictions["y"]
-        expected, right = np.full(len(y), COVERAGE), (predictions["lower"] <= y) & (y <= predictions["upper"])
+        expected, right = np.full(len(y), LEVEL), (predictions["lower"] <= y) & (y <= predictions["upper"])
     weight, entries = predictions.get("weight"), []
     for name in names[:GROUPED]:
         for values, places in pd.Series(range(len(right))).groupby(_group_names(inputs[name]).to_numpy(), sort=False):

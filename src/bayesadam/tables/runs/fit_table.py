@@ -18,7 +18,6 @@ from bayesadam.files import write_json, write_text
 from bayesadam.tables.encoder.encoder import Encoded
 from bayesadam.tables.estimators.choice import described
 from bayesadam.tables.estimators.classifier import BayesianMLPClassifier
-from bayesadam.tables.estimators.clock import Clock
 from bayesadam.tables.estimators.members import ROWS
 from bayesadam.tables.estimators.regressor import BayesianMLPRegressor
 from bayesadam.tables.estimators.threads import threads_for
@@ -28,10 +27,6 @@ from bayesadam.tables.runs.evaluation import Arrays, Scores, baseline_rows, base
 from bayesadam.tables.runs.prepare import Prepared, prepare
 from bayesadam.tables.runs.report_data import report_data
 from bayesadam.tables.runs.settings import RunError, Settings
-
-_FEW_EPOCHS = 10
-ESTIMATOR, BASELINES, EFFECTS = 0.7, 0.5, 0.5
-"""Shares of the remaining time budget of the estimator, the other models, and the effects of the inputs."""
 
 
 class Watcher:
@@ -117,14 +112,13 @@ def fit_table(
 
 def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
     seconds: dict[str, float] = {}
-    clock = Clock(settings.time_budget)
     with _timed(seconds, "reading"):
         prepared = prepare(settings, frame)
     watcher.prepared(prepared)
     announced, notes = len(prepared.notes), prepared.notes
     with threads_for(len(prepared.split.training)):
         with _timed(seconds, "training"):
-            estimator = _train(prepared, watcher, clock.part(ESTIMATOR))
+            estimator = _train(prepared, watcher)
         watcher.stage("scores of the held-out rows")
         with _timed(seconds, "predictions"):
             held_out = _held_out(prepared, estimator)
@@ -132,7 +126,7 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
         watcher.stage("linear model and gradient boosting")
         with _timed(seconds, "baselines"):
             try:
-                others = baselines(prepared, clock.part(BASELINES))
+                others = baselines(prepared)
             except KeyboardInterrupt:
                 others = {}
                 notes.append("linear model and gradient boosting were not trained, because of Ctrl-C")
@@ -154,13 +148,9 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
             )
         if estimator.interrupted_:
             notes.append(f"Ctrl-C ended the training after {epochs} epochs; the networks are the best until then")
-        if clock.left_out:
-            notes.append(f"to keep to the time budget, these are left out, too: {', '.join(clock.left_out)}")
         watcher.stage("report")
-        done = _as_done(prepared.settings, estimator)
-        report = report_data(
-            prepared, done, estimator, held_out, left_out, metrics, margins, seconds, clock.part(EFFECTS)
-        )
+        done = prepared.settings if estimator.interrupted_ else replace(prepared.settings, method=estimator.method_)
+        report = report_data(prepared, done, estimator, held_out, left_out, metrics, margins, seconds)
     return TableFit(estimator, done, metrics, report, notes[announced:], seconds)
 
 
@@ -186,7 +176,7 @@ def _left_out(prepared: Prepared, estimator: Any) -> tuple[NDArray[np.int64], Ar
     return table_rows, predict_held_out(pred, prepared.y[table_rows], prepared.weights_of(table_rows))
 
 
-def _train(prepared: Prepared, watcher: Watcher, clock: Clock) -> Any:
+def _train(prepared: Prepared, watcher: Watcher) -> Any:
     kind = BayesianMLPClassifier if prepared.target.classes else BayesianMLPRegressor
     y = prepared.y[prepared.split.training]
     y = np.array(prepared.target.classes)[y] if prepared.target.classes else y
@@ -194,10 +184,7 @@ def _train(prepared: Prepared, watcher: Watcher, clock: Clock) -> Any:
         warnings.simplefilter("always", UserWarning)
         try:
             rows = Encoded(prepared.matrix[prepared.split.training], prepared.encoder)
-            options = prepared.settings.estimator_options()
-            if (prepared.settings.time_budget or 0.0) > 0.0:  # the estimator refuses others
-                options["time_budget"] = max(clock.left, 1e-3)
-            estimator = kind(**options).fit(
+            estimator = kind(**prepared.settings.estimator_options()).fit(
                 rows,
                 y,
                 prepared.weights_of(prepared.split.training),
@@ -209,21 +196,6 @@ def _train(prepared: Prepared, watcher: Watcher, clock: Clock) -> Any:
     if not estimator.interrupted_:
         prepared.notes.extend(dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught))
     return estimator
-
-
-def _as_done(settings: Settings, estimator: Any) -> Settings:
-    """Return settings that repeat the fit: a time budget is replaced by the number of epochs.
-
-    A budget is kept if it was too short for ten complete epochs, or for other parts of the fit than epochs.
-    """
-    if estimator.interrupted_:
-        return settings
-    settings = replace(settings, method=estimator.method_)
-    planned = estimator.history_["loss"].shape[1]
-    short = estimator.stopped_ == "time" or planned <= _FEW_EPOCHS or estimator._clock.left_out
-    if settings.time_budget is None or short:
-        return settings
-    return replace(settings, time_budget=None, epochs=planned)
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def predict_table(
         raise RunError(f"coverage and quantiles must be in (0, 1), got {(coverage, *quantiles)!r}")
     if not regression and (interval is not None or quantiles):
         raise RunError("intervals and quantiles are those of a number, but this run predicts classes")
-    copy = [spelled(name) for name in copy]
+    copy = [name if name in names else spelled(name) for name in copy]
     absent = [name for name in copy if name not in names]
     if absent:
         raise RunError(f"a column to copy must be one of the table, got {absent[0]!r}")

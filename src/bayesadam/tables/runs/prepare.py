@@ -161,7 +161,8 @@ def _with_names(settings: Settings, columns: list[str]) -> tuple[Settings, list[
     notes: list[str] = []
 
     def spelt(option: str, name: str) -> str:
-        name = spelled(name)
+        if name not in columns:
+            name = spelled(name)
         if name in columns:
             return name
         if lower.count(name.lower()) == 1:

@@ -16,7 +16,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from bayesadam.tables.encoder.encoder import Encoded
-from bayesadam.tables.estimators.clock import Clock, OutOfTimeError
 from bayesadam.tables.report.numbers import column, percent
 from bayesadam.tables.report.write import VERSION
 from bayesadam.tables.runs.evaluation import Arrays
@@ -39,7 +38,6 @@ def report_data(
     metrics: Mapping[str, Any],
     margins: Mapping[str, Any],
     seconds: Mapping[str, float],
-    clock: Clock,
 ) -> dict[str, Any]:
     """Return the data of the report for :func:`bayesadam.tables.report.write_report`.
 
@@ -52,7 +50,6 @@ def report_data(
         metrics: Scores by name of the model.
         margins: NLL of each other model minus that of the estimator, and the standard error of the difference.
         seconds: Duration of each stage.
-        clock: The time for the effects of the inputs.
     """
     target, split, lines = prepared.target, prepared.split, prepared.rows + prepared.file.first_line
     notes, explained = list(prepared.notes), {}
@@ -61,10 +58,7 @@ def report_data(
         unseen_rows = np.concatenate([split.held_out, left_out[0]])
         unseen = {name: np.concatenate([values, left_out[1][name]]) for name, values in held_out.items()}
     try:
-        clock.require()
         explained = _explained(prepared, estimator, settings.seed, unseen_rows, unseen)
-    except OutOfTimeError:
-        notes.append("to keep to the time budget, the report does not describe the inputs")
     except Exception as error:  # no finished fit is lost for a part of the report
         notes.append(f"the report does not describe the inputs: {type(error).__name__}: {error}")
     return {

@@ -31,7 +31,7 @@ class Settings:
         hidden: Numbers of units of the hidden layers.
         members: Number of networks in the ensemble.
         epochs: Number of epochs.
-        time_budget: Duration of the whole fit in seconds, from the table to the report.
+        time_budget: Duration of the training of the networks in seconds.
         noise: Noise of a regression: "auto", "constant", "input", or the known standard deviation as text.
         weights: Column with the weights of the rows.
         group: Column whose groups are not divided between training and held-out rows.
@@ -88,10 +88,8 @@ class Settings:
             raise RunError(f"the share of the held-out rows must be in (0, 0.5], got {self.held_out!r}")
         if not 0 <= self.seed < 2**32:
             raise RunError(f"the seed must be in [0, 2**32), got {self.seed!r}")
-        for one, other in (("time_budget", "epochs"), ("group", "time")):
-            values = getattr(self, one), getattr(self, other)
-            if None not in values:
-                raise RunError(f"a {one.replace('_', ' ')} must not be given with {other}, got {values!r}")
+        if None not in (self.group, self.time):
+            raise RunError(f"a group must not be given with time, got {(self.group, self.time)!r}")
         method = self.method or ("anchored" if isinstance(_number(self.noise or ""), float) else None)
         if self.weights is not None and method == "anchored":
             rule = "weights must not be given with the method 'anchored', which is that of a known noise by default"

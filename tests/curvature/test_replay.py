@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.utils import prune, spectral_norm, weight_norm
 
 from bayesadam.curvature import PerExampleSquares
-from bayesadam.curvature.fallback import Replay
+from bayesadam.curvature.replay import Replay
 from bayesadam.curvature.units import units_of
 from curvature.conftest import assert_near, by_example, check, collected, squares_of_examples, started, targets
 from curvature.models import First, TorchAttention, inputs, tokens, transformer
@@ -198,7 +198,7 @@ def test_a_module_that_cannot_be_mapped_over_examples_is_refused():
 
 
 def test_in_several_chunks(monkeypatch):
-    monkeypatch.setattr("bayesadam.curvature.fallback.LIMIT", 1)
+    monkeypatch.setattr("bayesadam.curvature.replay.LIMIT", 1)
     check(replayed(UsesScale("both")), inputs(6, 3))
 
 

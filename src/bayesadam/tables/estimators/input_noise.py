@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bayesadam.tables.estimators.calibration import SMALLEST, Scales, variance_scales
-from bayesadam.tables.estimators.clock import Clock
 
 Floats = NDArray[Any]
 
@@ -98,13 +97,7 @@ class NoisePattern:
         return np.asarray(self.strength * np.clip(log_variance - self.center, self.low, self.high))
 
 
-def calibrated(
-    left_out: LeftOut,
-    noise: str | float,
-    clock: Clock,
-    before: Floats | None = None,
-    pattern: NoisePattern | None = None,
-) -> tuple[Scales, NoisePattern | None, Floats]:
+def calibrated(left_out: LeftOut, noise: str | float) -> tuple[Scales, NoisePattern | None, Floats]:
     """Return the factors of both variances, the pattern of the noise if there is one, and the calibrated variances of
     the noise, ``(N,)``, of which each is from a pattern that was fitted to the rows of other folds.
 
@@ -112,25 +105,18 @@ def calibrated(
         left_out: The rows to which they are fitted.
         noise: ``"constant"``; ``"input"``; ``"auto"``, which chooses ``"input"`` if it increases the mean log density
             of the rows by more than the standard error of the increase; or a number, the known standard deviation.
-        clock: The time for the networks. When it is over, their best weights so far are used.
-        before: Earlier factors, ``(2,)``, if a model continues learning.
-        pattern: Earlier pattern, which is kept.
     """
-    if pattern is not None:
-        factor = np.exp(pattern.log_factor(left_out.inputs, left_out.mean))
-        left_out = replace(left_out, aleatoric=factor * left_out.aleatoric)
     parts = (left_out.residual, left_out.epistemic, left_out.aleatoric, left_out.weight)
     fixed = not isinstance(noise, str)
-    constant = variance_scales(*parts, before, fixed_noise=fixed)
-    few = left_out.weight.sum() < FEWEST
-    if fixed or noise == "constant" or pattern is not None or few:
-        return constant, pattern, constant.aleatoric * left_out.aleatoric
+    constant = variance_scales(*parts, fixed_noise=fixed)
+    if fixed or noise == "constant" or left_out.weight.sum() < FEWEST:
+        return constant, None, constant.aleatoric * left_out.aleatoric
     # The factor is at most 1: epistemic variances that resemble the noise could otherwise be scaled to explain it.
-    fitted = _fit(left_out, min(1.0, constant.epistemic) * left_out.epistemic, clock)
+    fitted = _fit(left_out, min(1.0, constant.epistemic) * left_out.epistemic)
     if fitted is None:
         return constant, None, constant.aleatoric * left_out.aleatoric
     pattern, values = fitted
-    scales = variance_scales(*parts, before, pattern=values)
+    scales = variance_scales(*parts, pattern=values)
     gain = _loss(left_out, constant, values) - _loss(left_out, scales, values)
     mean = np.average(gain, weights=left_out.weight)
     error = math.sqrt(float((left_out.weight**2 * (gain - mean) ** 2).sum())) / float(left_out.weight.sum())
@@ -187,7 +173,7 @@ class _Networks:
         return arrays, float(level.mean())
 
 
-def _fit(left_out: LeftOut, epistemic: Floats, clock: Clock) -> tuple[NoisePattern, Floats] | None:
+def _fit(left_out: LeftOut, epistemic: Floats) -> tuple[NoisePattern, Floats] | None:
     """Return a pattern and its values for rows that the networks have not seen, or ``None`` if there is no pattern.
 
     Each network is trained on the rows of the other folds, by the Gaussian log density with the given epistemic
@@ -223,9 +209,6 @@ def _fit(left_out: LeftOut, epistemic: Floats, clock: Clock) -> tuple[NoisePatte
             if error < least:
                 least, best, chosen, values = error, step, networks.average(), unseen
             elif step >= best + PATIENCE * LOOK:
-                break
-            if clock.left < 0.0:
-                clock.left_out.append("a part of the training of the noise")
                 break
         at = torch.randint(rows, (BATCH,), generator=generator) if rows > BATCH else torch.arange(rows)
         others = 1.0 - in_fold[:, at]

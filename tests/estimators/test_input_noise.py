@@ -3,8 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bayesadam.tables.estimators.clock import Clock
-from bayesadam.tables.estimators.noise import LeftOut, calibrated
+from bayesadam.tables.estimators.input_noise import LeftOut, calibrated
 
 
 def rows(count, deviation, seed=0, columns=3, weight=None, fold=None):
@@ -33,7 +32,7 @@ def constant(inputs):
 
 @pytest.fixture(scope="module")
 def found():
-    return calibrated(rows(800, growing), "auto", Clock())
+    return calibrated(rows(800, growing), "auto")
 
 
 class TestNoiseThatDependsOnTheInputs:
@@ -66,7 +65,7 @@ class TestNoiseThatDependsOnTheInputs:
 class TestConstantNoise:
     def test_is_left_as_it_is(self):
         """More than a standard error of gain is rare where there is nothing to gain, and then it is small."""
-        found = [calibrated(rows(300, constant, seed), "auto", Clock()) for seed in range(8)]
+        found = [calibrated(rows(300, constant, seed), "auto") for seed in range(8)]
         patterns = [pattern for _, pattern, _ in found if pattern is not None]
         assert len(patterns) <= 4  # each has a probability below 0.16
         new = rows(200, constant, seed=99)
@@ -77,11 +76,11 @@ class TestConstantNoise:
 
     def test_on_demand(self):
         known = rows(800, growing)
-        scales, pattern, _ = calibrated(known, "constant", Clock())
+        scales, pattern, _ = calibrated(known, "constant")
         assert pattern is None
         assert scales.strength == 0.0
-        assert calibrated(known, "input", Clock())[1] is not None
-        scales, pattern, _ = calibrated(rows(400, constant), 0.5, Clock())
+        assert calibrated(known, "input")[1] is not None
+        scales, pattern, _ = calibrated(rows(400, constant), 0.5)
         assert pattern is None
         assert scales.aleatoric == 1.0
 
@@ -92,18 +91,9 @@ def test_networks_are_judged_by_rows_that_they_have_not_seen():
     loud = np.where(group % 2 == 0, 1.5, 0.2)
     data = rows(600, lambda inputs: np.full(600, 1.0))
     data = replace(data, inputs=3.0 * np.eye(10)[group], mean=np.zeros(600), residual=data.residual * loud)
-    together = calibrated(replace(data, fold=group), "auto", Clock())[1]
-    apart = calibrated(data, "auto", Clock())[1]
+    together = calibrated(replace(data, fold=group), "auto")[1]
+    apart = calibrated(data, "auto")[1]
     low, high = apart.log_factor(3.0 * np.eye(10)[[1, 0]], np.zeros(2))
     assert high - low > 2.5
     assert together is None
-    assert calibrated(replace(data, fold=np.zeros(600, dtype=np.int64)), "input", Clock())[1] is None
-
-
-def test_a_pattern_that_is_known_is_kept():
-    scales, pattern, _ = calibrated(rows(800, growing), "auto", Clock())
-    louder = rows(4_000, lambda inputs: 2.0 * growing(inputs), seed=5)
-    before = np.array([scales.epistemic, scales.aleatoric])
-    after, kept, _ = calibrated(louder, "auto", Clock(), before, pattern)
-    assert kept is pattern
-    assert after.aleatoric == pytest.approx(4.0 * scales.aleatoric, rel=0.25)
+    assert calibrated(replace(data, fold=np.zeros(600, dtype=np.int64)), "input")[1] is None
