@@ -28,7 +28,10 @@ def loader():
 
 
 def optimizer(model, **options):
-    return ba.BayesAdam(model.named_parameters(), **{**OPTIONS, **options})
+    opt = ba.BayesAdam(model.named_parameters(), **{**OPTIONS, "total_steps": 100, **options})
+    for group in opt.param_groups:
+        group["initial_lr"] = group["lr"]  # as with a scheduler: the rate of a trainer without one is constant, too
+    return opt
 
 
 def decay(opt, schedule=True):

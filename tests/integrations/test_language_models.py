@@ -79,7 +79,9 @@ def adapted():
 
 def optimizer(model, lr=0.01):
     """Its loss is a mean over the tokens that are predicted: all words but the first, and the end."""
-    return ba.BayesAdam(model.named_parameters(), num_data=ROWS * LENGTH, batch_size=BATCH * LENGTH, lr=lr)
+    return ba.BayesAdam(
+        model.named_parameters(), num_data=ROWS * LENGTH, batch_size=BATCH * LENGTH, total_steps=100, lr=lr
+    )
 
 
 def plain(make=language_model, *, rows=None, lr=0.01, **options):
@@ -138,7 +140,7 @@ def test_resume(tmp_path):
 @pytest.mark.parametrize("way", WAYS)
 def test_as_the_plain_loop(way, tmp_path):
     """trl computes the loss in chunks, which bfloat16 rounds otherwise than the model's own loss."""
-    tolerance = 2e-2 if way == "AMP" else 1e-5
+    tolerance = 1e-1 if way == "AMP" else 1e-5
     model = check_as_the_plain_loop(make, tmp_path, way, assert_as_plain, tolerance=tolerance)
     assert (weights(model) - weights(plain()[0])).abs().max() > 1e-5
 

@@ -55,7 +55,7 @@ class Method:
         if self.name == "vadagrad":
             settings["initial_precision"] = 50.0
         if self.name == "bayesadam":
-            settings["batch_size"] = 8
+            settings |= {"batch_size": 8, "total_steps": 100}
         if self.name == "vogn":
             settings["curvature"] = PerExampleSquares(model)
         settings |= self.options | hyperparameters

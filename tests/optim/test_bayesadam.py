@@ -32,7 +32,8 @@ def rows(step):
 
 def trained(steps=STEPS, **options):
     model = Line()
-    opt = ba.BayesAdam(model.named_parameters(), num_data=N, seed=7, **{"batch_size": M, **options})
+    plan = {"batch_size": M, "total_steps": 60, "max_memorised": None}
+    opt = ba.BayesAdam(model.named_parameters(), num_data=N, seed=7, **{**plan, **options})
     for step in range(steps):
         x, y = rows(step)
         make_step(opt, lambda x=x, y=y: 0.5 * (model(x) - y).square().mean())
@@ -53,8 +54,8 @@ def reference(total_steps):
         theta = mean + precision.rsqrt() * noise.normal(7, t - 1, 0, 0, (6,)).double()
         x, y = rows(t - 1)
         g = ((x @ theta - y).unsqueeze(-1) * x).mean(0)
-        tau = TAU * (1.0 if total_steps is None else max(1e-3, min(1.0, t / total_steps) ** 2))
-        rate = LR * (1.0 if total_steps is None else annealed((t - 1) / total_steps))
+        tau = TAU * max(1e-3, min(1.0, t / total_steps) ** 2)
+        rate = LR * annealed((t - 1) / total_steps)
         weight_of_start *= 1 - max(1 - b2, 3 / (t + 30 + 2))
         m = b1 * m + (1 - b1) * (g + tau * prior / N * mean)
         v = b2 * v + (1 - b2) * g**2
@@ -67,7 +68,7 @@ def reference(total_steps):
     return mean, posterior, weight_of_start * (start - prior) / posterior
 
 
-@pytest.mark.parametrize("total_steps", [None, 20, 60])
+@pytest.mark.parametrize("total_steps", [20, 60])
 @pytest.mark.parametrize("compile", [False, True])
 def test_steps_are_those_of_a_slow_loop(compile, total_steps):
     model, opt = trained(compile=compile, total_steps=total_steps, temperature=TAU)
@@ -119,7 +120,8 @@ def test_squares_of_examples_give_the_width_of_the_mean_square():
     for squares, size in ((False, 1), (True, 1), (True, 4)):
         model = Line()
         curvature = ba.PerExampleSquares(model) if squares else None
-        opt = ba.BayesAdam(model.named_parameters(), lr=0.0, num_data=N, batch_size=size, curvature=curvature)
+        plan = {"num_data": N, "batch_size": size, "total_steps": 1, "temperature": TAU, "max_memorised": None}
+        opt = ba.BayesAdam(model.named_parameters(), lr=0.0, curvature=curvature, **plan)
         for step in range(200):
             x, y = rows(step % 20 if size == 1 else 0)
             part = slice(0, 1) if size == 1 else slice(4 * (step % 4), 4 * (step % 4) + 4)
@@ -137,7 +139,7 @@ def test_the_initial_prior_is_three_times_a_tenth_of_the_initial_precision(init,
     model = nn.Linear(100, 100)
     nn.init.normal_(model.weight, std=init, generator=torch.Generator().manual_seed(0))
     nn.init.zeros_(model.bias)
-    opt = ba.BayesAdam(model.named_parameters(), num_data=10, batch_size=1)
+    opt = ba.BayesAdam(model.named_parameters(), num_data=10, batch_size=1, total_steps=10)
     make_step(opt, lambda: model(torch.ones(1, 100)).sum())
     priors = [opt.state[p]["prior_precision"] for p in (model.weight, model.bias)]
     assert priors == [expected, 0.375]  # equal values count as of variance 1
@@ -206,8 +208,16 @@ def test_the_temperature_grows_with_epochs_and_steps(epochs, steps, expected):
     assert opt.posterior().hyperparameters["temperature"] == pytest.approx(0.1 * expected, rel=1e-12)
     _, opt = trained(0, **facts, temperature=0.02)
     assert opt.param_groups[0]["temperature"] == 0.02
-    _, opt = trained(0)
-    assert opt.param_groups[0]["temperature"] == 0.01
+
+
+def test_a_training_that_is_planned_later_is_the_same():
+    _, planned = trained(STEPS, total_steps=20)
+    _, opt = trained(0, total_steps=None)
+    with pytest.raises(RuntimeError, match=r"total_steps must be filled in by plan\(\)"):
+        opt.train()
+    opt.plan(20)
+    for name in ("total_steps", "temperature"):
+        assert opt.param_groups[0][name] == planned.param_groups[0][name]
 
 
 @pytest.mark.parametrize("recorded", [0.1, 0.2])

@@ -96,7 +96,7 @@ CONSTRUCTORS = [
     ),
     *((dense(**{name: value}), f"^{name} must be {re.escape(rule)}.*, got ") for name, value, rule in BAD[:10]),
     # of one method
-    (lambda net: ba.BayesAdam(net.parameters(), num_data=5), TypeError, "batch_size"),
+    (lambda net: ba.BayesAdam(net.parameters(), num_data=5, total_steps=9), TypeError, "batch_size"),
     (made_of("vadagrad", temperature=1.0), TypeError, "temperature"),
     (made_of("vadagrad", initial_precision=None), "initial_precision must be a positive, finite number"),
     (vadagrad(lambda net: ba.param_groups(net, prior_precision=7.0)), NO_PRIOR),

@@ -58,6 +58,7 @@ class Alone:
             if method == "bayesadam":
                 size = batch_size if steps_per_epoch else min(batch_size, len(x))
                 told = {"batch_size": size, "total_steps": epochs * (steps_per_epoch or -(-len(x) // batch_size))}
+                told["max_memorised"] = None
             self.opt = make(groups, **{"num_data": len(x), "seed": seed, **told, **options})
         steps = steps_per_epoch or -(-len(x) // batch_size)
         schedulers = []

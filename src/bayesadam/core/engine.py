@@ -57,10 +57,11 @@ class Engine:
     Args:
         weights: Samples and means in the weights.
         source: Source of curvature that the rule does not compute itself.
+        watch: Called with the gradients of every step in place, before it is made; it may change numbers of the groups.
     """
 
-    def __init__(self, weights: Weights, source: Source | None = None) -> None:
-        self.weights, self.layout, self.source = weights, weights.layout, source
+    def __init__(self, weights: Weights, source: Source | None = None, watch: Callable[[], None] | None = None) -> None:
+        self.weights, self.layout, self.source, self.watch = weights, weights.layout, source, watch
         self.collection = Collection(self.weights, source)
         self.updates = Updates(self.collection)
         self.opened: int | None = None  # the identity of the open block
@@ -322,6 +323,8 @@ class Engine:
             else:
                 self.layout.flats()
             ready = self.updates.ready()
+            if ready and self.watch is not None:
+                self.watch()
             self.updates.make(drop_in, ready)
         except BaseException:
             self.weights.recover()

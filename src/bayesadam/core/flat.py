@@ -349,7 +349,7 @@ def numbers_of(
     """
     several = []
     for group in flat.groups if groups is None else groups:
-        beta1, beta2 = group["betas"]
+        replaced, (beta1, beta2) = rule.numbers(group), group["betas"]
         of_group = {
             "lr": float(group["lr"]),
             "beta1": float(beta1),
@@ -362,7 +362,7 @@ def numbers_of(
             if name in group and not is_static:
                 value = group[name]
                 of_group[name] = math.nan if value is None or isinstance(value, str) else float(value)
-        several.append({**of_group, **rule.numbers(group)})
+        several.append({**of_group, **replaced})
     numbers: dict[str, Any] = several[0]
     if len(several) > 1:
         for name, value in numbers.items():

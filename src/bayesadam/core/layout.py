@@ -193,7 +193,8 @@ class Layout:
 
     def _flat(self, kind: Kind, members: list[Member]) -> Flat:
         """A flat with the state of its members, which is the initial state where there is none yet."""
-        flat = Flat(kind, members, ["mean", *self.rule.state, *(PER_WEIGHT if kind.per_weight else ())])
+        remembered = self.rule.remembered(self.first)
+        flat = Flat(kind, members, ["mean", *self.rule.state, *remembered, *(PER_WEIGHT if kind.per_weight else ())])
         states = [self.owner.state.get(member.parameter) or {} for member in members]
         new = [n for n, member in enumerate(members) if member.group.get("prior_precision") == INIT]
         new = [n for n in new if "step" not in states[n]]
@@ -206,6 +207,8 @@ class Layout:
                 entries = {name: local(state[name]) for name in self.rule.state}
             else:
                 entries = self.rule.init(flat.part("mean", number), flat.hyper(self.rule, number, numbers))
+            for name in remembered:
+                entries[name] = local(state[name]) if name in state else flat.part("mean", number)
             for name, value in entries.items():
                 flat.part(name, number).copy_(value)
         return flat
@@ -270,7 +273,7 @@ class Layout:
         return next(f"number {member.noise_index}" for member in self.members() if member.parameter is parameter)
 
     def read(
-        self, model: nn.Module | None, sampled: Sequence[Flat], *, tracks_start: bool
+        self, model: nn.Module | None, sampled: Sequence[Flat], *, tracks_start: bool, temperature: float | None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, dict[str, Any]]]:
         """Means and variances of the posterior by name, and what the precision of each noisy tensor comes from: the
         share of the initial precision in it, ``start_share``, and the ``prior_precision``, averaged over weights.
@@ -282,12 +285,14 @@ class Layout:
             model: Module from which the names are taken, if not those of the groups and of the attached model.
             sampled: Flats whose weights hold a sample.
             tracks_start: Whether the share is known; it is ``None`` otherwise.
+            temperature: That of the noise in training, of which the rule takes the posterior's; by default the groups'.
         """
         covered = self._covered(model)
         means, variances = dict[str, Tensor](), dict[str, Tensor]()
         names, averages = [], list[Tensor]()
         hypers = self.hypers(list(covered.values()))
         for (name, (flat, number)), hp in zip(covered.items(), hypers, strict=True):
+            hp.temperature = hp.temperature if temperature is None else temperature
             mean, weights = flat.part("mean", number), flat.parameters[number].detach()
             if flat.is_sharded:
                 weights = local(weights)

@@ -153,6 +153,12 @@ class Rule(ABC):
         """
         return maximum(hp.prior_precision, hp.num_data)
 
+    def remembered(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return names of further tensors of a parameter's state, for what watches the training; they begin as the
+        mean.
+        """
+        return ()
+
     def numbers(self, group: Mapping[str, Any]) -> dict[str, float]:
         """Return numbers that differ from the entries of a group in its next step, such as a scheduled rate."""
         return {}

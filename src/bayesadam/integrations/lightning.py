@@ -12,7 +12,7 @@ from importlib import import_module
 from itertools import combinations
 from typing import Any
 
-from bayesadam.integrations.optimizers import labels_of, none_found, perturbed, warn_of_rows
+from bayesadam.integrations.optimizers import labels_of, none_found, perturbed, plan, warn_of_rows
 from bayesadam.optim.attach import share_noise
 from bayesadam.optim.base import PerturbedOptimizer
 
@@ -40,6 +40,8 @@ class PosteriorCallback(Callback):  # type: ignore[misc]
     ``fit``, and so does every checkpoint. With ``mc_samples`` above 1 the weights hold a sample only inside
     ``optimizer.step(closure)``, which Lightning calls; the loss is computed and clipped once for each sample.
 
+    It fills in ``total_steps=None`` of :class:`bayesadam.BayesAdam`.
+
     Several such optimisers, together with other optimisers, may train parts of a module. They need different seeds
     (``ba.BayesAdam(..., seed=1)``), since with the same seed their noise is the same.
 
@@ -60,6 +62,7 @@ class PosteriorCallback(Callback):  # type: ignore[misc]
         if any(share_noise(*pair) for pair in combinations(optimizers, 2)):
             seeds = [optimizer.param_groups[0]["seed"] for optimizer in optimizers]
             raise ValueError(f"seed must be different in each optimiser of a module, got {seeds}")
+        plan(optimizers, trainer.estimated_stepping_batches)
         for optimizer in optimizers:
             if not _is_drop_in(optimizer):
                 _check_closures(trainer, pl_module, optimizer)

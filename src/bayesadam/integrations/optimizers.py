@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from bayesadam.optim.base import PerturbedOptimizer
+from bayesadam.optim.bayesadam import BayesAdam
 
 
 def perturbed(optimizers: Iterable[Any]) -> list[PerturbedOptimizer]:
@@ -21,6 +22,13 @@ def perturbed(optimizers: Iterable[Any]) -> list[PerturbedOptimizer]:
         if isinstance(optimizer, PerturbedOptimizer):
             found.append(optimizer)
     return found
+
+
+def plan(optimizers: Iterable[PerturbedOptimizer], total_steps: float) -> None:
+    """Tell optimisers that were given no number of steps how many the trainer plans, if it knows it."""
+    for optimizer in optimizers:
+        if isinstance(optimizer, BayesAdam) and 0 < total_steps < math.inf:
+            optimizer.plan(total_steps)
 
 
 def labels_of(batch: Any) -> Tensor | None:

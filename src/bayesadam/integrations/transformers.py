@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from bayesadam.integrations.optimizers import labels_of, none_found, perturbed, warn_of_rows
+from bayesadam.integrations.optimizers import labels_of, none_found, perturbed, plan, warn_of_rows
 
 try:
     from transformers import TrainerCallback
@@ -30,7 +30,7 @@ class PosteriorCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     callback makes sure that the mean is saved at any time, that ``model.eval()`` and ``model.generate()`` use the mean,
     and that the weights at the end of training are the mean; from then on the optimiser no longer follows the model.
     Accumulated gradients, clipping, ``bf16`` and schedulers work as with Adam. ``mc_samples`` must be 1, since the
-    ``Trainer`` calls no closure.
+    ``Trainer`` calls no closure. It fills in ``total_steps=None`` of :class:`bayesadam.BayesAdam`.
 
     It warns if ``num_data`` is at most the number of rows while the first batch has labels of many elements in every
     row: the loss of a language model is a mean over tokens, so that ``num_data`` is the number of tokens.
@@ -45,6 +45,7 @@ class PosteriorCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         optimizers = perturbed([kwargs.get("optimizer")])
         if not optimizers:
             raise none_found()
+        plan(optimizers, state.max_steps)
         optimizers[0].follow(kwargs["model"])
         self._check_first_batch(args, kwargs["model"], optimizers, kwargs.get("train_dataloader"))
 

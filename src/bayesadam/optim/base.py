@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bayesadam.checks import check_temperature
 from bayesadam.core.engine import Block, Engine, uncompiled
 from bayesadam.core.rule import Rule
 from bayesadam.core.sampling import MEAN
@@ -67,6 +68,7 @@ class PerturbedOptimizer(Optimizer):
         tracks_start: Whether it is known which share of the posterior's precision is the initial precision.
         cooling: Temperature of the posterior relative to that of the noise in training.
         shared: Entries that must be the same in all groups.
+        watch: See :class:`~bayesadam.core.engine.Engine`.
     """
 
     rule: ClassVar[Rule]
@@ -77,6 +79,7 @@ class PerturbedOptimizer(Optimizer):
     tracks_start: ClassVar[bool] = True
     cooling: ClassVar[float] = 1.0
     shared: ClassVar[tuple[str, ...]] = groups.SHARED
+    watch: Callable[[], None] | None = None
     __signature__: ClassVar[Any]
     _engine: Engine
     _model: weakref.ref[nn.Module] | None = None  # the attached one
@@ -96,7 +99,8 @@ class PerturbedOptimizer(Optimizer):
         groups.check_ordered(params)
         self._engine = state_dicts.new_engine(self)
         super().__init__(params, self.defaults)
-        gaussians = priors.checked(prior, self.cooling * self.param_groups[0]["temperature"])
+        temperature = self.param_groups[0]["temperature"] if prior is not None else 1.0
+        gaussians = priors.checked(prior, self.cooling * temperature)
         priors.start(gaussians, self.param_groups, complete=True)
         self._prior = self._engine.layout.priors = gaussians
 
@@ -266,7 +270,7 @@ class PerturbedOptimizer(Optimizer):
         self._engine.prepare_replay()
 
     @torch.no_grad()
-    def posterior(self, model: nn.Module | None = None) -> DiagonalGaussian:
+    def posterior(self, model: nn.Module | None = None, *, temperature: float | None = None) -> DiagonalGaussian:
         """Return the current posterior, with copies of means and variances of the full tensors in float32 or wider.
 
         Args:
@@ -276,17 +280,25 @@ class PerturbedOptimizer(Optimizer):
                 with ``perturb=False`` may have them (a learned noise level). The running statistics of batch norm are
                 averages over the samples of training; :func:`bayesadam.predictive.with_batch_norm` computes those of
                 the mean.
+            temperature: That of the widths, in (0, 1]; 1 for those of Bayes' rule, after a training at temperature 1.
+                The default is what the method predicts labels by.
 
         Raises:
             RuntimeError: The names of the parameters are not known, or two parameters have the same name.
-            ValueError: A perturbed parameter does not belong to the model.
+            ValueError: A perturbed parameter does not belong to the model, or the temperature is out of its range.
         """
         layout, reported = self._engine.layout, dict[str, Any](method=type(self).__name__)
         for name in groups.REPORTED:
             if name in layout.first:
                 reported[name] = layout.first[name]
+        reported["temperature"] = self.rule.numbers(layout.first).get("temperature", reported["temperature"])
         reported["temperature"] *= self.cooling
-        means, variances, origins = layout.read(model, self._engine.weights.flats, tracks_start=self.tracks_start)
+        in_training = None
+        if temperature is not None:
+            check_temperature(temperature, zero=False)
+            reported["temperature"], in_training = temperature, temperature / self.cooling
+        sampled, tracks_start = self._engine.weights.flats, self.tracks_start
+        means, variances, origins = layout.read(model, sampled, tracks_start=tracks_start, temperature=in_training)
         posterior = DiagonalGaussian(means, variances, hyperparameters={**reported, PER_TENSOR: origins})
         model = self._take_names() if model is None else model
         if model is not None:

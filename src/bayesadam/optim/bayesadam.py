@@ -12,10 +12,11 @@ from bayesadam.checks import check_positive, check_temperature, is_positive
 from bayesadam.core.layout import INIT
 from bayesadam.core.rule import Hyper, Number, Option, State, Updated, average, maximum, with_prior
 from bayesadam.curvature import PerExampleSquares
+from bayesadam.optim import overfitting
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.groups import checked_squares
 from bayesadam.optim.options import CommonOptions
-from bayesadam.optim.schedules import half_cosine
+from bayesadam.optim.schedules import annealed
 from bayesadam.optim.vadam import VadamRule, adam_step
 
 INITIAL_STEPS = 30.0
@@ -26,14 +27,10 @@ START = 0.1
 """Curvature of the mean loss that is assumed at the start."""
 LONG = 16_000.0
 """Product of the number of epochs and the square root of the number of steps at which the temperature reaches 1."""
-UNPLANNED = 0.01
-"""Temperature of trainings of unknown length."""
 LEAST = 1e-3
 """Share of the temperature with which the noise begins."""
 COOLER = 0.1
 """Temperature of the posterior relative to that of the noise in training."""
-FINAL = 0.01
-"""Factor of the learning rate at the end of the planned steps."""
 
 
 class BayesAdamRule(VadamRule):
@@ -53,11 +50,14 @@ class BayesAdamRule(VadamRule):
     ``total_steps``. The noise grows with ``tau``, so that the network first learns its features as with Adam. The
     posterior is that of a tenth of ``temperature`` at any time. If it becomes the prior of further training, ``tau lt``
     in the step is ``0.1 temperature lt`` from the start, so that earlier examples count as much as new ones.
+    ``lr`` is multiplied and ``temperature`` divided by ``slowdown``, which is 1 unless the training overfits.
     """
 
     options = (
         Option("batch_size", 1.0, "a positive, finite number", is_positive, width=True),
         Option("total_steps", None, "None or a positive, finite number", lambda v: v is None or is_positive(v)),
+        Option("max_memorised", 0.4, "None or a positive, finite number", lambda v: v is None or is_positive(v)),
+        Option("slowdown", 1.0, "a number in (0, 1]", lambda v: 0.0 < v <= 1.0),
         Option("per_example", False, "True or False", lambda v: isinstance(v, bool), static=True),
         Option("continues", 0.0, "0 or 1", lambda v: v in (0.0, 1.0)),
     )
@@ -95,14 +95,23 @@ class BayesAdamRule(VadamRule):
         return hp.prior_precision + START * hp.num_data / hp.temperature
 
     def numbers(self, group: Mapping[str, Any]) -> dict[str, float]:
-        """The learning rate of the next step, unless a scheduler of PyTorch replaces the cosine, and the number of
-        steps in which the noise grows: 1 if the length of the training is unknown.
+        """The learning rate of the next step, unless a scheduler of PyTorch replaces the cosine, and the temperature;
+        both with the factor that overfitting has led to.
         """
-        total = group["total_steps"]
-        if total is None:
-            return {"total_steps": 1.0}
-        lr = float(group["lr"])
-        return {"total_steps": total, "lr": lr if "initial_lr" in group else lr * annealed(group["noise_step"] / total)}
+        if group["total_steps"] is None:
+            raise RuntimeError("total_steps must be filled in by plan() or by the callback of a trainer, got None")
+        slowdown, rate = group["slowdown"], float(group["lr"])
+        if "initial_lr" not in group:
+            rate *= annealed(group["noise_step"] / group["total_steps"])
+        if (
+            slowdown == 1.0 or group["continues"]
+        ):  # with more noise, earlier examples would count for more than new ones
+            return {"lr": slowdown * rate}
+        return {"lr": slowdown * rate, "temperature": min(1.0, group["temperature"] / slowdown)}
+
+    def remembered(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """The means from which movements are measured, unless the training is not watched."""
+        return () if group["max_memorised"] is None else overfitting.MEANS
 
 
 def temperature_now(hp: Hyper) -> Number:
@@ -111,12 +120,7 @@ def temperature_now(hp: Hyper) -> Number:
     return hp.temperature * maximum(LEAST, (1.0 - left) ** 2)
 
 
-def annealed(done: float) -> float:
-    """Factor of the learning rate after a fraction of the planned steps: half a cosine from 1 to ``FINAL``."""
-    return FINAL + (1.0 - FINAL) * half_cosine(min(1.0, done))
-
-
-def default_temperature(num_data: float, batch_size: float, total_steps: float | None) -> float:
+def default_temperature(num_data: float, batch_size: float, total_steps: float) -> float:
     """The temperature that is used if none is given: ``epochs sqrt(steps) / 16000``, and at most 1.
 
     Trainings of more epochs and of more steps fit the noise of the data more closely, and need more noise in the
@@ -124,8 +128,6 @@ def default_temperature(num_data: float, batch_size: float, total_steps: float |
     """
     check_positive("num_data", num_data)
     check_positive("batch_size", batch_size)
-    if total_steps is None:
-        return UNPLANNED
     check_positive("total_steps", total_steps)
     epochs = total_steps * batch_size / num_data
     return min(1.0, epochs * math.sqrt(total_steps) / LONG)
@@ -141,7 +143,7 @@ class BayesAdam(PerturbedOptimizer):
             total_steps=epochs * len(loader),
         )
 
-    It is Vadam (Khan et al. 2018, Fig. 1) with seven departures, chosen by measurement (``benchmarks/defaults.py``), so
+    It is Vadam (Khan et al. 2018, Fig. 1) with eight departures, chosen by measurement (``benchmarks/defaults.py``), so
     that the posterior's width is learned within a training of ordinary length:
 
     - The curvature is ``M`` times the squared mean gradient, so that the width does not depend on the batch size.
@@ -154,7 +156,8 @@ class BayesAdam(PerturbedOptimizer):
       overfitting.
     - The posterior has a tenth of the temperature of the noise. Training needs wide noise, but samples of a narrower
       posterior predict better.
-    - The learning rate falls along half a cosine, if the number of steps is given.
+    - The learning rate falls along half a cosine.
+    - A training that memorises its rows becomes slower and noisier: gradients show it, without held-out data.
 
     The ways to train and the arguments that are not listed are those of :class:`PerturbedOptimizer`.
 
@@ -167,16 +170,20 @@ class BayesAdam(PerturbedOptimizer):
             them together.
         total_steps: Number of steps of the training, over which the noise grows and the learning rate falls to a
             hundredth along half a cosine. A scheduler of PyTorch replaces the cosine, except ``ReduceLROnPlateau``,
-            which multiplies it, as a change of ``lr`` by hand does. Without ``total_steps``, noise and rate are
-            constant.
+            which multiplies it, as a change of ``lr`` by hand does. A training that ends earlier has the rate, the
+            noise and the posterior of that moment; further steps have those of the end. ``None`` leaves it to
+            :meth:`plan`, which the callbacks of trainers call (:mod:`bayesadam.integrations`).
         betas: Decay rates of the averages of the gradient and of its square, each in [0, 1).
         prior_precision: Precision of the prior. With ``"init"`` each parameter tensor has its own: 0.3 divided by the
             variance of its initial values, where ten times this variance is rounded to a power of two. If the values
             are all equal, their variance is taken as 1.
         temperature: Factor of the KL divergence at the end of the training, in (0, 1]. The default is the number of
-            epochs, ``total_steps batch_size / num_data``, times ``sqrt(total_steps) / 16000``, at most 1, and 0.01
-            without ``total_steps``. It is the one hyper-parameter that is worth trying values of, for example a third
-            and three times the default.
+            epochs, ``total_steps batch_size / num_data``, times ``sqrt(total_steps) / 16000``, at most 1. It is the one
+            hyper-parameter that is worth trying values of, for example a third and three times the default.
+        max_memorised: How many nats per data point the training may memorise, as gradients show it without held-out
+            data, before it becomes slower and noisier; see :mod:`bayesadam.optim.overfitting`. It takes two more
+            vectors of the size of the weights, and has an effect in trainings of at least two epochs of at least four
+            steps. ``None`` is without them and without this control, as populations are.
         curvature: A :class:`PerExampleSquares` of the module. The curvature is then the mean of the squared gradients
             of single examples, as in VOGN, in place of ``M`` times the square of their mean. Its widths are the most
             accurate, at the cost of collecting them.
@@ -188,7 +195,7 @@ class BayesAdam(PerturbedOptimizer):
     rule = BayesAdamRule()
     cooling = COOLER
     usual: ClassVar[Mapping[str, Any]] = {"prior_precision": INIT, "temperature": None}
-    decided = ("per_example", "continues")
+    decided = ("per_example", "continues", "slowdown")
 
     def __init__(
         self,
@@ -197,19 +204,49 @@ class BayesAdam(PerturbedOptimizer):
         *,
         num_data: float,
         batch_size: float,
-        total_steps: float | None = None,
+        total_steps: float | None,
+        max_memorised: float | None = 0.4,
         curvature: PerExampleSquares | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
         self._source = None if curvature is None else checked_squares(curvature)
-        if options.get("temperature") is None:
+        if options.get("temperature") is None and total_steps is not None:
             options["temperature"] = default_temperature(num_data, batch_size, total_steps)
         of_rule = {"batch_size": batch_size, "total_steps": total_steps, "per_example": curvature is not None}
-        continues = float(options.get("prior") is not None)
-        super().__init__(params, lr, num_data=num_data, **of_rule, continues=continues, **options)
+        of_rule |= {"max_memorised": max_memorised, "continues": float(options.get("prior") is not None)}
+        super().__init__(params, lr, num_data=num_data, **of_rule, **options)
+        for group in self.param_groups if max_memorised is not None else ():
+            group["overlaps"] = overfitting.start()
+
+    def plan(self, total_steps: float) -> None:
+        """Set the number of steps of the training, if it was given as ``None``, before the first step.
+
+        Args:
+            total_steps: As in the constructor.
+
+        Raises:
+            ValueError: It is not a positive, finite number.
+        """
+        check_positive("total_steps", total_steps)
+        for group in self.param_groups:
+            if group["total_steps"] is None:
+                group["total_steps"] = total_steps
+                if group["temperature"] is None:
+                    temperature = default_temperature(group["num_data"], group["batch_size"], total_steps)
+                    group["temperature"] = temperature
+
+    def watch(self) -> None:
+        """Measure by the gradients of a step, before it is made, whether the training memorises its rows."""
+        if self.param_groups[0]["max_memorised"] is not None:
+            overfitting.watch(self.param_groups, self.state)
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Check the hyper-parameters of a new group; the prior may be that of the initial values."""
-        check_temperature(group["temperature"], zero=False)
+        is_planned = group["temperature"] is not None or group["total_steps"] is not None
+        if is_planned:
+            check_temperature(group["temperature"], zero=False)
+        elif group["continues"]:
+            raise ValueError("total_steps must be a number for a training that continues from a prior, got None")
         number = 1e-30 if group["prior_precision"] == INIT else group["prior_precision"]
-        super().check_group({**group, "prior_precision": number})
+        temperature = group["temperature"] if is_planned else 1.0
+        super().check_group({**group, "prior_precision": number, "temperature": temperature})

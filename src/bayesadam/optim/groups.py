@@ -15,7 +15,7 @@ from bayesadam.modules.sharding import is_sharded
 
 BOOKKEEPING = {"perturb": True, "noise_step": 0, "skipped_steps": 0, "weights": MEAN}
 """Entries of parameter groups that are not arguments of the constructor."""
-COUNTED = ("noise_step", "skipped_steps")
+COUNTED = ("noise_step", "skipped_steps", "slowdown")
 """Entries that are the same in all groups."""
 SHARED = ("mc_samples", "antithetic", "seed", "nonfinite", "compile", "rank_samples")
 """Hyper-parameters that must be the same in all groups."""
@@ -64,7 +64,8 @@ def number(group: dict[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
     """Set the entries of a group that follow from the groups before it."""
     group["noise_index"] = sum(len(other["params"]) for other in others)
     for name in COUNTED if others else ():
-        group[name] = others[0][name]
+        if name in others[0]:
+            group[name] = others[0][name]
     if any("initial_lr" in other for other in others):
         group.setdefault("initial_lr", group["lr"])  # a scheduler of PyTorch changes the rate of this group, too
 

@@ -32,12 +32,14 @@ def param_groups(
     ``Norm``, or in ``Norm2d`` and the like. ::
 
         groups = ba.param_groups(model, weight_decay=1e-4, num_data=len(train_set), temperature=0.01)
-        opt = ba.BayesAdam(groups, num_data=len(train_set), batch_size=32, temperature=0.01)
+        opt = ba.BayesAdam(
+            groups, num_data=len(train_set), batch_size=32, total_steps=epochs * len(loader), temperature=0.01
+        )
 
     A weight decay, as the ``weight_decay`` of ``torch.optim.SGD`` and ``Adam`` (not the decoupled one of ``AdamW``),
     adds ``weight_decay * w`` to the gradient of the mean loss. A Gaussian prior adds
     ``temperature * prior_precision / num_data * w``, so the two are the same for
-    ``prior_precision = weight_decay * num_data / temperature``. (The temperature of BayesAdam with ``total_steps``
+    ``prior_precision = weight_decay * num_data / temperature``. (The temperature of BayesAdam
     grows with ``(t / total_steps)^2``; its prior pulls as much as the weight decay at the end of the training, and less
     before.) A posterior needs a prior, so with a weight decay of 0 perturbed parameters have the optimiser's default,
     and parameters without noise a negligible prior precision of ``1e-8 * num_data / temperature``.

@@ -41,6 +41,21 @@ def half_cosine(done: float, *, flat: float = 0.0) -> float:
     return 1.0 if done < flat else 0.5 * (1.0 + math.cos(math.pi * (done - flat) / (1.0 - flat)))
 
 
+FINAL = 0.01
+"""Factor of BayesAdam's learning rate at the end of the planned steps."""
+
+
+def annealed(done: float) -> float:
+    """Factor of BayesAdam's learning rate after a fraction of the planned steps: half a cosine from 1 to ``FINAL``."""
+    return FINAL + (1.0 - FINAL) * half_cosine(min(1.0, done))
+
+
+def annealed_after(done: float) -> float:
+    """The integral of :func:`annealed` from ``done`` to 1."""
+    done = min(1.0, done)
+    return FINAL * (1.0 - done) + (1.0 - FINAL) * (0.5 * (1.0 - done) - math.sin(math.pi * done) / (2.0 * math.pi))
+
+
 class BetaScheduler:
     """Scheduler that sets ``betas[1]`` to ``1 - (1 - b2) * factor(t)`` after ``t`` calls of :meth:`step`.
 

@@ -124,4 +124,4 @@ def new_engine(optimizer: Any) -> Engine:
     model = None if optimizer._model is None else optimizer._model()
     if model is not None:
         weights.layout.attached_names = names_in(model)
-    return Engine(weights, source)
+    return Engine(weights, source, optimizer.watch)

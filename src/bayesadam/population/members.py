@@ -28,7 +28,7 @@ POSSIBLE = {
     "correction": ("elementwise", None),
 }
 _OF_ADAM = ("lr", "betas", "eps", "weight_decay", "seed", "num_data", "prior")
-_REFUSED = ("maximize", "curvature", "rank_samples", "compile")
+_REFUSED = ("maximize", "curvature", "rank_samples", "compile", "max_memorised")
 SHARED = ("mc_samples", "antithetic")
 COMMON = ("lr", "betas", "num_data", "temperature", "prior_precision", "initial_precision")
 _REPORTED = ("method", "seed", *SHARED, *COMMON)
@@ -106,8 +106,8 @@ def configure(
                 raise TypeError(f"{name} must not be given to a population of {called!r}, got {value!r}")
         if given.get("prior") is not None:  # an optimiser that starts from a posterior sets the weights to its mean
             model, criterion = copy.deepcopy(model), copy.deepcopy(criterion)
-        sizes = {"num_data": pool.sizes[member], "batch_size": pool.widths[member]}
-        sizes["total_steps"] = epochs * pool.batches[member]
+        sizes: dict[str, Any] = {"num_data": pool.sizes[member], "batch_size": pool.widths[member]}
+        sizes |= {"total_steps": epochs * pool.batches[member], "max_memorised": None}
         arguments = {**{name: value for name, value in sizes.items() if name in used}, **given}
         weights = list(model.named_parameters())
         learned = [(f"likelihood.{name}", p) for name, p in criterion.named_parameters() if p.requires_grad]

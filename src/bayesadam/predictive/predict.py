@@ -82,14 +82,15 @@ def predict(
         method: One of the following. ``"auto"`` is ``"linearized"`` for posteriors of :func:`bayesadam.badam` and
             :func:`bayesadam.laplace` and mixtures of them, whose covariance is that of a linearised network, and for
             those of :func:`bayesadam.variational_last_layer`, for which it is exact; it is ``"monte_carlo"`` for all
-            other posteriors, for a single Laplace posterior over the last layer, where both agree, and for a mixture if
-            a row has more than 128 outputs. ``"monte_carlo"`` is the mixture over posterior samples; for posteriors of a
-            linearised network it is often far too wide, and a warning is issued. ``"linearized"`` replaces the network
-            by its tangent at the posterior's mean, whose outputs are Gaussian without sampling
+            other posteriors, for a single Laplace posterior over the last layer, where both agree, and for a
+            mixture if a row has more than 128 outputs. ``"monte_carlo"`` is the mixture over posterior samples; for
+            posteriors of a linearised network it is often far too wide, and a warning is issued. ``"linearized"``
+            replaces the network by its tangent at the posterior's mean, whose outputs are Gaussian without sampling
             (Kessler et al. 2018; Foong et al. 2019; Immer et al. 2021); if a row has more than 128 outputs, their
             covariance is replaced by ``mc_samples`` samples of the tangent, each of which takes about two passes. It is
-            for Gaussian posteriors and mixtures of them; it treats every row by itself and ignores dependence on other rows of the batch, and a log variance
-            that the network outputs is taken at the mean. ``"moments"`` propagates mean and variance from layer to
+            for Gaussian posteriors and mixtures of them; it treats every row by itself and ignores dependence on other
+            rows of the batch, and with a covariance a log variance that the network outputs is taken at the mean.
+            ``"moments"`` propagates mean and variance from layer to
             layer (Bayer et al. 2015), for networks that :func:`bayesadam.fawn` accepts and posteriors with independent
             weights. With one hidden layer mean and variance are as exact as those of its activation; with more layers
             units are treated as independent. ``"mean"`` is the network at the posterior's mean alone.

@@ -1,7 +1,8 @@
 """Samples of the network that is linearised at the posterior's mean, by Jacobian-vector products.
 
-The output at sample ``w`` is ``f(x, mean) + J(x) (w - mean)`` (Immer et al. 2021, arXiv 2008.08400, eq. 7). Forward-mode
-differentiation computes it in about two passes of the network, for any number of outputs, without a Jacobian in memory.
+The output at sample ``w`` is ``f(x, mean) + J(x) (w - mean)`` (Immer et al. 2021, arXiv 2008.08400, eq. 7).
+Forward-mode differentiation computes it in about two passes of the network, for any number of outputs, without a
+Jacobian in memory.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bayesadam.modules.calls import call
+from bayesadam.modules.exclusive import check_weights_are_used
 from bayesadam.modules.mean_network import own_names
 from bayesadam.modules.wrappers import unwrapped
 from bayesadam.posterior import NetworkDistribution, Posterior
@@ -22,7 +24,6 @@ from bayesadam.predictive.batches import (
     Chunked,
     Rows,
     as_batches,
-    check_weights_are_used,
     draws_in_eval_mode,
     groups,
     joined,
@@ -96,7 +97,9 @@ class _Dual:
     def __call__(self, rows: Rows) -> tuple[Tensor, Tensor]:
         # Other kernels of attention have no forward-mode derivative.
         with torch.enable_grad(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
-            duals = {name: forward_ad.make_dual(self.mean[name], change) for name, change in self.tangents.items()}
+            duals = {}
+            for name, change in self.tangents.items():
+                duals[name] = forward_ad.make_dual(self.mean[name], change)  # type: ignore[no-untyped-call]
             try:
                 output = call(self.model, rows.batch, self.options.output, duals)
             except NotImplementedError as error:
@@ -104,6 +107,6 @@ class _Dual:
                     "model must have forward-mode derivatives for samples of the linearised network "
                     f"(use method='monte_carlo'), got: {error}"
                 ) from error
-            center, change = forward_ad.unpack_dual(output)
+            center, change = forward_ad.unpack_dual(output)  # type: ignore[no-untyped-call]
         rows.check(center)
         return center.detach().clone(), torch.zeros_like(center) if change is None else change.detach().clone()
