@@ -273,18 +273,19 @@ class PerturbedOptimizer(Optimizer):
             model: Module from which the parameters' names and the buffers are taken; default: the one that
                 :meth:`attach` was given. Without either, the posterior has no buffers, and the names are those that the
                 optimiser was constructed with. Parameters that do not belong to the model are left out; only groups
-                with ``perturb=False`` may have them (a learned noise level). The running statistics of batch norm are
-                averages over the samples of training; :func:`bayesadam.predictive.with_batch_norm` computes those of
-                the mean.
+                with ``perturb=False`` (a learned noise level) or with another seed may have them. The running
+                statistics of batch norm are averages over the samples of training;
+                :func:`bayesadam.predictive.with_batch_norm` computes those of the mean.
 
         Raises:
             RuntimeError: The names of the parameters are not known, or two parameters have the same name.
-            ValueError: A perturbed parameter does not belong to the model.
+            ValueError: A perturbed parameter of the model's seed does not belong to the model.
         """
         layout, reported = self._engine.layout, dict[str, Any](method=type(self).__name__)
+        group = layout.group_of(model)
         for name in groups.REPORTED:
-            if name in layout.first:
-                reported[name] = layout.first[name]
+            if name in group:
+                reported[name] = group[name]
         reported["temperature"] *= self.cooling
         means, variances, origins = layout.read(model, self._engine.weights.flats, tracks_start=self.tracks_start)
         posterior = DiagonalGaussian(means, variances, hyperparameters={**reported, PER_TENSOR: origins})
