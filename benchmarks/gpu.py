@@ -4,8 +4,8 @@
 
 Steps have given gradients, and those of each contender take turns with those of fused Adam. There are iterations of two
 networks, 64 samples of ``predict``, a diagonal Laplace approximation, five networks beside one, and a captured step.
-Times are those of ``turns.py``, where the device is waited for at the end of each turn. A section that fails is recorded
-with its error.
+Times are those of ``turns.py``, where the device is waited for at the end of each turn. A section that fails is
+recorded with its error.
 """
 
 from __future__ import annotations
