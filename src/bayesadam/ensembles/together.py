@@ -67,7 +67,7 @@ class Together:
         x, _ = batch.stacked(len(self._models))
         if self._layers and x.ndim == 3:
             with torch.no_grad():
-                trace = Perceptron(self._layers, self._views, x, self._scratch)
+                trace = Perceptron(self._layers, self._views, x, scratch=self._scratch)
             outputs = trace.output[:, 0].requires_grad_()
             losses = self._losses(outputs, batch)
             (signal,) = torch.autograd.grad(losses.sum(), outputs)
