@@ -21,7 +21,7 @@ from networks import perceptron
 from record import arguments, conditions, save
 from turns import take_turns
 
-BATCH, MEMBERS, ROUNDS = 32, 5, 5
+BATCH, MEMBERS, ROUNDS = 32, 5, 9
 
 
 def convolutional() -> nn.Sequential:
@@ -32,8 +32,8 @@ def convolutional() -> nn.Sequential:
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
-    "64-128-128-10": (partial(perceptron, 64, 128, 128, 10), (64,), 300),
-    "convolutions, 16 and 32 filters": (convolutional, (1, 14, 14), 100),
+    "64-128-128-10": (partial(perceptron, 64, 128, 128, 10), (64,), 400),
+    "convolutions, 16 and 32 filters": (convolutional, (1, 14, 14), 60),
 }
 """Network, shape of an input, and steps of a training."""
 
