@@ -3,8 +3,9 @@
     python benchmarks/gpu.py               # writes runs/benchmarks/gpu.json after each section: it may be stopped
 
 Steps have given gradients, and those of each contender take turns with those of fused Adam. There are iterations of two
-networks, 64 samples of ``predict``, a diagonal Laplace approximation, and a captured step. Times are those of
-``turns.py``, where the device is waited for at the end of each turn. A section that fails is recorded with its error.
+networks, 64 samples of ``predict``, a diagonal Laplace approximation, five networks beside one, and a captured step.
+Times are those of ``turns.py``, where the device is waited for at the end of each turn. A section that fails is
+recorded with its error.
 """
 
 from __future__ import annotations
@@ -215,6 +216,29 @@ def predictions(device: torch.device, tiny: bool) -> dict[str, Any]:
     }
 
 
+def ensembles(device: torch.device, tiny: bool) -> dict[str, Any]:
+    """Five ResNets by ``train_ensemble`` beside one in a loop, for an epoch of 16 minibatches."""
+    batch, steps = (2, 2) if tiny else (128, 16)
+    x, y = torch.randn(batch * steps, 3, 32, 32, device=device), torch.arange(batch * steps, device=device) % 10
+    options: dict[str, Any] = {"likelihood": ba.Categorical(), "epochs": 1, "batch_size": batch, "progress": False}
+
+    def make() -> nn.Module:
+        return resnet(4 if tiny else 64).to(device)
+
+    def one() -> None:
+        net = make()
+        opt = ba.BayesAdam(net.named_parameters(), num_data=len(x), batch_size=batch, total_steps=steps)
+        opt.train()
+        for rows in torch.randperm(len(x), device=device).split(batch):
+            opt.zero_grad()
+            cross_entropy(net(x[rows]), y[rows]).backward()
+            opt.step()
+
+    five = partial(ba.train_ensemble, make, (x, y), members=5, together=True, **options)
+    in_turn = partial(ba.train_ensemble, make, (x, y), members=5, together=False, **options)
+    return timed({"one network": one, "five together": five, "five in turn": in_turn}, 5, tiny)
+
+
 def graphs(device: torch.device) -> dict[str, Any]:
     """A step that is captured and replayed, beside the same steps without a graph."""
     means = []
@@ -253,6 +277,7 @@ def main() -> None:
         **{f"steps, {case}": partial(steps, device, tiny, case) for case in CASES},
         **{kind: partial(iterations, device, tiny, kind) for kind in ("ResNet-18", "transformer")},
         "predictions": partial(predictions, device, tiny),
+        "ensembles": partial(ensembles, device, tiny),
         "graphs": partial(graphs, device),
     }
     for name, section in sections.items():

@@ -65,7 +65,7 @@ def test_members_are_trained_alone(method):
         plan = {"num_data": 40, "seed": seed, "lr": 0.01, **own.get(method, {})}
         return ba.optim.OPTIMIZERS[method](model.named_parameters(), **plan)
 
-    q = ensemble(method=method, lr=0.01, seed=4)
+    q = ensemble(method=method, lr=0.01, seed=4, together=method != "vogn")
     assert isinstance(q, ba.Mixture)
     assert len(q.components) == 3
     for number, member in enumerate(q.components):

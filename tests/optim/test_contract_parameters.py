@@ -345,3 +345,27 @@ def test_another_shape_is_noticed(method, change):
         opt.sampled_params().__enter__()
     assert torch.equal(weight, values)
     assert torch.equal(weights(net)[values.numel() :], before)
+
+
+@pytest.mark.parametrize("name", ["vadam", "ivon", "ivon eager", "bayesadam"])
+def test_groups_of_several_seeds_are_several_networks(name):
+    """One optimiser of two networks trains each as its own optimiser does."""
+    method = Method(name)
+    nets = [make_net(), make_net()]
+    alone = [copy.deepcopy(net) for net in nets]
+    groups = [{"params": list(net.named_parameters()), "seed": 5 + 2**40 * i} for i, net in enumerate(nets)]
+    opt = method(nets[0], groups)
+    opt.train()
+    for step in range(3):
+        opt.zero_grad()
+        sum(loss_of(net, step) for net in nets).backward()
+        opt.step()
+    opt.eval()
+    for i, net in enumerate(alone):
+        other = method(net, seed=5 + 2**40 * i)
+        train(net, other, 3)
+        joint, expected = opt.posterior(nets[i]), other.posterior(net)
+        assert joint.hyperparameters == expected.hyperparameters
+        for parameter in expected.mean:
+            torch.testing.assert_close(joint.mean[parameter], expected.mean[parameter], rtol=1e-6, atol=1e-8)
+            torch.testing.assert_close(joint.variance[parameter], expected.variance[parameter], rtol=1e-6, atol=0)

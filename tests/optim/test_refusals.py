@@ -180,7 +180,7 @@ def test_a_parameter_that_is_there_twice():
 GROUPS = [
     ("von", {"lr": -1.0}, "lr must be"),
     ("von", {"perturb": "no"}, "perturb must be True or False"),
-    ("von", {"seed": 3}, "seed must be the same in all groups, got 3"),
+    ("von", {"nonfinite": "skip"}, "nonfinite must be the same in all groups, got 'skip'"),
     ("von", {"mc_samples": 2}, "mc_samples must be the same in all groups, got 2"),
     ("von", {"hessian": "exact"}, "hessian must be the same in all groups, got 'exact'"),
     ("von", {"correction": "backtracking"}, "correction must be the same in all groups, got 'backtracking'"),

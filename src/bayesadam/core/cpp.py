@@ -69,9 +69,9 @@ def source(program: Program, draws: Sequence[str], real: torch.dtype) -> str:
 
 
 _FILLS = {
-    "eps": "fill_tile(eps, tile, lanes, Key{low, high, step, number_, index}, word[6] & 1 ? -1.0f : 1.0f);",
+    "eps": "fill_tile(eps, tile, lanes, Key{low, high, step, number_, index}, word[4] & 1 ? -1.0f : 1.0f);",
     "next_eps": (
-        "fill_tile(next_eps, tile, lanes, Key{low, high, next_step, next_number, index}, word[6] & 2 ? -1.0f : 1.0f);"
+        "fill_tile(next_eps, tile, lanes, Key{low, high, next_step, next_number, index}, word[4] & 2 ? -1.0f : 1.0f);"
     ),
 }
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -97,18 +98,27 @@ def _normals(flat: Flat, pieces: Sequence[Piece], part: slice, draws: Draws) -> 
     a step have it in common and drawing it takes most operations.
     """
     found: dict[str, Tensor] = {}
-    runs = [
-        (index, first + start, min(size, stop - start), whole)  # a part of one run, or all runs of a whole member
-        for number, start, stop in pieces
-        for index, first, size, whole in flat.noise_runs[number]
+    by_seed = [
+        (seed, [run for piece in alike for run in _runs(piece, flat)])
+        for seed, alike in groupby(pieces, lambda piece: flat.members[piece.number].group["seed"])
     ]
     for name, draw in draws.items():
         if draw in flat.noise:
             found[name] = flat.noise[draw][part]
             continue
         eps = torch.empty(part.stop - part.start, dtype=torch.float32, device=flat.kind.device)
-        noise.fill_runs(eps, runs, seed=draw.seed, step=draw.step, sample=draw.number)
+        parts = eps.split_with_sizes([sum(size for _, _, size, _ in runs) for _, runs in by_seed])
+        for own, (seed, runs) in zip(parts, by_seed, strict=True):
+            noise.fill_runs(own, runs, seed=seed, step=draw.step, sample=draw.number)
         found[name] = (eps.neg_() if draw.negative else eps).to(flat.kind.dtype)
     if flat.is_whole and flat.kind.is_run and found and part == slice(0, flat.numel):
         flat.noise = {draw: found[name] for name, draw in list(draws.items())[-1:]}
     return found
+
+
+def _runs(piece: Piece, flat: Flat) -> list[noise.Run]:
+    """The runs of noise of a piece: a part of one run, or all runs of a whole member."""
+    number, start, stop = piece
+    return [
+        (index, first + start, min(size, stop - start), whole) for index, first, size, whole in flat.noise_runs[number]
+    ]

@@ -34,23 +34,21 @@ _OPTION = attrgetter("name", "static")
 
 
 class Draw(NamedTuple):
-    """The noise of a sample, for all parameters.
+    """The noise of a sample, for all parameters, whose groups have the seeds.
 
     Attributes:
-        seed: The seed.
         step: Number of the step.
         number: Number of the draw in it; two antithetic samples share one.
         negative: Whether the noise has the opposite sign, as that of the second one of an antithetic pair.
     """
 
-    seed: int
     step: int
     number: int
     negative: bool
 
 
 def draw_of(group: Mapping[str, Any], sample: int = 0, *, step: int | None = None) -> Draw:
-    """The noise of a sample by its number in a step, by default the present one, for the seed of a group. With
+    """The noise of a sample by its number in a step, by default the present one, for the options of a group. With
     ``rank_samples`` every process has other samples.
     """
     step = group["noise_step"] if step is None else step
@@ -58,11 +56,11 @@ def draw_of(group: Mapping[str, Any], sample: int = 0, *, step: int | None = Non
         rank, size = rank_and_size()
         sample = sample * size + rank
     number, second = divmod(sample, 2) if group["antithetic"] else (sample, 0)
-    return Draw(group["seed"], step, number, bool(second))
+    return Draw(step, number, bool(second))
 
 
 class Member(NamedTuple):
-    """A parameter with its group and its noise index, which is its position among all parameters."""
+    """A parameter with its group and its noise index, which is its position among all parameters of the same seed."""
 
     parameter: nn.Parameter
     group: dict[str, Any]
@@ -324,6 +322,7 @@ class Flat:
         rows[:, 1] = self.sizes
         rows[:, 2] = [noise.lanes_of(whole) for ((_, _, _, whole),) in self.noise_runs]
         rows[:, 3] = [member.noise_index for member in self.members]
+        rows[:, 5:FIXED] = [divmod(member.group["seed"], 2**32)[::-1] for member in self.members]
         return rows
 
 

@@ -33,8 +33,8 @@ REORDERED = ("weights", "grad")
 """Tensors that may be in the memory format ``channels_last``; the last two columns of a row are their numbers of
 positions and of channels.
 """
-WORDS = 8
-"""What the words of a launch are: the two halves of the seed, step and sample of the noise, step and sample of the next
+WORDS = 6
+"""What the words of a launch are: step and sample of the noise, step and sample of the next
 noise, the two signs, and the number of columns of the table of numbers.
 """
 
@@ -49,7 +49,7 @@ from bayesadam.native.tiles import expm1, log1p, power, tanh
 @triton.jit
 def header(table, words, numbers, counters, found, values):
     row = tl.program_id(0).to(tl.int64)
-    number = numbers + row * tl.load(words + 7)
+    number = numbers + row * tl.load(words + 5)
     counter = counters + tl.load(table + row * {columns} + 4) * {width}
     {header}
 
@@ -219,11 +219,10 @@ def source(program: Program, draws: Sequence[str], real: torch.dtype) -> str:
     for i, name in enumerate(("positions", "channels")):
         loads.append(f"{name} = tl.load(row + {FIXED + len(names) + i}).to(tl.int32)")
     if draws:
-        loads.append(
-            "low, high, index, signs = tl.load(words), tl.load(words + 1), tl.load(row + 3), tl.load(words + 6)"
-        )
+        loads.append("low, high, index = tl.load(row + 5), tl.load(row + 6), tl.load(row + 3)")
+        loads.append("signs = tl.load(words + 4)")
     for name in draws:
-        first, bit = (2, 1) if name == "eps" else (4, 2)
+        first, bit = (0, 1) if name == "eps" else (2, 2)
         loads.append(f"sign = tl.where((signs & {bit}) != 0, -1.0, 1.0)")
         outputs = ", ".join(f"x_{name}_{k}" for k in range(4))
         words = f"tl.load(words + {first}), tl.load(words + {first + 1})"

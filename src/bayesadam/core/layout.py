@@ -149,7 +149,7 @@ class Layout:
         key: list[Any] = []
         for group in self.owner.param_groups:
             parameters = group["params"]
-            key += id(group), group["perturb"], group["initial_precision"] is None
+            key += id(group), group["seed"], group["perturb"], group["initial_precision"] is None
             key.append(group.get("prior_precision") == INIT)
             key += map(group.get, self._static)
             key += map(id, parameters)
@@ -326,8 +326,9 @@ class Layout:
             spread(innermost(model))
         names = self.names() if model is None else names_in(model)
         covered: dict[str, tuple[Flat, int]] = {}
+        seed = self.group_of(model)["seed"]
         for parameter, group, _ in self.members():
-            if parameter not in names and group["perturb"]:
+            if parameter not in names and group["perturb"] and group["seed"] == seed:
                 if model is not None:
                     raise self.not_in_model(parameter)
                 if parameter in places:
@@ -344,6 +345,11 @@ class Layout:
                     )
                 covered[name] = places[parameter]
         return covered
+
+    def group_of(self, model: nn.Module | None) -> dict[str, Any]:
+        """The first group with parameters of a model, or the first of all."""
+        names = {} if model is None else names_in(model)
+        return next((member.group for member in self.members() if member.parameter in names), self.first)
 
     def not_in_model(self, parameter: Tensor) -> ValueError:
         """The error for a perturbed parameter that does not belong to the model."""

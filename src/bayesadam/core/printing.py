@@ -10,9 +10,10 @@ from bayesadam.core.record import Program
 Expression: TypeAlias = Callable[..., str]
 """Text of an operation, from the type in which it is computed and the texts of its operands."""
 
-FIXED = 5
+FIXED = 7
 """Number of columns of a run before its addresses: first element, number of elements, lanes of a tile of noise, index
-of the parameter, and the row of its numbers (in C++) or its number in the flat, where its counters are (in Triton).
+of the parameter, the row of its numbers (in C++) or its number in the flat, where its counters are (in Triton), and the
+two halves of its seed.
 """
 
 

@@ -45,7 +45,7 @@ class Weights:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.flats: list[Flat] = []
-        self.drawn = Draw(0, 0, 0, False)
+        self.drawn = Draw(0, 0, False)
         self._versions: list[list[tuple[int, int]]] = []  # of members' tensors, after the sample was written
         self.widths: list[Any] = []
         self.writing: str | None = None

@@ -131,10 +131,11 @@ class HessianSource:
         first, drawn = self.layout.first, self.weights.drawn
         sample = 2 * drawn.number + drawn.negative if first["antithetic"] else drawn.number
         key = (self._calls * first["mc_samples"] + sample) * first["probes"] + number
-        indices: dict[Tensor, int] = {member.parameter: member.noise_index for member in self.layout.members()}
+        members: dict[Tensor, Any] = {member.parameter: member for member in self.layout.members()}
         signs = []
         for p in parameters:
-            draw = noise.normal(first["seed"], first["noise_step"], key, indices[p], p.shape, stream=noise.PROBES)
+            _, group, index = members[p]
+            draw = noise.normal(group["seed"], group["noise_step"], key, index, p.shape, stream=noise.PROBES)
             signs.append(torch.where(draw.signbit(), -1.0, 1.0).to(p))
         return signs
 

@@ -26,10 +26,9 @@ struct bfloat16 {
 // The runs of elements, the numbers of their groups, and the words that name the noise; see core/cpp.py.
 extern "C" void run(int64_t count, const int64_t* runs, const double* numbers, const int64_t* word, int threads) {
     constexpr int64_t NUMBERS = /*NUMBERS*/, COLUMNS = /*COLUMNS*/;
-    const uint32_t low = static_cast<uint32_t>(word[0]), high = static_cast<uint32_t>(word[1]),
-                   step = static_cast<uint32_t>(word[2]), number_ = static_cast<uint32_t>(word[3]),
-                   next_step = static_cast<uint32_t>(word[4]), next_number = static_cast<uint32_t>(word[5]);
-    (void)low, (void)high, (void)step, (void)number_, (void)next_step, (void)next_number;
+    const uint32_t step = static_cast<uint32_t>(word[0]), number_ = static_cast<uint32_t>(word[1]),
+                   next_step = static_cast<uint32_t>(word[2]), next_number = static_cast<uint32_t>(word[3]);
+    (void)step, (void)number_, (void)next_step, (void)next_number;
     int64_t total = 0;
     for (int64_t i = 0; i < count; i++) total += tiles_of(runs[i * COLUMNS], runs[i * COLUMNS + 1]);
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -44,9 +43,10 @@ extern "C" void run(int64_t count, const int64_t* runs, const double* numbers, c
             const int64_t from = share.from(before), to = share.to(before, tiles);
             before += tiles;
             if (from >= to) continue;
-            const uint32_t index = static_cast<uint32_t>(run[3]);
+            const uint32_t index = static_cast<uint32_t>(run[3]), low = static_cast<uint32_t>(run[5]),
+                           high = static_cast<uint32_t>(run[6]);
             const double* const number = numbers + run[4] * NUMBERS;
-            (void)index;
+            (void)index, (void)low, (void)high;
             /*HEADER*/
             /*POINTERS*/
             for (int64_t t = from; t < to; t++) {

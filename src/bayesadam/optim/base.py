@@ -277,21 +277,23 @@ class PerturbedOptimizer(Optimizer):
             model: Module from which the parameters' names and the buffers are taken; default: the one that
                 :meth:`attach` was given. Without either, the posterior has no buffers, and the names are those that the
                 optimiser was constructed with. Parameters that do not belong to the model are left out; only groups
-                with ``perturb=False`` may have them (a learned noise level). The running statistics of batch norm are
-                averages over the samples of training; :func:`bayesadam.predictive.with_batch_norm` computes those of
-                the mean.
+                with ``perturb=False`` (a learned noise level) or with another seed may have them. The running
+                statistics of batch norm are averages over the samples of training;
+                :func:`bayesadam.predictive.with_batch_norm` computes those of the mean.
             temperature: That of the widths, in (0, 1]; 1 for those of Bayes' rule, after a training at temperature 1.
                 The default is what the method predicts labels by.
 
         Raises:
             RuntimeError: The names of the parameters are not known, or two parameters have the same name.
-            ValueError: A perturbed parameter does not belong to the model, or the temperature is out of its range.
+            ValueError: A perturbed parameter of the model's seed does not belong to the model, or the temperature is
+                out of its range.
         """
         layout, reported = self._engine.layout, dict[str, Any](method=type(self).__name__)
+        group = layout.group_of(model)
         for name in groups.REPORTED:
-            if name in layout.first:
-                reported[name] = layout.first[name]
-        reported["temperature"] = self.rule.numbers(layout.first).get("temperature", reported["temperature"])
+            if name in group:
+                reported[name] = group[name]
+        reported["temperature"] = self.rule.numbers(group).get("temperature", reported["temperature"])
         reported["temperature"] *= self.cooling
         in_training = None
         if temperature is not None:

@@ -236,9 +236,13 @@ class BayesAdam(PerturbedOptimizer):
                     group["temperature"] = temperature
 
     def watch(self) -> None:
-        """Measure by the gradients of a step, before it is made, whether the training memorises its rows."""
-        if self.param_groups[0]["max_memorised"] is not None:
-            overfitting.watch(self.param_groups, self.state)
+        """Measure by the gradients of a step, before it is made, whether the training memorises its rows; networks that
+        are trained at once have seeds of their own.
+        """
+        if self.param_groups[0]["max_memorised"] is None:
+            return
+        for seed in dict.fromkeys(group["seed"] for group in self.param_groups):
+            overfitting.watch([group for group in self.param_groups if group["seed"] == seed], self.state)
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Check the hyper-parameters of a new group; the prior may be that of the initial values."""

@@ -183,7 +183,7 @@ class DenseVON(Optimizer):
             for sample in range(samples):
                 draw = draw_of(group, sample, step=step)
                 drawn = {i: torch.empty(p.shape, device=p.device) for i, p in enumerate(parameters)}
-                noise.fill_many(drawn, draw.seed, draw.step, draw.number)
+                noise.fill_many(drawn, group["seed"], draw.step, draw.number)
                 eps = _joined(drawn.values()) * (-1.0 if draw.negative else 1.0)
                 self._write(mean + torch.linalg.solve_triangular(factor.mT, eps[:, None], upper=True)[:, 0])
                 with torch.enable_grad():

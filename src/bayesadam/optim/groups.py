@@ -17,7 +17,7 @@ BOOKKEEPING = {"perturb": True, "noise_step": 0, "skipped_steps": 0, "weights": 
 """Entries of parameter groups that are not arguments of the constructor."""
 COUNTED = ("noise_step", "skipped_steps", "slowdown")
 """Entries that are the same in all groups."""
-SHARED = ("mc_samples", "antithetic", "seed", "nonfinite", "compile", "rank_samples")
+SHARED = ("mc_samples", "antithetic", "nonfinite", "compile", "rank_samples")
 """Hyper-parameters that must be the same in all groups."""
 
 REPORTED = ("num_data", "prior_precision", "temperature", "seed")
@@ -62,7 +62,7 @@ def checked(group: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any
 
 def number(group: dict[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
     """Set the entries of a group that follow from the groups before it."""
-    group["noise_index"] = sum(len(other["params"]) for other in others)
+    group["noise_index"] = sum(len(other["params"]) for other in others if other["seed"] == group["seed"])
     for name in COUNTED if others else ():
         if name in others[0]:
             group[name] = others[0][name]

@@ -11,8 +11,8 @@ from bayesadam.posterior import DiagonalGaussian
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Options of every optimiser. ``mc_samples``, ``antithetic``, ``rank_samples``, ``seed``, ``nonfinite`` and
-    ``compile`` must be the same in all groups.
+    """Options of every optimiser. ``mc_samples``, ``antithetic``, ``rank_samples``, ``nonfinite`` and ``compile``
+    must be the same in all groups.
 
     Attributes:
         betas: Decay rates of the running averages of the gradient and of the curvature, each in [0, 1).
@@ -23,7 +23,8 @@ class SamplingOptions(TypedDict, total=False):
             and curvatures of all samples are then averaged over the processes at the step, or at the end of its last
             block. It is refused for sharded parameters and second derivatives.
         seed: Seed of the noise, which otherwise depends only on the step, the sample and the position of the
-            parameter. Two optimisers of one model need different seeds, or their samples are correlated.
+            parameter. Two optimisers of one model need different seeds, or their samples are correlated. Groups of
+            different seeds are those of different networks, each trained as alone.
         maximize: Whether the loss is to be maximised (a mean log-likelihood).
         nonfinite: What to do when a gradient is not finite: ``"raise"`` a ``FloatingPointError`` that names the
             parameter and change nothing, or ``"skip"`` the step and count it in ``skipped_steps`` of the groups.

@@ -53,9 +53,7 @@ class Losses:
         _check_loss(criteria[0])
         members = [Member(*pair) for pair in zip(models, criteria, strict=True)]
         self.template = copy.deepcopy(members[0])
-        for module in self.template.modules():
-            if type(module) is nn.Embedding and module.padding_idx is not None:
-                module.__class__ = _PaddedEmbedding
+        prepare_for_vmap(self.template)
         trained = {name: p for name, p in self.template.named_parameters() if p.requires_grad}
         _check_network(self.template.model)
         self.weights = Layout({_public(n): p.shape for n, p in trained.items() if n.startswith("model.")})
@@ -198,6 +196,13 @@ class _PaddedEmbedding(nn.Embedding):
         assert self.padding_idx is not None
         found = functional.embedding(input, self.weight, scale_grad_by_freq=self.scale_grad_by_freq)
         return found.detach().where(input.eq(self.padding_idx).unsqueeze(-1), found)
+
+
+def prepare_for_vmap(module: nn.Module) -> None:
+    """Replace, in a template, layers that ``vmap`` would compute wrongly."""
+    for layer in module.modules():
+        if type(layer) is nn.Embedding and layer.padding_idx is not None:
+            layer.__class__ = _PaddedEmbedding
 
 
 def _public(name: str) -> str:

@@ -102,7 +102,9 @@ class Perceptron:
         return output
 
     @torch.no_grad()
-    def backward(self, grad: Tensor, *, squares: bool = False) -> tuple[Tensor, Tensor | None]:
+    def backward(
+        self, grad: Tensor, *, squares: bool = False, into: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Gradients with respect to all weights.
 
         For a layer with inputs ``A`` and gradients ``B`` with respect to its outputs they are ``B A'``, and the sums of
@@ -111,6 +113,7 @@ class Perceptron:
         Args:
             grad: Gradient with respect to the output, ``(k, S, M, ...)``, which may be overwritten.
             squares: Whether to compute the sums over the data points of their squared gradients, too.
+            into: Memory of the gradients.
 
         Returns:
             Gradients and sums of squares, each ``(k, S, numel)``, with the weights in the order of the layers; the
@@ -132,7 +135,7 @@ class Perceptron:
             transposed = layer.weight.transpose(1, 2)
             out = self._place(f"{layer.prefix}signal", *transposed.shape[:2], signal.shape[2], like=signal)
             signal = torch.bmm(transposed, signal, out=out)
-        return self._rows(grads), self._rows(sums) if squares else None
+        return self._rows(grads, into), self._rows(sums) if squares else None
 
     @torch.no_grad()
     def second(self, signal: Tensor) -> Tensor:
@@ -150,8 +153,8 @@ class Perceptron:
         assert isinstance(layer, _Linear)
         return self._rows(layer.products(signal.transpose(2, 3).flatten(0, 1), len(signal), squared=True))
 
-    def _rows(self, parts: Sequence[Tensor]) -> Tensor:
-        return torch.cat([part.reshape(*self._sizes, -1) for part in parts], dim=2)
+    def _rows(self, parts: Sequence[Tensor], into: Tensor | None = None) -> Tensor:
+        return torch.cat([part.reshape(*self._sizes, -1) for part in parts], dim=2, out=into)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,151 @@
+"""The optimisers of the members of an ensemble, their checkpoints and their posteriors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from bayesadam.curvature import PerExampleSquares
+from bayesadam.ensembles.in_turn import Generators
+from bayesadam.files import reading, whole_file
+from bayesadam.modules.batch_norm import statistics_are_fixed
+from bayesadam.optim import OPTIMIZERS, VOGN, BayesAdam, PerturbedOptimizer
+from bayesadam.posterior import DenseGaussian, DiagonalGaussian, KroneckerGaussian, PartialGaussian
+from bayesadam.predictive import with_batch_norm
+
+WHOLE = {"nonfinite", "correction"}
+"""Options of optimisers by which some parameters decide about the step of all."""
+Gaussians = DenseGaussian | DiagonalGaussian | KroneckerGaussian
+
+
+class Training:
+    """The networks of an ensemble with their optimisers, and learning rates that fall to zero by half a cosine.
+
+    Args:
+        models: The networks.
+        generators: Their random numbers.
+        method: Name of the optimiser.
+        seeds: Seeds of their noise.
+        num_data: Number of training examples.
+        batch_size: Data points per minibatch.
+        steps: Number of steps of the training.
+        options: Arguments of the optimiser.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        generators: Generators,
+        method: str,
+        seeds: Sequence[int],
+        *,
+        num_data: int,
+        batch_size: int,
+        steps: int,
+        options: Mapping[str, Any],
+    ) -> None:
+        self._models, self._generators = models, generators
+        plan = {"num_data": num_data, "batch_size": min(num_data, batch_size), "total_steps": steps}
+        self._optimizers = _optimizers(models, method, seeds, plan, options)
+        self._schedules = [CosineAnnealingLR(optimizer, steps) for optimizer in self._optimizers]
+
+    def start(self) -> None:
+        """Put samples into the weights."""
+        for optimizer in self._optimizers:
+            if isinstance(optimizer, PerturbedOptimizer):
+                optimizer.train()
+
+    def step(self) -> None:
+        """Make a step of all members."""
+        for optimizer, schedule in zip(self._optimizers, self._schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+
+    def end(self) -> None:
+        """Put the means into the weights."""
+        for optimizer in self._optimizers:
+            if isinstance(optimizer, PerturbedOptimizer):
+                optimizer.eval()
+
+    def save(self, path: str | os.PathLike[str], told: Mapping[str, Any], epochs: int) -> None:
+        """Write a checkpoint after a number of epochs, with what was told about the training; weights hold samples
+        before and afterwards.
+        """
+        self.end()
+        with whole_file(path) as file:
+            states = {name: [part.state_dict() for part in parts] for name, parts in self._parts().items()}
+            torch.save({"told": repr(told), "epochs": epochs, "generators": self._generators.states, **states}, file)
+        self.start()
+
+    def load(self, path: str | os.PathLike[str], told: Mapping[str, Any]) -> int:
+        """Read a checkpoint, if there is one; return its number of epochs.
+
+        Raises:
+            ValueError: It is of another training.
+        """
+        if not Path(path).exists():
+            return 0
+        with reading("checkpoint must be a file of train_ensemble", path):
+            state = torch.load(path, weights_only=True)
+            saved, epochs = state["told"], int(state["epochs"])
+        if saved != repr(told):
+            raise ValueError(f"checkpoint must be of this training, {told}, got one of {saved}")
+        for name, parts in self._parts().items():
+            for part, saved_part in zip(parts, state[name], strict=True):
+                part.load_state_dict(saved_part)
+        self._generators.states = state["generators"]
+        return epochs
+
+    def _parts(self) -> dict[str, Sequence[Any]]:
+        """What a checkpoint has the state dicts of."""
+        return {"models": self._models, "optimizers": self._optimizers, "schedules": self._schedules}
+
+    def posteriors(self, inputs: Any) -> list[Gaussians | PartialGaussian]:
+        """The posteriors of all members, with the constants that are not the same for all and with the batch norm
+        statistics of their means, for training inputs in any form that ``predict`` takes.
+        """
+        constants = [
+            {n: p.detach().clone() for n, p in m.named_parameters() if not p.requires_grad} for m in self._models
+        ]
+        differing = [n for n, value in constants[0].items() if any(not value.equal(each[n]) for each in constants)]
+        posteriors: list[Gaussians | PartialGaussian] = []
+        optimizers = self._optimizers * (len(self._models) // len(self._optimizers))
+        for model, optimizer, constant in zip(self._models, optimizers, constants, strict=True):
+            model.eval()
+            posterior: Gaussians = DiagonalGaussian.point_mass(model)
+            if isinstance(optimizer, PerturbedOptimizer):
+                posterior = optimizer.posterior(model)
+                if not statistics_are_fixed(model):
+                    posterior = with_batch_norm(model, posterior, inputs)
+            if differing:
+                partial = PartialGaussian(posterior, {name: constant[name] for name in differing})
+                posteriors.append(partial.with_buffers(posterior.buffers))
+            else:
+                posteriors.append(posterior)
+        return posteriors
+
+
+def _optimizers(
+    models: Sequence[nn.Module], method: str, seeds: Sequence[int], plan: Mapping[str, Any], options: Mapping[str, Any]
+) -> list[torch.optim.Optimizer]:
+    """One optimiser of all networks; or one for each, if it sees more of a network than element after element."""
+    if method == "adam":
+        trained = [p for model in models for p in model.parameters() if p.requires_grad]
+        fastest = {} if "foreach" in options else {"fused": trained[0].device.type in ("cpu", "cuda")}
+        return [torch.optim.Adam(trained, **{**fastest, **options})]
+    kind = OPTIMIZERS[method]
+    names = ("num_data", "batch_size", "total_steps") if kind is BayesAdam else ("num_data",)
+    given = {**{name: plan[name] for name in names}, **options}
+    groups = [{"params": list(m.named_parameters()), "seed": seed} for m, seed in zip(models, seeds, strict=True)]
+    if kind is VOGN:
+        squares = map(PerExampleSquares, models)
+        return [kind([group], **given, curvature=each) for group, each in zip(groups, squares, strict=True)]
+    if WHOLE & {*options}:
+        return [kind([group], **given) for group in groups]
+    return [kind(groups, **given)]
