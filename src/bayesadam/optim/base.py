@@ -178,7 +178,7 @@ class PerturbedOptimizer(Optimizer):
 
     @uncompiled
     def train(self, mode: bool = True) -> None:
-        """Start drop-in training: from now on the weights hold a posterior sample, a new one after every step.
+        """Start drop-in training: the weights hold a posterior sample, a new one after every step.
 
         Groups and parameters are read now. Until :meth:`eval`, parameters, ``requires_grad`` and what decides the width
         of the posterior must not change. Calling it again changes nothing, except that it rebuilds the sample if a
@@ -196,7 +196,7 @@ class PerturbedOptimizer(Optimizer):
 
     @uncompiled
     def eval(self) -> None:
-        """End drop-in training, so that the weights hold the mean. Calling it again changes nothing.
+        """End drop-in training, so that the weights hold the mean.
 
         Warns:
             UserWarning: Weights that held a sample were modified externally; their present values become the mean.
@@ -303,26 +303,20 @@ class PerturbedOptimizer(Optimizer):
         means, variances, origins = layout.read(model, sampled, tracks_start=tracks_start, temperature=in_training)
         posterior = DiagonalGaussian(means, variances, hyperparameters={**reported, PER_TENSOR: origins})
         model = self._take_names() if model is None else model
-        if model is not None:
-            posterior.buffers = buffers_of(model)
+        posterior.buffers = posterior.buffers if model is None else buffers_of(model)
         return posterior
 
     def report(self, model: nn.Module | None = None) -> PosteriorReport:
-        """Report what the posterior has learned, for each tensor: the widths, and the share of the start in them.
-
-        It is ``posterior(model).report()`` with the number of steps made so far; arguments and errors are those of
-        :meth:`posterior`.
-        """
+        """Report what the posterior has learned: ``posterior(model).report()``, with the number of steps so far."""
         steps = max((int(state["step"]) for state in self.state.values() if "step" in state), default=0)
         return replace(self.posterior(model).report(), steps=steps)
 
     def attach(self, model: nn.Module) -> None:
         """Make ``model.state_dict()`` always return the mean, and take the parameters' names from the model.
 
-        The same holds for the state dicts of its submodules, of a module that it wraps (``ddp.module``) and of modules
-        that wrap it. Loading a state dict into any of them sets the mean and rebuilds the sample if the weights hold
-        one. Copies and pickles of model and optimiser together are attached to each other, too. No number of a training
-        changes.
+        The same holds for its submodules, a module that it wraps (``ddp.module``) and modules that wrap it. Loading a
+        state dict sets the mean and rebuilds the sample if the weights hold one. Copies and pickles of model and
+        optimiser together are attached to each other, too. No number of a training changes.
 
         Raises:
             ValueError: A perturbed parameter of this optimiser does not belong to the model; nothing is attached.
@@ -338,13 +332,12 @@ class PerturbedOptimizer(Optimizer):
     def follow(self, model: nn.Module) -> None:
         """Switch between sample and mean whenever the model is set to training or evaluation mode.
 
-        This is for training loops that call ``model.train()``, ``model.eval()`` and ``optimizer.step()`` and nothing
-        else of the optimiser. It calls :meth:`attach`; from then on ``model.train()`` also calls :meth:`train` of this
-        optimiser and ``model.eval()`` calls :meth:`eval`, so that evaluation and prediction use the mean. Call
-        ``eval()`` of either at the end of the training, and :meth:`unfollow` before an optimiser of another library
-        trains the model. Another optimiser of this library that follows the model with some of the same parameters,
-        as after a training that was stopped, puts its mean into the weights and no longer follows it.
-        The weights first change when the model is next set to training mode.
+        This is for training loops that call nothing of the optimiser but ``step()``. It calls :meth:`attach`; from then
+        on ``model.train()`` also calls :meth:`train` of this optimiser and ``model.eval()`` calls :meth:`eval`, so that
+        evaluation and prediction use the mean. Call ``eval()`` of either at the end of the training, and
+        :meth:`unfollow` before an optimiser of another library trains the model. Another optimiser of this library that
+        follows some of the same parameters puts its mean into the weights and no longer follows the model. The weights
+        first change when the model is next set to training mode.
 
         Args:
             model: The module that has the parameters. It may be wrapped (``DistributedDataParallel``,

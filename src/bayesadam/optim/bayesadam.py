@@ -103,11 +103,10 @@ class BayesAdamRule(VadamRule):
         slowdown, rate = group["slowdown"], float(group["lr"])
         if "initial_lr" not in group:
             rate *= annealed(group["noise_step"] / group["total_steps"])
-        if (
-            slowdown == 1.0 or group["continues"]
-        ):  # with more noise, earlier examples would count for more than new ones
-            return {"lr": slowdown * rate}
-        return {"lr": slowdown * rate, "temperature": min(1.0, group["temperature"] / slowdown)}
+        numbers = {"lr": slowdown * rate}
+        if slowdown < 1.0 and not group["continues"]:  # noise would favour the examples of the prior
+            numbers["temperature"] = min(1.0, group["temperature"] / slowdown)
+        return numbers
 
     def remembered(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         """The means from which movements are measured, unless the training is not watched."""
@@ -219,21 +218,16 @@ class BayesAdam(PerturbedOptimizer):
             group["overlaps"] = overfitting.start()
 
     def plan(self, total_steps: float) -> None:
-        """Set the number of steps of the training, if it was given as ``None``, before the first step.
-
-        Args:
-            total_steps: As in the constructor.
+        """Set ``total_steps`` where it was given as ``None``, before the first step.
 
         Raises:
             ValueError: It is not a positive, finite number.
         """
-        check_positive("total_steps", total_steps)
         for group in self.param_groups:
             if group["total_steps"] is None:
+                temperature = default_temperature(group["num_data"], group["batch_size"], total_steps)
                 group["total_steps"] = total_steps
-                if group["temperature"] is None:
-                    temperature = default_temperature(group["num_data"], group["batch_size"], total_steps)
-                    group["temperature"] = temperature
+                group["temperature"] = temperature if group["temperature"] is None else group["temperature"]
 
     def watch(self) -> None:
         """Measure by the gradients of a step, before it is made, whether the training memorises its rows; networks that
