@@ -193,6 +193,21 @@ def noisy(task: Problem, method: str) -> Found:
     return models[0], nets.posteriors[0]
 
 
+def bayesadam(task: Problem, temperature: float | None) -> Found:
+    """Trained at temperature 1, with a posterior that is read at a temperature, by default its own."""
+    torch.manual_seed(0)
+    model, count = task.network(), len(task.train[0])
+    plan = {"num_data": count, "batch_size": BATCH, "total_steps": NOISY_STEPS}
+    optimizer = ba.BayesAdam(model.named_parameters(), LR, **plan, prior_precision=PRIOR, temperature=1.0)
+    optimizer.train()
+    for _, (x, y) in minibatches(task, NOISY_STEPS):
+        optimizer.zero_grad()
+        torch.autograd.backward(task.likelihood.nll(model(x), y))
+        optimizer.step()
+    optimizer.eval()
+    return model, optimizer.posterior(model, temperature=temperature)
+
+
 def minibatches(task: Problem, steps: int) -> Iterator[tuple[float, tuple[Tensor, Tensor]]]:
     """The share of the training that is done, and a minibatch."""
     x, y = task.train
@@ -312,6 +327,9 @@ METHODS: dict[str, tuple[Callable[[Problem], Found], str]] = {
     "VOGN": (partial(noisy, method="vogn"), "monte_carlo"),
     "IVON": (partial(noisy, method="ivon"), "monte_carlo"),
     "Bayes by Backprop": (partial(noisy, method="bbb"), "monte_carlo"),
+    "BayesAdam": (partial(bayesadam, temperature=None), "linearized"),
+    "BayesAdam, temperature 1": (partial(bayesadam, temperature=1.0), "linearized"),
+    "BayesAdam, temperature 1, samples": (partial(bayesadam, temperature=1.0), "monte_carlo"),
     "VON, full covariance": (von_full, "monte_carlo"),
     "anchored, no last layer": (partial(anchored, last_layer=False), "auto"),
     "anchored": (partial(anchored, last_layer=True), "auto"),
