@@ -83,9 +83,12 @@ def watch(groups: Sequence[dict[str, Any]], state: Mapping[Tensor, dict[str, Any
             group["slowdown"] = slowdown
     if within % max(1, steps // MEASURED) == 0 and (is_second_half or number >= steps):
         name, sums = (START, "unseen") if is_second_half else (BEFORE, "seen")
-        overlaps = [full((grad * (entries["mean"] - entries[name])).sum()).double() for grad, entries in states]
-        if overlaps:
-            overlap = float(torch.stack(overlaps).sum()) * (-1.0 if first["maximize"] else 1.0)
+        gradients = [gradient for gradient, _ in states]
+        products = torch._foreach_sub([each["mean"] for _, each in states], [each[name] for _, each in states])
+        torch._foreach_mul_(products, gradients)
+        if products:
+            overlap = float(torch.stack([full(product.sum()) for product in products]).double().sum())
+            overlap = -overlap if first["maximize"] else overlap
             count, total, squares = measured[sums]
             measured[sums] = [count + 1, total + overlap, squares + overlap**2]
 
