@@ -8,7 +8,7 @@ import pytest
 from bayesadam.sklearn import METHODS, RunError, Settings
 from bayesadam.tables.cli import options
 from bayesadam.tables.encoder.table_target import TASKS
-from bayesadam.tables.estimators import likelihoods, target_transform
+from bayesadam.tables.estimators import named_likelihoods, target_transform
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from bayesadam.tables.estimators import likelihoods, target_transform
         (options.Methods, METHODS),
         (options.Tasks, TASKS),
         (options.Transforms, ("auto", *target_transform.NAMES)),
-        (options.Likelihoods, likelihoods.NAMES),
+        (options.Likelihoods, named_likelihoods.NAMES),
     ],
 )
 def test_choices_are_those_of_the_library(choices, names):

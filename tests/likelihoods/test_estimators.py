@@ -8,7 +8,7 @@ from sklearn.base import clone
 
 import bayesadam as ba
 from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
-from bayesadam.tables.estimators.likelihoods import NAMES, best_constant, made
+from bayesadam.tables.estimators.named_likelihoods import NAMES, best_constant, made
 from likelihoods.models import Exponential
 
 SMALL = {"hidden": (8,), "members": 2, "epochs": 120, "mc_samples": 4, "random_state": 0}

@@ -2,6 +2,9 @@
 
 import copy
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -167,3 +170,10 @@ def test_information_and_expected_density_of_noise_that_the_network_gives(base, 
     close(found, expected(tempered, z, variance, y))
     if temperature == 1.0:
         close(found, base.expected_log_density(z, variance, y))
+
+
+@pytest.mark.parametrize("seed", ["0", "3"])
+def test_wrappers_are_made_whatever_the_order_of_sets(seed):
+    """Python orders sets of words by a seed of the process."""
+    made = "from bayesadam.likelihoods import Gaussian, TemperedRegression; TemperedRegression(Gaussian(), 2.0)"
+    subprocess.run([sys.executable, "-c", made], env={**os.environ, "PYTHONHASHSEED": seed}, check=True)

@@ -104,7 +104,7 @@ def run(
             the counters.
         lists: Tensors of the chosen members that are not in the flat, by default with their weights.
         draws: Noise by name, ``eps`` and ``next_eps``.
-        found: What :class:`~bayesadam.core.finite.DeviceCheck` found, for a guarded update.
+        found: What :class:`~bayesadam.core.device_check.DeviceCheck` found, for a guarded update.
         **entries: Further entries of the pass.
     """
     if not len(chosen):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bayesadam import native, noise
 from bayesadam.core.collect import Collection, Gradients
-from bayesadam.core.finite import DeviceCheck
+from bayesadam.core.device_check import DeviceCheck
 from bayesadam.core.flat import Draw, Flat, draw_of, numbers_of
 from bayesadam.core.launch import run
 from bayesadam.core.sources import HessianSource

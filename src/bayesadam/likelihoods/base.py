@@ -14,7 +14,6 @@ from torch.distributions import Distribution
 from bayesadam.functional.generators import seeded
 from bayesadam.functional.moments.quadrature import gauss_hermite
 from bayesadam.likelihoods import fallbacks
-from bayesadam.likelihoods.adaptive import Function, log_expectation
 from bayesadam.likelihoods.parameters import (
     check_densities,
     check_every_axis,
@@ -25,6 +24,7 @@ from bayesadam.likelihoods.parameters import (
     support_of,
     target_shape,
 )
+from bayesadam.likelihoods.quadrature import Function, log_expectation
 
 NODES = 32
 """Number of quadrature nodes per output for an expected log density."""
@@ -113,7 +113,7 @@ class Likelihood(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        if not any(map(self.defines, DENSITY)):
+        if not any(Likelihood.defines(self, name) for name in DENSITY):  # a wrapper has nothing to ask yet
             raise self.missing("log_density, element_log_density or distribution")
 
     def defines(self, capability: str) -> bool:

@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from bayesadam.functional import moments as maps
 from bayesadam.functional.outputs import log_softmax, logistic_scale, softmax_factor
-from bayesadam.likelihoods.adaptive import log_expectation
 from bayesadam.likelihoods.base import Likelihood
 from bayesadam.likelihoods.parameters import (
     check_classes,
@@ -24,6 +23,7 @@ from bayesadam.likelihoods.parameters import (
     set_log,
     summed,
 )
+from bayesadam.likelihoods.quadrature import log_expectation
 
 BOUNDS = {"tilted": maps.expected_log_softmax, "jensen": maps.jensen_log_softmax}
 """Lower bounds of the expected log probability of a class, by name."""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bayesadam.likelihoods.adaptive import Function
 from bayesadam.likelihoods.parameters import check_densities, check_terms, summed
+from bayesadam.likelihoods.quadrature import Function
 
 FACTORS = 2**24
 """Approximate number of values in the curvature factors of several rows."""

@@ -19,7 +19,7 @@ from bayesadam.predictive import (
     RegressionPredictive,
     TransformedPredictive,
 )
-from bayesadam.tables.estimators import likelihoods, target_transform
+from bayesadam.tables.estimators import named_likelihoods, target_transform
 from bayesadam.tables.estimators.base import Array, BayesianMLP
 from bayesadam.tables.estimators.calibration import Scales, mean_weights, output_scale, scaled
 from bayesadam.tables.estimators.companions import Companion, Companions
@@ -161,7 +161,7 @@ class RegressionEnsemble(BayesianMLP):
             places.append(torch.from_numpy(indices))
         if len(outputs[0]) == 1:  # members without posteriors
             return Scales(1.0, 1.0, 0.0, 0.0)
-        likelihood = likelihoods.average(self._likelihoods).double().cpu()
+        likelihood = named_likelihoods.average(self._likelihoods).double().cpu()
         targets = training_rows.targets.cpu().double()[training_rows.left_out]
         return output_scale(outputs, places, likelihood, targets, torch.from_numpy(training_rows.counts))
 
@@ -173,7 +173,7 @@ class RegressionEnsemble(BayesianMLP):
             predicted: Any = self._all_predictions(rows)
             parts.append(torch.cat([scaled(pred.outputs.double(), factor) for pred in predicted]))
         outputs = torch.cat(parts, dim=1)
-        likelihood = likelihoods.average(self._likelihoods).double()
+        likelihood = named_likelihoods.average(self._likelihoods).double()
         if not self._several:
             outputs = outputs[..., 0]
         independent = self._method.predict == "linearized"

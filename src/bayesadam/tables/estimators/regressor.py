@@ -20,7 +20,7 @@ from bayesadam.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesadam.predictive import GaussianPredictive, MixturePredictive, TransformedPredictive
 from bayesadam.scaling import column_scales
 from bayesadam.tables.encoder.table_target import numbers_of_text
-from bayesadam.tables.estimators import likelihoods, target_transform
+from bayesadam.tables.estimators import named_likelihoods, target_transform
 from bayesadam.tables.estimators.base import Array
 from bayesadam.tables.estimators.choice import choose
 from bayesadam.tables.estimators.conformal import check_method
@@ -240,7 +240,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
 
     def _check(self) -> None:
         super()._check()
-        likelihoods.check(self.likelihood)
+        named_likelihoods.check(self.likelihood)
         target_transform.check(self.target_transform)
         if self.target_transform not in (None, "none", "auto") and self.likelihood != "gaussian":
             raise ValueError(
@@ -298,7 +298,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         else:
             self._y_mean, self._y_std = np.zeros(y.shape[1]), np.ones(y.shape[1])
         if not self._gaussian:
-            self._template, self._start = likelihoods.best_constant(self._template, self._targets(y))
+            self._template, self._start = named_likelihoods.best_constant(self._template, self._targets(y))
 
     @property
     def _least(self) -> Array:
@@ -333,4 +333,4 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             return Gaussian(torch.ones(outputs)).rescaled(noise).float()
         if self.likelihood_ == "gaussian":
             return Gaussian(torch.full((outputs,), 10.0), learned=True).float()
-        return likelihoods.made(self.likelihood_, outputs).float()
+        return named_likelihoods.made(self.likelihood_, outputs).float()

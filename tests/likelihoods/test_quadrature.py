@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import bayesadam as ba
-from bayesadam.likelihoods.adaptive import log_expectation
+from bayesadam.likelihoods.quadrature import log_expectation
 
 F64 = {"dtype": torch.float64}
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)
