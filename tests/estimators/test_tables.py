@@ -266,7 +266,7 @@ class TestWhatIsATable:
 
 
 def test_new_categories_and_far_values_are_named_as_on_the_command_line():
-    frame = pd.DataFrame({"size": np.arange(60.0) % 30, "city": ["Oslo", "Rome", "Bern"] * 20})
+    frame = pd.DataFrame({"size": np.arange(60.0) / 7, "city": ["Oslo", "Rome", "Bern"] * 20})
     model = BayesianMLPRegressor(members=2, epochs=2, random_state=0).fit(frame, frame["size"])
     new = pd.DataFrame({"size": [3.0, 900.0], "city": ["Paris", "Rome"]})
     with pytest.warns(UserWarning, match=r"('Paris' in row 0)(.|\n)*'size': 1 row has values far|far .*'Paris'"):
