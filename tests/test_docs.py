@@ -72,6 +72,7 @@ def assert_printed(shown, printed):
 NEEDS = {
     "guides/trainers.md": ["lightning", "transformers", "accelerate", "peft", "skorch"],
     "guides/parameter-exploration.md": ["stable_baselines3"],
+    "guides/serving.md": ["fastapi", "httpx"],
 }
 """Packages of an extra that a page's snippets import; other people's, whose warnings are not ours."""
 FIRST = ("README.md", "index.md")
@@ -120,7 +121,7 @@ def is_in(number, source):
 
 def sourced_tables():
     """The title of every section of measured numbers, the files that it names, and the cells of its tables."""
-    pages = "\n".join(page.read_text() for page in (ROOT / "README.md", DOCS / "choosing.md", DOCS / "truth.md"))
+    pages = "\n".join(page.read_text() for page in (ROOT / "README.md", DOCS / "measured.md", DOCS / "truth.md"))
     for part in re.split(r"^#+ ", pages, flags=re.MULTILINE):
         sources = re.findall(r"`((?:experiments|benchmarks)/[\w/]+\.\w+)`", part)
         rows = re.findall(r"^\|.*\|$", part, re.MULTILINE)

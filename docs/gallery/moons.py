@@ -8,7 +8,6 @@ import torch
 from sklearn.datasets import make_moons
 
 import bayesadam as ba
-from bayesadam import population
 from bayesadam.plots import COLOURS
 
 points, labels = make_moons(200, noise=0.15, random_state=0)
@@ -16,26 +15,33 @@ x, y = torch.tensor(points, dtype=torch.float32), torch.tensor(labels)
 likelihood = ba.Categorical()
 
 
-def network():
-    """Two hidden layers of 32 ReLU."""
-    return torch.nn.Sequential(
-        torch.nn.Linear(2, 32), torch.nn.ReLU(), torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2)
-    )
-
-
-models = population.initialize(network, seeds=range(10))
-nets = population.train(
-    models, (x, y), likelihood=likelihood, method="vadam", epochs=60, batch_size=40, lr=0.02, temperature=0.1
+torch.manual_seed(0)
+model = torch.nn.Sequential(
+    torch.nn.Linear(2, 32), torch.nn.Tanh(), torch.nn.Linear(32, 32), torch.nn.Tanh(), torch.nn.Linear(32, 2)
 )
+epochs, size = 300, 40
+opt = ba.BayesAdam(
+    model.named_parameters(),
+    num_data=len(x),
+    batch_size=size,
+    total_steps=epochs * len(x) // size,
+)
+for _ in range(epochs):
+    for rows in torch.randperm(len(x)).split(size):
+        with opt.sampled_params():
+            opt.zero_grad()
+            likelihood(model(x[rows]), y[rows]).backward()
+        opt.step()
+
 side = 80
 across, up = torch.meshgrid(torch.linspace(-3, 4, side), torch.linspace(-3, 3.5, side), indexing="xy")
 grid = torch.stack([across.flatten(), up.flatten()], 1)
-pred = ba.predict(models[0], ba.Mixture(nets.posteriors), grid, likelihood=likelihood, mc_samples=100)
+pred = ba.predict(model, opt.posterior(), grid, likelihood=likelihood, mc_samples=200)
 
 figure, panels = plt.subplots(1, 2, figsize=(7, 3), layout="constrained", sharey=True)
-for axes, name in zip(panels, ("entropy", "mutual_information"), strict=True):
+for axes, name, step in zip(panels, ("entropy", "mutual_information"), (0.1, 0.03), strict=True):
     value = getattr(pred, name).view(side, side)
-    shown = axes.contourf(across, up, value, levels=[0.1 * i for i in range(8)], cmap="Greys")
+    shown = axes.contourf(across, up, value, levels=[step * i for i in range(8)], cmap="Greys")
     for label, marker in enumerate("o^"):
         axes.scatter(*x[y == label].T, s=7, marker=marker, color=COLOURS[label])
     axes.set(title=f"{name.replace('_', ' ')} (nats)")

@@ -134,6 +134,7 @@ class TestFrames:
         with pytest.raises(TableError, match=r"^the table must have the columns, with their names, .* it lacks 'size'"):
             model.predict(frame(20).to_numpy())
 
+    @pytest.mark.filterwarnings("ignore:column 'size'. 1 row has values far outside")
     def test_numbers_that_are_too_far_away(self, model):
         far = frame(20, seed=5)
         far.loc[2, "size"] = 1e30
@@ -262,3 +263,11 @@ class TestWhatIsATable:
         dense, sparse = (data.assign(s=values) for values in (numbers, pd.arrays.SparseArray(numbers, fill_value=fill)))
         assert as_table(sparse).equals(as_table(dense))
         assert {column.name: column.kind for column in TableEncoder().fit(dense).columns_}["s"] == "number"
+
+
+def test_new_categories_and_far_values_are_named_as_on_the_command_line():
+    frame = pd.DataFrame({"size": np.arange(60.0) / 7, "city": ["Oslo", "Rome", "Bern"] * 20})
+    model = BayesianMLPRegressor(members=2, epochs=2, random_state=0).fit(frame, frame["size"])
+    new = pd.DataFrame({"size": [3.0, 900.0], "city": ["Paris", "Rome"]})
+    with pytest.warns(UserWarning, match=r"('Paris' in row 0)(.|\n)*'size': 1 row has values far|far .*'Paris'"):
+        model.predict(new)

@@ -203,3 +203,26 @@ def test_the_work_is_bounded_for_many_inputs(inputs, classes):
 )
 def test_texts_of_values(value, text):
     assert explain.text_of(value) == text
+
+
+def test_effects_of_words():
+    """Rows with the word "sea" are dearer by 10: their effect is that of the mean row with the word."""
+    count = 90
+    texts = [f"flat {('sea', 'city', 'wood')[i % 3]} view {i}" for i in range(count)]
+    inputs = pd.DataFrame({"about": texts})
+    sea = np.arange(count) % 3 == 0
+    matrix = np.stack([sea, np.arange(count) / count], axis=1).astype(float)
+    targets = 10.0 * sea
+
+    def predictive(rows):
+        mean = torch.from_numpy(10.0 * rows[:, 0])
+        return GaussianPredictive(mean, torch.ones_like(mean), torch.ones_like(mean))
+
+    (entry,) = explain.effects(inputs, targets, matrix, [slice(0, 2)], predictive, 0, classes=False, texts=["about"])[
+        "dependence"
+    ]
+    assert entry["order"] is None
+    assert set(entry["at"]) == {"sea", "city", "wood"}  # words of all rows tell nothing
+    assert dict(zip(entry["at"], entry["curves"][0]["mean"], strict=True)) == pytest.approx(
+        {"sea": 10.0, "city": 0.0, "wood": 0.0}
+    )

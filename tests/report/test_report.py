@@ -36,6 +36,7 @@ def shared(task, rows):
     return {
         "version": VERSION,
         "task": task,
+        "unit": "",
         "created": "2026-01-02T03:04:05",
         "data": {
             "file": "houses.csv",
@@ -399,7 +400,7 @@ class TestText:
         assert list(tmp_path.iterdir()) == []
 
     def test_data_of_another_version(self, tmp_path):
-        with pytest.raises(ValueError, match="^version must be 2, got 1$"):
+        with pytest.raises(ValueError, match="^version must be 3, got 1$"):
             write_report(tmp_path / "r.html", {"version": 1, "task": "regression"})
         assert list(tmp_path.iterdir()) == []
 
@@ -412,13 +413,52 @@ class TestHeadline:
         margins = {"linear model": [1.0, 0.6], "gradient boosting": [-0.5, 0.1], "forest": None}
         width = 2 * 1.96 * (1.0 + 4.0) / 2
         assert sentences("regression", held_out, margins) == (
+            "The gradient boosting is better here: use it. The difference is beyond chance (negative log-likelihood "
+            "of the held-out rows). "
             f"On 40 held-out rows, the typical error (root mean square) is 5.00, and the 95% intervals are typically "
             f"{width:.2f} wide (0 without the inputs). Of 40 rows that its networks had not seen, the intervals cover "
             "100%, as they should. "
-            "It knows when it is wrong: the error is 1.00 on the half it is surest of, 7.00 on the other half. "
-            "Measured with its uncertainty (negative log-likelihood), it is worse than gradient boosting, "
-            "but not clearly different from linear model."
+            "It knows when it is wrong: the error is 1.00 on the half it is surest of, 7.00 on the other half."
         )
+
+    @pytest.mark.parametrize(
+        ("margins", "advice"),
+        [
+            (
+                {"linear model": [0.1, 0.06], "gradient boosting": [0.5, 0.1]},
+                "The linear model is as good here: use it",
+            ),
+            ({"linear model": [0.2, 0.05], "gradient boosting": [0.1, 0.1]}, "The gradient boosting is as good here"),
+            (
+                {"linear model": [0.2, 0.05], "gradient boosting": [0.5, 0.1]},
+                "Use this model: it is better than the linear model and the gradient boosting, beyond chance",
+            ),
+        ],
+    )
+    def test_advice(self, margins, advice):
+        assert sentences("regression", regression_rows([0.0, 1.0], [0.0, 1.0], [1.0, 1.0]), margins).startswith(advice)
+
+    def test_recall_and_precision_of_a_rare_class_by_hand(self):
+        """Ten of 100 rows leave; the network says so of two, one rightly; six more are above 0.3, among ten alarms."""
+        probability = np.array([0.6, 0.6] + [0.35] * 8 + [0.1] * 90)
+        leaves = np.array([1, 0] + [1] * 6 + [0] * 2 + [1] * 3 + [0] * 87)
+        columns = {"label": leaves.tolist(), "probs": np.stack([1 - probability, probability], 1).tolist()}
+        columns |= dict.fromkeys(("entropy", "mutual_information", "row"), [0.0] * 100)
+        rows = predicted(columns, "classification")
+        text = " ".join(
+            re.sub("<[^>]+>", "", s) for s in headline.headline(rows, rows, {}, classes=["stays", "leaves"])
+        )
+        assert (
+            "Of 100 rows that its networks had not seen, 10.0% are leaves. It finds 10% of them (recall), and 50% of "
+            "those that it calls so are (precision). Call a row so from a probability of 35% on, and these are 70% "
+            "and 70%."
+        ) in text
+
+    def test_units(self):
+        rows = predicted(regression_rows(np.zeros(40), np.ones(40), np.ones(40)), "regression")
+        text = str(headline.headline(rows, rows, {}, unit="€")[0])
+        assert "<strong>1.00\N{NO-BREAK SPACE}€</strong>" in text
+        assert text.count("€") == 3
 
     def test_the_verdict_is_about_all_rows_and_the_error_about_those_held_out(self):
         rng = np.random.default_rng(0)

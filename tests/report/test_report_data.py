@@ -139,7 +139,7 @@ def test_columns_are_described_for_people():
     }
     assert described["city"]["summary"].startswith("2 levels: ")
     assert described["city"]["missing"] == pytest.approx(inputs["city"].isna().mean())
-    assert described["new"]["kind"] == "category"
+    assert described["new"]["kind"] == "true or false"
     assert all(len(text) <= 7 for text in described["area"]["summary"].replace(",", "").split())
 
 

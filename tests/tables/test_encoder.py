@@ -362,3 +362,25 @@ def test_is_a_transformer_and_is_saved_exactly():
         again.transform(frame[["street", "day", "new", "city", "size"]]), encoder.transform(frame)
     )
     assert again.get_params() == {**encoder.get_params(), "keep": ("size",), "missing": ("none",)}
+
+
+def test_a_text_that_makes_a_category_of_numbers_is_noted():
+    table = pa.table({"a": ["1,5", "2,5", "6.0"] * 9, "b": ["x", "y", "z"] * 9})
+    assert TableEncoder().fit(table).notes(table) == [
+        "column 'a' is a category, as '6.0' in row 2 is no number with the decimal mark ',' (9 of 27 cells are none)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "places"),
+    [
+        ([40, 50, -999, 60, -999], ["-999 in row 2 (2 of 5 rows)"]),
+        ([0.5, 9999, 0.7], ["9999 in row 1 (1 of 3 rows)"]),
+        ([40, 90, 99, 60], []),
+        ([40, 50, -998, 60], []),
+    ],
+)
+def test_a_code_of_a_missing_value_is_noted(numbers, places):
+    table = pa.table({"humidity": numbers})
+    said = "is far from all others; if it means a missing value: missing"
+    assert TableEncoder().fit(table).notes(table) == [f"column 'humidity': {where} {said}" for where in places]

@@ -232,3 +232,14 @@ class TestMemory:
         memory.require_memory(2**60, "this", "less")
         with pytest.raises(memory.NotEnoughMemory, match=r"^this would take .* more than there can be: less$"):
             memory.require_memory(2.0**70, "this", "less")
+
+
+def test_a_title_with_the_delimiter(write):
+    """Names are as many as the cells of most rows; a header with a name too few stays an error."""
+    path = write(b"Sales by region, 2023\nregion,units,price\nnorth,1,2.5\nsouth,3,4.5\n")
+    file = read_table(path)
+    assert file.table.column_names == ["region", "units", "price"]
+    assert file.first_line == 3
+    assert file.notes == ["the names of the columns are in line 2, below 'Sales by region, 2023'"]
+    with pytest.raises(TableError, match="line 2 must have 2 values, as the header has, got 3"):
+        read_table(write(b"a,b\n1,2,3\n4,5,6\n"))

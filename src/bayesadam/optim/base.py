@@ -68,7 +68,7 @@ class PerturbedOptimizer(Optimizer):
         tracks_start: Whether it is known which share of the posterior's precision is the initial precision.
         cooling: Temperature of the posterior relative to that of the noise in training.
         shared: Entries that must be the same in all groups.
-        watch: See :class:`~bayesadam.core.engine.Engine`.
+        watch: See ``bayesadam.core.engine.Engine``.
     """
 
     rule: ClassVar[Rule]

@@ -61,6 +61,7 @@ def _fit(settings: Settings, out: Path, *, force: bool, begin: float) -> None:
     """Fit, write the run folder, and print the scores and the next commands."""
     import bayesadam.tables.report.page  # noqa: F401  # which would find after the training that a package is missing
     from bayesadam.tables.cli.screen import Screen, score_table
+    from bayesadam.tables.report.scores import meanings
     from bayesadam.tables.runs.fit_table import fit_table
     from bayesadam.tables.runs.run_folder import REPORT
 
@@ -70,5 +71,6 @@ def _fit(settings: Settings, out: Path, *, force: bool, begin: float) -> None:
     for note in result.notes:
         say(f"  note      {note}")
     say(score_table(result.metrics))
+    say(f"(the {meanings(result.metrics)})")
     say(f"{perf_counter() - begin:.0f} s; the run is in {out}/: open {out / REPORT}")
     say(f"predict new rows:  bayesadam predict {out} new.csv -o predictions.csv")

@@ -35,7 +35,7 @@ def notes(column: Column, values: pa.ChunkedArray, place: Place, *, day_first: b
     """
     name = column.name
     if isinstance(column, Number):
-        return number_notes(name, values, place, column.decimal)
+        return number_notes(name, values, place, column.decimal) + _code_notes(column, values, place)
     if isinstance(column, Date) and is_text(values.type) and not column.order.startswith(("year", "time")):
         row = int(are_cells(values).argmax())
         guess = order_of(as_text(values).combine_chunks().drop_null().unique(), day_first=day_first)
@@ -47,6 +47,8 @@ def notes(column: Column, values: pa.ChunkedArray, place: Place, *, day_first: b
     lines = []
     if is_number(values.type):
         lines = [f"column {name!r} is a category (if it is a quantity: keep)"]
+    elif is_text(values.type):
+        lines = _nearly_numbers(name, as_text(values).combine_chunks(), place)
     if column.other:
         lines.append(f"column {name!r}: levels of fewer than {MIN_ROWS} training rows are taken together as 'other'")
     return lines
@@ -77,3 +79,28 @@ def number_notes(name: str, values: pa.ChunkedArray, place: Place, decimal: str)
         rows = "1 row" if count == 1 else f"{count:,} rows"
         said.append(f"{mark!r} in {place(int(where.argmax()))} means a missing value ({rows})")
     return [f"column {name!r}: {'; '.join(said)}"] if said else []
+
+
+def _nearly_numbers(name: str, text: pa.Array, place: Place) -> list[str]:
+    """Return a note on a text for which a column of numbers is a category, such as 6.0 among decimal commas."""
+    read, mark = max(
+        ((read_numbers(text, mark), mark) for mark in (".", ",")), key=lambda pair: np.isfinite(pair[0].values).sum()
+    )
+    odd = int(read.odd.sum())
+    if not odd or not np.isfinite(read.values).sum() > odd:
+        return []
+    row = int(read.odd.argmax())
+    rule = f"no number with the decimal mark {mark!r} ({odd:,} of {len(text):,} cells are none)"
+    return [f"column {name!r} is a category, as {text[row].as_py()!r} in {place(row)} is {rule}"]
+
+
+def _code_notes(column: Number, values: pa.ChunkedArray, place: Place) -> list[str]:
+    """Return a note on -999 or the like, if it is farther from all other values than they are from each other."""
+    numbers = numbers_in(values, column.decimal, column.unit)
+    for end in {np.nanmin(numbers), np.nanmax(numbers)}:
+        others = numbers[~np.isnan(numbers) & (numbers != end)]
+        if len(others) and np.abs(others - end).min() > np.ptp(others) and set(f"{abs(end):g}") == {"9"}:
+            where = numbers == end
+            rows = f"{end:g} in {place(int(where.argmax()))} ({int(where.sum()):,} of {len(numbers):,} rows)"
+            return [f"column {column.name!r}: {rows} is far from all others; if it means a missing value: missing"]
+    return []

@@ -198,9 +198,19 @@ def _first_rows(text: str, delimiter: str) -> tuple[list[tuple[list[str], int]],
         first.extend(islice(((row, rows.line_num) for row in rows if row), _LOOKED_AT))
     # Above row numbers and one column, ",y" has the names.
     wide = [place for place, (row, _) in enumerate(first) if sum(map(bool, row)) > 1 or (len(row) == 2 and row[1])]
-    if not wide or wide[0] == 0 or len(first) == wide[0] + 1:
+    start = wide[0] if wide else 0
+    width = Counter(len(row) for row, _ in first).most_common(1)[0][0] if first else 0
+    usual = next((place for place, (row, _) in enumerate(first) if len(row) == width), 0)
+    # A title may have the delimiter in it: names are as many as the cells of most rows, and no numbers as those are.
+    if usual > start and not _has_numbers(first[usual]) and any(map(_has_numbers, first[usual + 1 :])):
+        start = usual
+    if start == 0 or len(first) == start + 1:
         return first, ""
-    return first[wide[0] :], "".join(first[0][0]).strip()
+    return first[start:], delimiter.join(filter(None, first[0][0])).strip()
+
+
+def _has_numbers(row: tuple[list[str], int]) -> bool:
+    return any(re.fullmatch(NUMBER, cell.strip()) for cell in row[0])
 
 
 def _delimiter(text: str, usual: str) -> str:

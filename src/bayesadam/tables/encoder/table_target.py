@@ -45,6 +45,7 @@ class Target:
         classes: The labels of the table, sorted; empty for a regression.
         values: Values of all rows: numbers, nan if the value is missing; or indices of classes, -1 if it is missing.
         notes: Notes on how the column is read, and on rows that cannot be used.
+        unit: Unit of numbers that are text, for example "$".
     """
 
     name: str
@@ -53,6 +54,7 @@ class Target:
     classes: tuple[Label, ...]
     values: NDArray[Any]
     notes: list[str]
+    unit: str = ""
 
     @property
     def known(self) -> NDArray[np.bool_]:
@@ -126,7 +128,9 @@ def _task(column: pa.ChunkedArray, decimal: str) -> tuple[str, str]:
 
 
 def _regression(name: str, column: pa.ChunkedArray, why: str, place: Place, decimal: str) -> Target:
-    if is_text(column.type) and (read := read_numbers(levels_of(column), decimal)).unit is None:
+    read = read_numbers(levels_of(column), decimal) if is_text(column.type) else None
+    unit = "" if read is None else read.unit
+    if read is not None and unit is None:
         units = quoted(sorted(set(read.units[~np.isnan(read.values)])))
         raise TableError(f"the target {name!r} must be numbers in one unit, got {units}")
     values = _numbers(name, column, place, decimal)
@@ -134,7 +138,7 @@ def _regression(name: str, column: pa.ChunkedArray, why: str, place: Place, deci
     if numbers.min() == numbers.max():
         raise TableError(f"the target {name!r} must have different values, got {numbers[0]:g} in every row")
     notes = [*number_notes(name, column, place, decimal), *_left_out(len(values) - len(numbers))]
-    return Target(name, "regression", why, (), values, notes)
+    return Target(name, "regression", why, (), values, notes, unit or "")
 
 
 def _classification(name: str, column: pa.ChunkedArray, why: str, place: Place) -> Target:

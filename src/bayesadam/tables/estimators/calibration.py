@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,11 +15,13 @@ from torch import Tensor
 
 from bayesadam.calibration import least
 from bayesadam.likelihoods import Likelihood
+from bayesadam.tables.estimators.likelihoods import minimise
 
 Floats = NDArray[np.float64]
 
 ROUNDS = 3
-"""Number of times that the weights of the models are fitted; the first time, the error is that before the fit."""
+"""Number of times that what depends on each other is fitted in turns: the weights of the models and the error, or the
+parameters of a likelihood and the variance of its outputs."""
 
 PRIOR = 2
 """Number of rows that the prior of each factor counts as. The standard deviation of its logarithm is then 1."""
@@ -124,16 +127,18 @@ def output_scale(
     targets: Tensor,
     weight: Tensor,
 ) -> Scales:
-    """Return the factor, in [0.001, 1000], of the members' variances of outputs with the largest held-out likelihood.
+    """Return the factor, in [0.001, 1000], of the members' variances of outputs with the largest held-out likelihood,
+    and fit the likelihood's own parameters to the same rows.
 
-    This is for likelihoods that are not Gaussian, in place of :func:`variance_scales`. A held-out row is predicted by
-    the mixture of the likelihood over all draws of the members that did not see it. The logarithm of the factor has the
-    prior of :func:`variance_scales`.
+    In training these parameters start from those of a constant output, and early stopping may end it on their way to
+    those of the network. This is for likelihoods that are not Gaussian, in place of :func:`variance_scales`. A held-out
+    row is predicted by the mixture of the likelihood over all draws of the members that did not see it. The logarithm
+    of the factor has the prior of :func:`variance_scales`.
 
     Args:
         outputs: Draws of the outputs of each member for the rows that it did not see, ``(S, n, K)``.
         places: Indices of these rows among the held-out rows, ``(n,)`` for each member.
-        likelihood: Likelihood of a target given the outputs.
+        likelihood: Likelihood of a target given the outputs, whose learned parameters are changed.
         targets: Targets of the held-out rows, ``(N, K)``.
         weight: Weights of these rows, ``(N,)``, which add up to the number of independent rows.
 
@@ -145,16 +150,29 @@ def output_scale(
     for draws, rows in zip(outputs, places, strict=True):
         components[rows] += len(draws)
 
-    @torch.no_grad()
-    def loss(factor: float) -> float:
+    def expected(factor: float) -> Tensor:
+        """Return the negative log-likelihood of the rows, summed."""
         total = torch.full((len(targets),), -math.inf, dtype=torch.float64)
         for draws, rows in zip(outputs, places, strict=True):
             density = likelihood.log_density(scaled(draws, factor), targets[rows]).double()
-            total[rows] = torch.logaddexp(total[rows], density.logsumexp(0))
-        value = force * math.log(factor) ** 2 - float((weight * (total - components.log())).sum())
+            total = total.index_copy(0, rows, torch.logaddexp(total[rows], density.logsumexp(0)))
+        return -(weight * (total - components.log())).sum()
+
+    @torch.no_grad()
+    def loss(factor: float) -> float:
+        value = force * math.log(factor) ** 2 + float(expected(factor))
         return value if math.isfinite(value) else math.inf
 
-    factor, value = least(loss, 1e-3, 1e3, steps=30)
+    learned = [parameter for parameter in likelihood.parameters() if parameter.requires_grad]
+    single = len(outputs[0]) == 1  # members without posteriors
+    factor, value = 1.0, 0.0
+    for _ in range(ROUNDS if learned else 1):
+        if learned:
+            minimise(learned, partial(expected, factor))
+        if not single:
+            factor, value = least(loss, 1e-3, 1e3, steps=30)
+    if single:
+        return Scales(1.0, 1.0, 0.0, 0.0)
     curvature = (loss(factor * STEP) - 2.0 * value + loss(factor / STEP)) / math.log(STEP) ** 2
     return Scales(factor, 1.0, 0.0, max(curvature, 2.0 * force) ** -0.5)
 

@@ -153,17 +153,22 @@ class RegressionEnsemble(BayesianMLP):
         return np.stack(outputs) if outputs else np.empty((0, len(inputs), len(self._y_mean)))
 
     def _output_scale(self, training_rows: TrainingRows) -> Scales:
-        """Return the factor of the variance of each member's outputs, from the rows that the member left out."""
+        """Return the factor of the variance of each member's outputs, and fit the parameters of the likelihood, which
+        all members then share, both to the rows left out.
+        """
         outputs, places = [], []
         for _, indices, pred in self._unseen(training_rows):
             assert isinstance(pred, MixturePredictive)
             outputs.append(pred.outputs.double().cpu())
             places.append(torch.from_numpy(indices))
-        if len(outputs[0]) == 1:  # members without posteriors
-            return Scales(1.0, 1.0, 0.0, 0.0)
         likelihood = named_likelihoods.average(self._likelihoods).double().cpu()
+        for parameter, given in zip(likelihood.parameters(), self._template.parameters(), strict=True):
+            parameter.requires_grad_(given.requires_grad)
         targets = training_rows.targets.cpu().double()[training_rows.left_out]
-        return output_scale(outputs, places, likelihood, targets, torch.from_numpy(training_rows.counts))
+        scale = output_scale(outputs, places, likelihood, targets, torch.from_numpy(training_rows.counts))
+        fitted = likelihood.requires_grad_(False).float().to(training_rows.targets.device)
+        self._likelihoods = [fitted for _ in self._likelihoods]
+        return scale
 
     def _mixture(self, X: ArrayLike) -> MixturePredictive:
         """Return the mixture over the samples of all members, in the units of the targets and float64."""

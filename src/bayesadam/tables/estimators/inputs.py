@@ -54,8 +54,8 @@ def checked(
         encoder = _learn_columns(estimator, X, sample_weight)
     findings = Findings()
     matrix = encoder.encode(X, findings)
-    if findings.cells:
-        warnings.warn("; ".join(findings.cells), UserWarning, stacklevel=4)
+    if notes := findings.cells if reset else findings.notes:
+        warnings.warn("; ".join(notes), UserWarning, stacklevel=4)
     if not isinstance(y, str):
         return check_X_y(matrix, y, dtype=np.float64, estimator=estimator, **rules)
     if not len(matrix):

@@ -84,14 +84,15 @@ def _fitted(likelihood: Likelihood, targets: Tensor, start: Tensor) -> tuple[flo
     changed, output = copy.deepcopy(likelihood).double(), start.clone().requires_grad_()
     shape = (len(targets), len(start))
     learned = [p for p in changed.parameters() if p.requires_grad]
-    _minimise([output, *learned], lambda: -changed.log_density(output.expand(shape), targets).mean())
+    minimise([output, *learned], lambda: -changed.log_density(output.expand(shape), targets).mean())
     with torch.no_grad():
         loss = float(-changed.log_density(output.expand(shape), targets).mean())
     fine = all(bool(p.isfinite().all()) for p in (output, *learned)) and loss < torch.inf
     return (loss, changed, output.detach()) if fine else (torch.inf, copy.deepcopy(likelihood), start)
 
 
-def _minimise(parameters: Sequence[Tensor], loss: Callable[[], Tensor]) -> None:
+def minimise(parameters: Sequence[Tensor], loss: Callable[[], Tensor]) -> None:
+    """Change parameters so that a differentiable loss is least."""
     optimizer = torch.optim.LBFGS(parameters, max_iter=200, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:

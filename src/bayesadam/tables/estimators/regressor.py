@@ -174,8 +174,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         between their means. If the targets are transformed, it is the distribution of a target whose transform is
         Gaussian. Otherwise only its quantiles are limited to 0 if targets are never negative, as explained above. With
         a likelihood that is not Gaussian it is a mixture over the posterior samples of all members, whose distances
-        from the mean of their member are calibrated, and the parameters of the likelihood are the means of those that
-        the members have learned.
+        from the mean of their member are calibrated, and the parameters of the likelihood are fitted to the rows left
+        out, or, without calibration, the means of those that the members have learned.
         """
         check_is_fitted(self, "posterior_")
         if not self._gaussian:

@@ -3,36 +3,97 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
+from sklearn.metrics import precision_recall_curve, precision_recall_fscore_support
 
 from bayesadam.tables.report.numbers import number, percent
-from bayesadam.tables.report.predicted import FEW, LEVEL, Predicted, PredictedNumbers, counted, weight_of
+from bayesadam.tables.report.predicted import (
+    FEW,
+    LEVEL,
+    Predicted,
+    PredictedClasses,
+    PredictedNumbers,
+    counted,
+    weight_of,
+)
 from bayesadam.tables.report.verdict import verdict
 from bayesadam.tables.report.weighted import mean_and_error, quantile
 
 OURS = "bayesadam"
+_BY_NLL = " (negative log-likelihood of the held-out rows)"
+RARE = 0.3
+"""Share of the rows below which recall and precision of the rarest class are shown."""
 
 
-def headline(held_out: Predicted | None, unseen: Predicted | None, margins: Mapping[str, Any]) -> list[Markup]:
-    """Return the sentences for the top of the page. Their values are escaped and put in ``<strong>``.
+def headline(
+    held_out: Predicted | None,
+    unseen: Predicted | None,
+    margins: Mapping[str, Any],
+    *,
+    classes: Sequence[str] = (),
+    unit: str = "",
+) -> list[Markup]:
+    """Return the sentences for the top of the page, a verdict first. Their values are escaped and in ``<strong>``.
 
     Args:
         held_out: Held-out rows, for the error.
         unseen: All rows that the networks have not seen, for the verdict on uncertainty.
         margins: NLL of each other model minus ours, and the standard error of the difference, by name of the model.
+        classes: Names of the classes.
+        unit: Unit of the target.
     """
     if held_out is None or unseen is None:
         return [Markup("No prediction of a held-out row is finite, so nothing is known about new data.")]
-    return [
-        sentence for sentence in (_error(held_out), _promise(unseen), _knows(unseen), _comparison(margins)) if sentence
-    ]
+    rare = Markup("") if isinstance(unseen, PredictedNumbers) else _rare(unseen, classes)
+    sentences = (_advice(margins), _error(held_out, unit), rare, _promise(unseen), _knows(unseen, unit))
+    return [sentence for sentence in sentences if sentence]
 
 
-def _error(rows: Predicted) -> Markup:
+def _advice(margins: Mapping[str, Any]) -> Markup:
+    """Say which model to use by the NLL: one that is clearly better than ours, or else one as good, or else ours.
+
+    A difference is clear if it is more than two of its standard errors.
+    """
+    comparable = {model: margin for model, margin in margins.items() if margin is not None}
+    clear = {model: above for model, (above, error) in comparable.items() if abs(above) > 2.0 * error}
+    alike = [model for model in comparable if model not in clear]
+    if clear and min(clear.values()) < 0:
+        text = "<strong>The {} is better here: use it.</strong> The difference is beyond chance{}."
+        return _fill(text, min(clear, key=lambda model: clear[model]), _BY_NLL)
+    if alike:
+        text = "<strong>The {} is as good here: use it, as it is simpler.</strong> No difference is beyond chance{}."
+        return _fill(text, alike[0], _BY_NLL)
+    text = "<strong>Use this model:</strong> it is better than the {}, beyond chance{}."
+    return _fill(text, " and the ".join(clear), _BY_NLL) if clear else Markup("")
+
+
+def _rare(rows: PredictedClasses, classes: Sequence[str]) -> Markup:
+    """Return recall and precision of the rarest class, as predicted and with the threshold of the largest F1 score."""
+    counts = np.bincount(rows.label, rows.weight, minlength=len(classes))
+    rarest = int(np.where(counts > 0, counts, np.inf).argmin())
+    share = float(counts[rarest] / counts.sum())
+    if len(rows) < FEW or share >= RARE or not classes:
+        return Markup("")
+    right, given = rows.label == rarest, rows.predicted == rarest
+    precision, recall, _, _ = precision_recall_fscore_support(
+        right, given, average="binary", sample_weight=rows.weight, zero_division=np.nan
+    )
+    precisions, recalls, thresholds = precision_recall_curve(right, rows.probs[:, rarest], sample_weight=rows.weight)
+    best = int((precisions * recalls / np.maximum(precisions + recalls, 1e-12))[:-1].argmax())
+    text = (
+        "Of {}, {} are <strong>{}</strong>. It finds {} of them (recall), and {} of those that it calls so are "
+        "(precision). Call a row so from a probability of <strong>{}</strong> on, and these are {} and {}."
+    )
+    where = counted(rows, "row", " that its networks had not seen")
+    shares = recall, precision, thresholds[best], recalls[best], precisions[best]
+    return _fill(text, where, percent(share, 1), classes[rarest], *(percent(float(value)) for value in shares))
+
+
+def _error(rows: Predicted, unit: str) -> Markup:
     where = counted(rows, "held-out row")
     if isinstance(rows, PredictedNumbers):
         text = (
@@ -42,7 +103,8 @@ def _error(rows: Predicted) -> Markup:
         error = np.sqrt(np.average(rows.errors[0], weights=rows.weight))
         width = quantile(rows.upper - rows.lower, 0.5, rows.weight)
         alone = np.ptp(quantile(rows.y, [0.5 - 0.5 * LEVEL, 0.5 + 0.5 * LEVEL], rows.weight))
-        return _fill(text, where, number(float(error)), percent(LEVEL), number(float(width)), number(float(alone)))
+        error, width, alone = (_with_unit(float(value), unit) for value in (error, width, alone))
+        return _fill(text, where, error, percent(LEVEL), width, alone)
     counts = np.bincount(rows.label, rows.weight)
     right, usual = float(np.average(rows.right, weights=rows.weight)), float(counts.max() / counts.sum())
     text = "On {}, it is right in <strong>{}</strong> ({} without the inputs)."
@@ -63,7 +125,7 @@ def _promise(rows: Predicted) -> Markup:
     return _fill(text, where, sure, right, verdict(rows))
 
 
-def _knows(rows: Predicted) -> Markup:
+def _knows(rows: Predicted, unit: str) -> Markup:
     """Compare the errors of the more certain half of the rows with those of the other half, and test the difference."""
     actual, expected = rows.errors
     if len(actual) < FEW or not np.isfinite(expected).all():
@@ -72,7 +134,7 @@ def _knows(rows: Predicted) -> Markup:
     (sure, one), (unsure, other) = (mean_and_error(actual[part], weight_of(rows, part)) for part in parts)
     wider = unsure - sure > 2.0 * math.hypot(one, other)
     regression = isinstance(rows, PredictedNumbers)
-    halves = [number(math.sqrt(mean)) if regression else percent(mean, 1) for mean in (sure, unsure)]
+    halves = [_with_unit(math.sqrt(mean), unit) if regression else percent(mean, 1) for mean in (sure, unsure)]
     return _fill(
         "{}: the {} is <strong>{}</strong> on the half it is surest of, <strong>{}</strong> on the other half.",
         "It knows when it is wrong" if wider else "Whether it knows when it is wrong cannot be told from these rows",
@@ -81,19 +143,8 @@ def _knows(rows: Predicted) -> Markup:
     )
 
 
-def _comparison(margins: Mapping[str, Any]) -> Markup:
-    """Compare with other models by the NLL, which takes uncertainty into account.
-
-    If a difference is within two of its standard errors, neither model is called better.
-    """
-    groups: dict[str, list[str]] = {"better than": [], "worse than": [], "not clearly different from": []}
-    comparable = {model: margin for model, margin in margins.items() if margin is not None}
-    for model, (above, error) in comparable.items():
-        clear = "better than" if above > 0 else "worse than"
-        groups[clear if abs(above) > 2.0 * error else "not clearly different from"].append(model)
-    parts = [f"{words} {' and '.join(models)}" for words, models in groups.items() if models]
-    text = "Measured with its uncertainty (negative log-likelihood), it is {}."
-    return _fill(text, ", but ".join(parts)) if parts else Markup("")
+def _with_unit(value: float, unit: str) -> str:
+    return f"{number(value)}\N{NO-BREAK SPACE}{unit}".strip()
 
 
 def _fill(text: str, *values: Any) -> Markup:

@@ -18,7 +18,7 @@ from bayesadam.tables.report.headline import OURS, headline
 from bayesadam.tables.report.numbers import percent
 from bayesadam.tables.report.palette import custom_properties
 from bayesadam.tables.report.predicted import FEW, PredictedClasses, PredictedNumbers, counted, predicted
-from bayesadam.tables.report.scores import confusion, importance, scores
+from bayesadam.tables.report.scores import confusion, importance, meanings, scores
 
 
 def render(data: Mapping[str, Any]) -> str:
@@ -28,23 +28,25 @@ def render(data: Mapping[str, Any]) -> str:
     created = data["created"][:16].replace("T", " ")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["percent"] = percent
+    label = f"{data['target']}, {data['unit']}" if data["unit"] else data["target"]
     return environment.from_string(_file("template.html")).render(
         regression=data["task"] == "regression",
         target=data["target"],
+        label=label,
         subtitle=[f"{data['task'].capitalize()} of {data['target']}", data["data"]["file"], created],
-        headline=headline(held_out, unseen, data["margins"]),
+        headline=headline(held_out, unseen, data["margins"], classes=data["classes"], unit=data["unit"]),
         judged=counted(unseen, "row", " that the networks had not seen") if unseen and data["unseen"] else "",
         epistemic="" if unseen is None else verdict.epistemic(unseen, data["epistemic_error"]),
         explained=data["explained"],
-        charts=_charts(data, held_out, unseen),
+        charts=_charts(data, label, held_out, unseen),
         tables=_tables(data, held_out),
         style=Markup(_style()),
     )
 
 
-def _charts(data: Mapping[str, Any], held_out: Any, unseen: Any) -> dict[str, list[Chart]]:
+def _charts(data: Mapping[str, Any], target: str, held_out: Any, unseen: Any) -> dict[str, list[Chart]]:
     """Return the charts of the sections."""
-    task, target, classes = data["task"], data["target"], data["classes"]
+    task, classes = data["task"], data["classes"]
     entries = data["explained"].get("dependence", [])
     sections = {
         "inputs": [drawn.effect(entry, f"dependence-{i}", task, target, classes) for i, entry in enumerate(entries)]
@@ -63,7 +65,7 @@ def _tables(data: Mapping[str, Any], held_out: Any) -> dict[str, Any]:
     metrics, explained, given = data["metrics"], data["explained"], data["reproduce"]
     settings = {name: value for name, value in given["config"].items() if value not in (None, [], False)}
     tables = {
-        "scores": {"columns": scores(metrics), "models": list(metrics), "ours": OURS},
+        "scores": {"columns": scores(metrics), "models": list(metrics), "ours": OURS, "meanings": meanings(metrics)},
         "surprises": data["surprises"] and {"rows": data["surprises"], "target": data["target"]},
         "data": data["data"],
         "reproduce": {**given, "config": json.dumps(settings, indent=2, ensure_ascii=False)},

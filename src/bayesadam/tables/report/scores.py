@@ -15,6 +15,16 @@ _CLASSES, _INPUTS = 20, 15
 """Maximum numbers of classes of the confusion matrix, and of inputs in the table of their importance."""
 
 
+MEANINGS = {
+    "NLL": "negative log-likelihood in nats, which wrong predictions and wrong uncertainty make larger",
+    "RMSE": "root mean squared error",
+    "CRPS": "continuous ranked probability score, the absolute error of a whole distribution",
+    "coverage 95%": "share of the rows inside their intervals",
+    "accuracy": "share of the rows whose most probable class is right",
+    "ECE": "expected calibration error, the distance between confidence and accuracy",
+    "Brier": "mean squared distance between the probabilities and the class",
+}
+
 Column = tuple[str, str, dict[str, tuple[str, bool]]]
 """Name of a score, which direction is better, and by model a text and whether it is the best score."""
 
@@ -23,6 +33,11 @@ def scores(metrics: Mapping[str, Any]) -> list[Column]:
     """Return the columns of scores that all models have, that of the error first. No duration is marked as the best."""
     names = sorted(next(iter(metrics.values())), key=lambda name: name not in ("RMSE", "accuracy"))
     return [_column(name, {model: values[name] for model, values in metrics.items()}) for name in names]
+
+
+def meanings(metrics: Mapping[str, Any]) -> str:
+    """Return what the scores are, as one line."""
+    return "; ".join(f"{name} is the {MEANINGS[name]}" for name, *_ in scores(metrics) if name in MEANINGS)
 
 
 def _column(name: str, values: Mapping[str, float | None]) -> Column:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bayesadam.files import write_text
 
-VERSION = 2
+VERSION = 3
 
 
 def write_report(path: str | os.PathLike[str], data: Mapping[str, Any]) -> None:

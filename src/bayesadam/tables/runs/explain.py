@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,9 @@ minimum number of rows of a group.
 LARGEST_NLL = 30.0
 """Limit of the negative log-likelihood of a row, which is infinite for a class of probability zero."""
 
+FEW_ROWS = 3
+"""Minimum number of rows with a word whose effect is shown."""
+
 BAND = 0.9
 """Probability content of the bands around the effects in a classification."""
 
@@ -52,6 +56,7 @@ def effects(
     *,
     weight: NDArray[np.float64] | None = None,
     classes: bool,
+    texts: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return the importance of the inputs, and the mean prediction by value of the most important ones.
 
@@ -68,6 +73,7 @@ def effects(
         seed: Seed of the choice of rows and of the shuffles.
         weight: Weights of the rows, ``(N,)``; with ``None`` they are equal.
         classes: Whether the targets are classes.
+        texts: Names of the inputs that are texts, of which the effects of words are shown.
 
     Returns:
         "importance" has, for each input, the increase of the error when the input is shuffled ("gain"), and its
@@ -91,13 +97,14 @@ def effects(
             {"name": str(inputs.columns[j]), "gain": float(np.mean(gains)), "error": float(np.std(gains))}
         )
     ranked = sorted(range(len(chosen)), key=lambda i: importance[i]["error"] - importance[i]["gain"])
-    donors = {chosen[i]: _representative(inputs.iloc[:, chosen[i]]) for i in ranked}
+    values = targets == np.bincount(targets).argmax() if classes else targets
+    columns = {j: inputs.iloc[:, j] for j in (chosen[i] for i in ranked)}
+    donors = {j: _words(c, values) if c.name in texts else _representative(c) for j, c in columns.items()}
     shown = [j for j, examples in donors.items() if len(examples) > 1][:SHOWN]
     behind = np.sort(rows[:BACKGROUND])
     background = matrix[behind], None if weight is None else weight[behind]
     dependence = [
-        _dependence(inputs.iloc[:, j], donors[j], matrix[donors[j], parts[j]], *background, parts[j], predictive)
-        for j in shown
+        _dependence(inputs.iloc[:, j], donors[j], matrix[:, parts[j]], *background, parts[j], predictive) for j in shown
     ]
     return {"importance": [importance[i] for i in ranked], "dependence": dependence}
 
@@ -127,23 +134,23 @@ def _array(values: torch.Tensor) -> NDArray[np.float64]:
 
 def _dependence(
     column: pd.Series,
-    donors: list[int],
+    donors: dict[str, list[int]],
     values: Matrix,
     background: Matrix,
     weight: NDArray[np.float64] | None,
     part: slice,
     predictive: Predictive,
 ) -> dict[str, Any]:
-    """Return predictions, averaged over the same rows, for the value of an input in one donor after another."""
+    """Return predictions, averaged over the same rows, for the mean value of an input in some donors after others."""
     rows = np.repeat(background[None], len(donors), axis=0)
-    rows[:, :, part] = values[:, None]
+    rows[:, :, part] = np.stack([values[places].mean(0) for places in donors.values()])[:, None]
     pred, shape = predictive(rows.reshape(-1, rows.shape[-1])), rows.shape[:2]
     numbers = _numbers(column)
     entry = {
         "name": str(column.name),
         "kind": kind_of(column),
-        "at": [text_of(column.iloc[donor]) for donor in donors],
-        "order": None if numbers is None else numbers[donors].tolist(),
+        "at": list(donors),
+        "order": None if numbers is None else [float(numbers[first]) for first, *_ in donors.values()],
     }
     if not hasattr(pred, "probs"):
         mean, *variances = (
@@ -179,18 +186,35 @@ def _numbers(column: pd.Series) -> NDArray[np.float64] | None:
     return None if kind == "category" else np.asarray(column, dtype=np.float64)
 
 
-def _representative(column: pd.Series) -> list[int]:
+def _representative(column: pd.Series) -> dict[str, list[int]]:
     """Return rows with quantiles of a number or date, or with the most frequent levels."""
     numbers = _numbers(column)
     if numbers is None:
         first = ~column.duplicated().to_numpy() & column.notna().to_numpy()
         counts = column.map(column.value_counts()).to_numpy(dtype=np.float64, na_value=0.0)
-        return sorted(np.flatnonzero(first).tolist(), key=lambda row: -counts[row])[:LEVELS]
+        frequent = sorted(np.flatnonzero(first).tolist(), key=lambda row: -counts[row])[:LEVELS]
+        return {text_of(column.iloc[row]): [row] for row in frequent}
     present = np.flatnonzero(~np.isnan(numbers))
     ranked = present[np.argsort(numbers[present], kind="stable")]
     at = np.linspace(0.02, 0.98, GRID) * max(len(ranked) - 1, 0)
     chosen = ranked[at.round().astype(int)] if len(ranked) else ranked
-    return [int(chosen[i]) for i in np.unique(numbers[chosen], return_index=True)[1]]
+    different = [int(chosen[i]) for i in np.unique(numbers[chosen], return_index=True)[1]]
+    return {text_of(column.iloc[row]): [row] for row in different}
+
+
+def _words(column: pd.Series, targets: NDArray[Any]) -> dict[str, list[int]]:
+    """Return the words of texts, with their rows, whose targets differ most from those of all rows."""
+    places: dict[str, list[int]] = {}
+    for place, text in enumerate(column.fillna("")):
+        for word in sorted(set(re.findall(r"[^\W\d_]{3,}", text.lower()))):
+            places.setdefault(word, []).append(place)
+    away, count = targets - targets.mean(), len(column)
+    strength = {
+        word: abs(float(away[rows].sum())) / math.sqrt(len(rows) * (count - len(rows)))
+        for word, rows in places.items()
+        if FEW_ROWS <= len(rows) <= count - FEW_ROWS
+    }
+    return {word: places[word] for word in sorted(strength, key=lambda word: -strength[word])[:LEVELS]}
 
 
 def groups(inputs: pd.DataFrame, names: Sequence[str], predictions: Arrays) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from bayesadam.tables.encoder.column_types import Column, Number
 from bayesadam.tables.encoder.encoder import Encoded
 from bayesadam.tables.report.numbers import column, percent
 from bayesadam.tables.report.write import VERSION
@@ -65,6 +66,7 @@ def report_data(
         "version": VERSION,
         "task": target.task,
         "target": target.name,
+        "unit": target.unit,
         "classes": [str(label) for label in target.classes],
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "data": {
@@ -73,7 +75,7 @@ def report_data(
             "train_rows": len(split.training),
             "held_out_rows": len(split.held_out),
             "held_out_how": split.how,
-            "columns": [_described(prepared.inputs[name]) for name in prepared.inputs],
+            "columns": [_described(prepared.inputs[column.name], column) for column in prepared.encoder.columns_],
             "left_out": dict(prepared.left_out),
             "notes": notes,
         },
@@ -112,6 +114,7 @@ def _explained(
         seed,
         weight=prepared.weights_of(rows),
         classes=len(prepared.target.classes) > 0,
+        texts=[column.name for column in prepared.encoder.columns_ if column.kind == "text"],
     )
     names = [entry["name"] for entry in explained["importance"]]
     explained["groups"] = groups(prepared.inputs.iloc[unseen_rows], names, unseen)
@@ -130,8 +133,9 @@ def _thinned(predictions: dict[str, Any], lines: NDArray[np.int64], seed: int) -
     return {"drawn_from": drawn_from, **{name: _plain(values[shown].tolist()) for name, values in columns.items()}}
 
 
-def _described(values: pd.Series) -> dict[str, Any]:
+def _described(values: pd.Series, column: Column) -> dict[str, Any]:
     """Describe an input by its "name", "kind", "missing" (share of the rows) and "summary"."""
+    shown = f"{column.kind} ({column.unit})" if isinstance(column, Number) and column.unit else column.kind
     present, kind = values.dropna(), kind_of(values)
     if kind == "date":
         summary = f"{text_of(present.min())} to {text_of(present.max())}"
@@ -141,9 +145,9 @@ def _described(values: pd.Series) -> dict[str, Any]:
         summary = f"{low} to {high}, median {middle}"
     else:
         counts = present.value_counts()
-        shown = [f"{text_of(level)} ({percent(count / len(present))})" for level, count in counts[:_LEVELS].items()]
-        summary = f"{len(counts)} levels: {', '.join(shown)}"
-    return {"name": str(values.name), "kind": kind, "missing": float(values.isna().mean()), "summary": summary}
+        levels = [f"{text_of(level)} ({percent(count / len(present))})" for level, count in counts[:_LEVELS].items()]
+        summary = f"{len(counts)} {'texts' if column.kind == 'text' else 'levels'}: {', '.join(levels)}"
+    return {"name": str(values.name), "kind": shown, "missing": float(values.isna().mean()), "summary": summary}
 
 
 def _surprises(prepared: Prepared, predictions: Arrays, lines: NDArray[np.int64]) -> list[dict[str, Any]]:
