@@ -314,6 +314,8 @@ def _curves(results: Results, paper: Mapping[str, float]) -> Figure:
     choices = {
         "LSTM, decay scaled to the epochs run": ("lstm", PUBLISHED),
         "LSTM, no decay": ("constant", PUBLISHED),
+        "LSTM, rates chosen on validation": ("lstm", CHOSEN["lstm"]),
+        "transformer, rates chosen on validation": ("transformer", CHOSEN["transformer"]),
     }
     shown: dict[str, dict[str, list[Any]]] = {}
     for title, (prefix, methods) in choices.items():
