@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from collections import Counter
 from importlib import import_module
 from typing import Any
 
@@ -15,7 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m experiments", description=experiments.__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="list the experiments and the numbers of their finished units")
+    commands.add_parser("list", help="list the experiments, how many of their units are finished, and which are left")
     run = commands.add_parser("run", help="run the units that are not finished, then write the report")
     run.add_argument("--jobs", type=int, default=-1, help="units at a time; -1 (default): one for each core")
     only = "units whose key contains this, or begins with this if they are optional; repeatable"
@@ -46,11 +47,16 @@ def _line(name: str) -> str:
         experiment: Any = import_module(_module(name))
     except ModuleNotFoundError as error:
         return f"{name:21} needs {error.name}, which is not installed"
-    keys = [unit.key for unit in experiment.units() if not unit.optional]
-    lines = finished(experiment)
-    done, hours = len(lines.keys() & set(keys)), sum(line["cpu_seconds"] for line in lines.values()) / 3600.0
-    shown = f"{done:3} of {len(keys):3} units finished, {hours:5.2f} h of processor time"
-    return f"{name:21} {shown}. {experiment.TITLE} ({experiment.SOURCE})"
+    units, lines = experiment.units(), finished(experiment)
+    counts = []
+    for optional in (False, True):
+        keys = {unit.key for unit in units if unit.optional is optional}
+        counts.append(f"{len(keys & lines.keys()):3} of {len(keys):3}")
+    hours = sum(line["cpu_seconds"] for line in lines.values()) / 3600.0
+    left = Counter(unit.key.partition("-")[0] for unit in units if unit.key not in lines)
+    shown = f"{counts[0]} units and {counts[1]} optional ones finished, {hours:5.2f} h of processor time"
+    keys_left = ", ".join(f"{count} of {start}-" for start, count in left.items()) or "nothing"
+    return f"{name:21} {shown}; left: {keys_left}. {experiment.TITLE} ({experiment.SOURCE})"
 
 
 def _run(given: argparse.Namespace) -> int:

@@ -33,7 +33,7 @@ class Setting:
     mc_samples: int = 1
     prior_mean: Any = None
     hessian: Callable[..., Any] | None = None
-    correction: str | None = "elementwise"
+    correction: str | None = None
     clip_radius: float = math.inf
     rescale_lr: bool = True
 
@@ -90,14 +90,14 @@ class Setting:
                 h[j] += second[j] / self.mc_samples
         return g, h
 
-    def followed(self, s, h, rate):
-        """The running Hessian after one step: Khan et al.'s, with the correction of Lin et al. 2020 or of eq. 63."""
+    def followed(self, s, h, rate, correction):
+        """The running Hessian after one step: Khan et al.'s, or with the correction of Lin et al. 2020 or of eq. 63."""
         tau, n = self.temperature, len(s)
         falls = [tau * s[j] - h[j] for j in range(n)]
-        if self.correction == "backtracking":
+        if correction == "backtracking":
             rate = min([rate, *(0.5 * (s[j] + self.in_precision) / falls[j] for j in range(n) if falls[j] > 0)])
         new = [(1 - tau * rate) * s[j] + rate * h[j] for j in range(n)]
-        if self.correction == "elementwise":
+        if correction == "elementwise":
             new = [new[j] + rate**2 / 2 * falls[j] ** 2 / (s[j] + self.in_precision) for j in range(n)]
         return new
 
@@ -153,7 +153,7 @@ def ivon(mu, steps, p):
     for t in range(steps):
         b1, b2 = p.betas_at(t)
         g, h = p.curved(mu, p.precision(s), t)
-        s = p.followed(s, h, 1 - b2)
+        s = p.followed(s, h, 1 - b2, "elementwise")
         p1 *= b1
         for j in range(n):
             m[j] = b1 * m[j] + (1 - b1) * g[j]
@@ -169,7 +169,7 @@ def von(mu, steps, p):
     for t in range(steps):
         _, b2 = p.betas_at(t)
         g, h = p.curved(mu, p.precision(s), t)
-        s = p.followed(s, h, 1 - b2)
+        s = p.followed(s, h, 1 - b2, p.correction)
         for j in range(n):
             step = (g[j] + p.from_prior(mu, j)) / (s[j] + p.lt)
             mu[j] -= p.lr * max(-p.clip_radius, min(p.clip_radius, step))
@@ -210,7 +210,7 @@ def natural(mu, steps, p, *, squared):
         if squared:
             new = [(1 - p.temperature * (1 - b2)) * s[j] + (1 - b2) * h[j] for j in range(n)]
         else:
-            new = p.followed(s, h, 1 - b2)
+            new = p.followed(s, h, 1 - b2, p.correction)
         after = [
             mu[j]
             - p.lr / (root(new[j]) + p.lt) * (g[j] + p.from_prior(mu, j))

@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from experiments.bandits.agents import play
 from experiments.bandits.problems import LENGTHS
 from experiments.framework import Context, Report, Unit
-from experiments.plots import panels
 from experiments.tables import Number, frame, published
 
 TITLE = "Contextual bandits: cumulative reward over that of the optimal policy"
@@ -93,15 +91,6 @@ FIFTH = 4
 """Action of Statlog's third most frequent class, which is right in 5.7% of the rounds, and two others in 93.9%."""
 FIRST, POINTS = 20, 50
 """Number of rounds before the first point of a curve, and number of points."""
-COLORS = {
-    "vadam": "#0072B2",
-    "bayesadam": "#009E73",
-    "badam": "#D55E00",
-    "neural-linear": "#CC79A7",
-    "linear": "#E69F00",
-    "greedy": "#000000",
-    "uniform": "#999999",
-}
 Results = Mapping[str, Mapping[str, Any]]
 
 
@@ -219,7 +208,7 @@ def report(results: Results) -> Report:
     }
     if any(key.startswith("weak-") for key in results):
         tables[f"Badam as in the paper, and Vadam, with the prior precision {WEAK:g}"] = _table(results, "weak")
-    return Report(tables, {"curves": _curves(results)})
+    return Report(tables)
 
 
 def _ratio(result: Mapping[str, Any] | None) -> Number | None:
@@ -262,22 +251,3 @@ def _table(results: Results, kind: str) -> pd.DataFrame:
             theirs = [paper.get((problem, PUBLISHED[name])) for problem in LENGTHS]
             rows.append([f"published: {PUBLISHED[name]}", *theirs])
     return frame(["algorithm", *(problem.capitalize() for problem in LENGTHS)], rows)
-
-
-def _curves(results: Results) -> Figure:
-    """Plot the cumulative reward, divided by that of the optimal policy, against the round."""
-    figure, grid = panels(2, 3, 11, 6)
-    axes = grid.ravel()
-    for axis, problem in zip(axes, LENGTHS, strict=False):  # census has no panel
-        for name, color in COLORS.items():
-            found = results.get(f"table-{problem}-{name}")
-            if found is not None:
-                axis.plot(found["rounds"], found["curve"], color=color, lw=1.4, label=LABELS[name])
-        axis.set_title(problem.capitalize(), fontsize=10)
-        axis.set_xlabel("rounds")
-        axis.set_ylim(-1.0 if problem == "mushroom" else 0.0, 1.0)
-    grid[0, 0].set_ylabel("cumulative reward / optimal")
-    grid[1, 0].set_ylabel("cumulative reward / optimal")
-    handles = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    return figure

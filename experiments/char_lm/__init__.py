@@ -54,6 +54,8 @@ PUBLISHED: Mapping[str, Setting] = {
     "adam": _published("adam", 40, lr=0.0012, betas=[0.9, 0.999]),
 }
 """Khan et al. 2018, Table 4. The unit of VadaGrad's ``s0`` and the network are not published."""
+SEARCHED = (0.0075, 0.025, 0.075, 0.25)
+"""VadaGrad's learning rates, of which the first is published, and the best is chosen for the network of our choice."""
 UNITS = {
     "mean": "mean loss; variance 1 / s",
     "data": "mean loss; variance 1 / (N s)",
@@ -71,12 +73,12 @@ def _chosen(method: str, *rates: float) -> Sequence[Setting]:
 
 CHOSEN: Mapping[str, Mapping[str, Sequence[Setting]]] = {
     "lstm": {
-        "ivon": _chosen("ivon", 0.1, 0.3, 1.0),
+        "ivon": _chosen("ivon", 0.1, 0.3, 1.0, 3.0),
         "adamw": _chosen("adamw", 0.002, 0.005, 0.01),
         "bayesadam": _chosen("bayesadam", 0.002, 0.005, 0.01),
     },
     "transformer": {
-        "ivon": _chosen("ivon", 0.3, 1.0, 0.1),
+        "ivon": _chosen("ivon", 0.3, 1.0, 0.1, 3.0),
         "adamw": _chosen("adamw", 0.001, 0.003, 0.01),
         "bayesadam": _chosen("bayesadam", 0.001, 0.003, 0.01),
     },
@@ -126,13 +128,17 @@ def _units(start: str) -> list[Unit]:
         final = "part" not in setting
         config = {**PROTOCOL, "records": RECORDS[start], **NETWORKS[network], "seed": seed, "part": "final"}
         config |= {"epochs": EPOCHS[start][network if final else "search"], "samples": []}
-        found.append(Unit(start + key, {**config, **setting}, bool(start), phase=int(final)))
+        optional = bool(start) or key.startswith("rate-")
+        found.append(Unit(start + key, {**config, **setting}, optional, phase=int(final)))
 
     steady = {"decay_every": PROTOCOL["published_epochs"]}
     for unit in UNITS:
         options = {**PUBLISHED["vadagrad"]["options"], "unit": unit}
         setting = {**PUBLISHED["vadagrad"], **steady, "options": options, "part": "search"}
         add(f"unit-{unit}", "lstm", 0, setting)
+    for rate in SEARCHED[1:]:
+        options = {**PUBLISHED["vadagrad"]["options"], "lr": rate, "unit": "data"}
+        add(f"rate-{rate}", "lstm", 0, {**PUBLISHED["vadagrad"], **steady, "options": options, "part": "search"})
     add("noiseless", "lstm", 0, {**PUBLISHED["vadagrad"], **steady, "method": "adagrad", "part": "search"})
     for name, published_setting in PUBLISHED.items():
         known = {key: value for key, value in published_setting.items() if (name, key) != ("vadagrad", "options")}
@@ -276,6 +282,7 @@ def _scores(results: Results, network: str) -> pd.DataFrame:
 def _units_of_s0(results: Results) -> pd.DataFrame:
     rows = []
     keys = {f"unit-{unit}": reading for unit, reading in UNITS.items()}
+    keys |= {f"rate-{rate}": f"{UNITS['data']}; learning rate {rate}" for rate in SEARCHED[1:]}
     for key, reading in {**keys, "noiseless": "mean loss; no noise"}.items():
         if found := results.get(key):
             widths = [Number(width) for width in found.get("widths", [None] * 3)]

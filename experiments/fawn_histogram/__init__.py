@@ -14,13 +14,21 @@ import bayesadam as ba
 from experiments.fawn import Fitted, fit, predictive
 from experiments.framework import Context, Report, Unit
 from experiments.plots import panels
-from experiments.tables import Number, frame
+from experiments.tables import frame
 from experiments.uci import Part, splits
 
 TITLE = "Outputs of sampled networks against the propagated Gaussian"
 SOURCE = "Bayer et al. 2015, section 3.2.1"
 
-WEIGHTS = {"bernoulli": "Bernoulli weights", "gaussian": "Gaussian weights"}
+NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bernoulli-inputs": (
+        "Bernoulli weights, scales of inputs",
+        {"weights": "bernoulli", "scales": "inputs", "drawn_std": 0.2},
+    ),
+    "bernoulli": ("Bernoulli weights, scales of outputs", {"weights": "bernoulli"}),
+    "gaussian": ("Gaussian weights", {"weights": "gaussian"}),
+}
+"""Label and settings of the networks, which are those of ``fawn-uci``."""
 PROTOCOL = {
     "dataset": "boston",
     "split": 0,
@@ -43,8 +51,8 @@ BLUE, ORANGE = "#0072B2", "#D55E00"
 
 
 def units() -> list[Unit]:
-    """Return one unit per kind of weights."""
-    return [Unit(weights, {**PROTOCOL, "weights": weights}) for weights in WEIGHTS]
+    """Return one unit per network."""
+    return [Unit(name, {**PROTOCOL, **own}) for name, (_, own) in NETWORKS.items()]
 
 
 def run(unit: Unit, context: Context) -> dict[str, Any]:
@@ -97,28 +105,19 @@ def statistics(samples: NDArray[np.float64], mean: float, sd: float) -> dict[str
 
 
 def report(results: Mapping[str, Any]) -> Report:
-    """Return statistics of all held-out points and of those in the figure, and their histograms."""
-    rows, tables = [], {}
+    """Return statistics of all held-out points, and the histograms of some."""
+    rows = []
     for key, result in results.items():
         points = {name: np.array([point[name] for point in result["points"]]) for name in result["points"][0]}
-        row: list[Any] = [WEIGHTS[key], len(result["points"])]
+        row: list[Any] = [NETWORKS[key][0], len(result["points"])]
         for name in ("mean_error", "skewness", "kurtosis", "ks"):
             row.append(f"{np.median(np.abs(points[name])):.3f}, {np.abs(points[name]).max():.3f}")
         row.insert(3, f"{points['variance_ratio'].min():.3f} to {points['variance_ratio'].max():.3f}")
         row += [f"{points[f'rejected_by_{size}'].mean():.0%}" for size in BLOCKS]
         rows.append([*row, f"{(points['p'] < LEVEL).mean():.0%}"])
-        shown = []
-        for place in (histogram["point"] for histogram in result["histograms"]):
-            point = result["points"][place]
-            numbers = [Number(point[name], None, 2) for name in ("mean", "sd")]
-            names = ("mean_error", "variance_ratio", "skewness", "kurtosis", "ks")
-            numbers += [Number(point[name], None, 3) for name in names]
-            shown.append([place, *numbers, f"{point['p']:.1e}"])
-        header = ["point", "mean", "sd", "mean error / sd", "variance ratio", "skewness", "excess kurtosis", "KS", "p"]
-        tables[f"{WEIGHTS[key]}: the points of the figure"] = frame(header, shown)
     header = ["network", "points", "mean error / sd", "variance ratio", "skewness", "excess kurtosis", "KS distance"]
     header += ["rejected, 100 samples", "1,000", "all"]
-    tables = {"All held-out points: median and largest of absolute values": frame(header, rows), **tables}
+    tables = {"All held-out points: median and largest of absolute values": frame(header, rows)}
     return Report(tables, {"histograms": _figure(results)})
 
 
@@ -140,7 +139,7 @@ def _figure(results: Mapping[str, Any]) -> Figure:
             axis.set_yticks([])
             axis.tick_params(axis="x", labelsize=8)
             axis.spines["left"].set_visible(False)
-        line[0].set_ylabel(f"{WEIGHTS[key]}\ndensity", fontsize=9)
+        line[0].set_ylabel(f"{NETWORKS[key][0].replace(', ', chr(10))}\ndensity", fontsize=9)
     for axis in axes[-1]:
         axis.set_xlabel("output", fontsize=9)
     axes[0, 0].legend(fontsize=6.5, frameon=False, loc="upper left")

@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 import bayesadam as ba
 from experiments.data import load
 from experiments.fawn import Fitted, fit, predictive, scores
 from experiments.framework import Context, Report, Unit
-from experiments.plots import panels
 from experiments.tables import Number, frame, published
 from experiments.uci import Part, splits
 
@@ -43,7 +40,6 @@ PROTOCOL = {
     "seed": 0,
     "iterations": 20_000,
 }
-METALS = ("Cd", "Co", "Cr", "Cu", "Ni", "Pb", "Zn")
 PLACES = 2
 """Number of Jura's first features, the coordinates. The other features are codes of land use and rock."""
 
@@ -90,25 +86,17 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
 
 
 def together(fitted: Fitted, part: Part) -> dict[str, Any]:
-    """Return the NLL with and without the covariance of the outputs, and covariances in standardised units.
-
-    ``log_scale`` is the NLL in original units minus the NLL in standardised units, ``predicted`` the mean of the
-    predictive covariances over the held-out points, and ``observed`` the matrix of second moments of the residuals.
-    """
+    """Return the NLL with and without the covariance of the outputs, and what it loses in standardised units."""
     single, full = (predictive(fitted, part, covariance=covariance) for covariance in (False, True))
-    std = part.scaler.std
-    residual = (part.y - full.mean).double() / std
     return {
         "nll_independent": ba.metrics.nll(single, part.y),
         "nll_together": ba.metrics.nll(full, part.y),
-        "log_scale": std.log().sum(),
-        "predicted": full.covariance.double().mean(0) / std / std[:, None],
-        "observed": residual.T @ residual / len(residual),
+        "log_scale": part.scaler.std.log().sum(),
     }
 
 
 def report(results: Mapping[str, Any]) -> Report:
-    """Return our numbers beside the paper's, and the predicted and observed correlations."""
+    """Return our numbers beside those of the paper."""
     numbers = published(Path(__file__).with_name("paper.csv"))
     beside, gain, crossed, errors = [], [], [], []
     for dataset, (_, _, paper) in DATASETS.items():
@@ -148,30 +136,4 @@ def report(results: Mapping[str, Any]) -> Report:
             ["data", *last], errors
         ),
     }
-    return Report(tables, {"correlations": _figure(results, "jura-random")})
-
-
-def _figure(results: Mapping[str, Any], dataset: str) -> Figure:
-    """Plot the correlations of the residuals and those that the networks predict."""
-    shown = {
-        "residuals of Co-FAWN": ("co", "observed"),
-        "predicted by Co-FAWN": ("co", "predicted"),
-        "predicted by FAWN-ROPD,\nnot trained for it": ("ropd", "predicted"),
-    }
-    figure, axes = panels(1, len(shown), 3.7 * len(shown) + 0.6, 4.0, grid="")
-    for axis, (title, (method, name)) in zip(axes[0], shown.items(), strict=True):
-        covariance = np.mean([split[name] for split in results[f"{method}-{dataset}"]["splits"]], axis=0)
-        sd = np.sqrt(np.diag(covariance))
-        correlations = covariance / np.outer(sd, sd)
-        image = axis.imshow(correlations, vmin=-1, vmax=1, cmap="RdBu_r")
-        for (row, column), value in np.ndenumerate(correlations):
-            text, colour = f"{value:.2f}".replace("0.", "."), "white" if abs(value) > 0.6 else "black"
-            axis.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
-        axis.set_xticks(range(len(METALS)), METALS, fontsize=9)
-        axis.set_yticks(range(len(METALS)), METALS, fontsize=9)
-        axis.spines[:].set_visible(True)
-        axis.set_title(title, fontsize=10)
-    figure.colorbar(image, ax=list(axes[0]), shrink=0.8, label="correlation")
-    count = len(results[f"co-{dataset}"]["splits"])
-    figure.suptitle(f"{dataset}: held-out points, mean over {count} splits")
-    return figure
+    return Report(tables)

@@ -7,13 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from matplotlib.figure import Figure
-
 from experiments.fawn import fit, scores
 from experiments.fawn_uci.gp import score
 from experiments.framework import Context, Report, Unit
-from experiments.plots import panels
 from experiments.tables import Number, frame, grid, published
 from experiments.uci import splits, year
 
@@ -86,13 +82,12 @@ PROTOCOL = {
 GP = ("boston", "concrete", "energy", "yacht")
 """Data sets for which the paper has a Gaussian process."""
 LABELS = {
-    "ropd": ("FAWN-ROPD", "ROPD", "#D55E00"),
-    "vi": ("FAWN-VI", "VI", "#0072B2"),
-    "bern": ("FAWN-BERN", "BERN", "#009E73"),
-    "bern-inputs": ("FAWN-BERN, scales of inputs", "BERN\ninputs", "#56B4E9"),
-    "gp": ("GP", "GP", "#555555"),
+    "ropd": "FAWN-ROPD",
+    "vi": "FAWN-VI",
+    "bern": "FAWN-BERN",
+    "bern-inputs": "FAWN-BERN, scales of inputs",
+    "gp": "GP",
 }
-"""Names in tables and in the figure, and colours."""
 FAWN = ("ropd", "vi", "bern", "bern-inputs")
 
 
@@ -158,7 +153,7 @@ def report(results: Mapping[str, Any]) -> Report:
         return Number.less(one, other, decimals=decimals, sd=True) if one and other else Number(None)
 
     tables = {}
-    for method, (name, _, _) in LABELS.items():
+    for method, name in LABELS.items():
         rows = []
         for dataset in DATASETS:
             own, paper = values.get((dataset, method, "nll")), theirs(dataset, name)
@@ -171,21 +166,20 @@ def report(results: Mapping[str, Any]) -> Report:
         tables[f"{name}: test NLL in nats per point"] = frame(header, rows)
     copied = grid(DATASETS, {"VI": "VI", "PBP": "PBP"}, theirs)
     tables["From the paper, which copied them: test NLL ± standard error"] = copied
-    names = {method: name for method, (name, _, _) in LABELS.items()}
-    tables["Test RMSE ± sd"] = grid(DATASETS, names, lambda d, m: Number.of(values.get((d, m, "rmse"), []), sd=True))
+    tables["Test RMSE ± sd"] = grid(DATASETS, LABELS, lambda d, m: Number.of(values.get((d, m, "rmse"), []), sd=True))
     columns = {"noise_sd": "{:.4g}", "sd": "{:.4g}", "epistemic": "{:.0%}"}
     rows = [[d, *(mean(d, m, name, form) for m in FAWN for name, form in columns.items())] for d in DATASETS]
-    header = [each for m in FAWN for each in (f"{names[m]}: noise sd", "predictive sd", "of the weights")]
+    header = [each for m in FAWN for each in (f"{LABELS[m]}: noise sd", "predictive sd", "of the weights")]
     tables["What the predictive variance is made of; means over the splits"] = frame(["data", *header], rows)
     rows = [[d, *(less(d, m, *one) for m in FAWN for one in (("nll", 3), ("rmse", None)))] for d in DATASETS]
     title = "A mixture over 1,000 samples of the first layer less propagated moments, ± sd over the splits"
-    tables[title] = frame(["data", *(each for m in FAWN for each in (f"{names[m]}: NLL", "RMSE"))], rows)
+    tables[title] = frame(["data", *(each for m in FAWN for each in (f"{LABELS[m]}: NLL", "RMSE"))], rows)
     rows = []
     for probe, (_, changes) in PROBES.items():
         found = [Number.of(values.get((d, f"probe-{probe}", "nll"), []), decimals=3, sd=True) for d in PROBED]
         rows.append([probe, changes.get("iterations"), *found])
     tables["Probes: test NLL ± sd"] = frame(["probe", "minibatches", *PROBED], rows)
-    return Report(tables, {"nll": _figure(values, theirs)})
+    return Report(tables)
 
 
 def in_errors(ours: Number, theirs: Number, count: int = 10) -> tuple[float, float] | tuple[None, None]:
@@ -200,26 +194,3 @@ def in_errors(ours: Number, theirs: Number, count: int = 10) -> tuple[float, flo
         return None, None
     error, gap = theirs.error / math.sqrt(count), ours.mean - theirs.mean
     return gap / error, gap / math.hypot(error, ours.error or 0.0)
-
-
-def _figure(values: Mapping[tuple[str, str, str], list[float]], theirs: Any) -> Figure:
-    """Plot a panel per data set: our means are filled, the paper's are open, and bars are one standard deviation."""
-    figure, axes = panels(3, 3, 9.9, 8.0, grid="y")
-    methods = ("vi", "ropd", "bern", "bern-inputs", "gp")
-    for axis, dataset in zip(axes.flat, DATASETS, strict=False):  # year has no panel
-        for place, method in enumerate(methods):
-            name, _, colour = LABELS[method]
-            own = Number.of(values.get((dataset, method, "nll"), []), sd=True)
-            for number, shift, inside in ((own, -0.13, colour), (theirs(dataset, name), 0.13, "white")):
-                if number is not None and number.mean is not None:
-                    style = {"fmt": "o", "color": colour, "mfc": inside, "markersize": 6, "elinewidth": 1.2}
-                    axis.errorbar(place + shift, number.mean, yerr=number.error or 0.0, **style)
-        axis.axhline(theirs(dataset, "PBP").mean or np.nan, color="black", linewidth=0.8, linestyle=":", zorder=0)
-        axis.set_title(dataset, fontsize=10)
-        axis.set_xticks(range(len(methods)), [LABELS[method][1] for method in methods], fontsize=8)
-        axis.set_xlim(-0.6, len(methods) - 0.4)
-        axis.tick_params(axis="y", labelsize=8)
-        axis.set_ylabel("test NLL, nats" if axis in axes[:, 0] else "", fontsize=9)
-    bars = "Filled: ours; open: paper; bars: one standard deviation over splits."
-    figure.suptitle(f"{bars}\nDotted: PBP, from the paper. Lower is better.", fontsize=9)
-    return figure

@@ -8,14 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from experiments.data import load
 from experiments.framework import Context, Report, Unit
 from experiments.mnist import predictive, scores, train
-from experiments.plots import panels
 from experiments.tables import Number, frame, published
 
 TITLE = "MNIST: errors, calibration, and images that are no digits"
@@ -47,7 +43,6 @@ METHODS = {
 """Label, and name in the paper."""
 SEEDS = 2
 METRICS = {"error": ("test error (%)", 2), "nll": ("NLL (nats)", 4), "ece": ("ECE", 4), "auroc": ("OOD AUROC", 3)}
-BLUE, GREY = "#0072B2", "0.45"
 
 Candidate = dict[str, Any]
 
@@ -240,7 +235,7 @@ def report(results: Mapping[str, Any]) -> Report:
                 cells = [_number([_main(run)[m] for run in found], digits) for m, (_, digits) in METRICS.items()]
                 rows.append([label, len(found), *cells])
         tables[title] = frame([header[0], "seeds", header[1], *header[3:]], rows)
-    return Report(tables, {"scores": _figure(finals, paper)})
+    return Report(tables)
 
 
 def _number(values: Sequence[float], decimals: int) -> Number:
@@ -251,30 +246,3 @@ def _main(run: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the scores of the method's main predictions: averages over samples, or those of the mean network."""
     found: Mapping[str, Any] = run.get("monte_carlo") or run["mean"]
     return found
-
-
-def _figure(finals: Mapping[str, Sequence[Mapping[str, Any]]], paper: Mapping[str, Number | None]) -> Figure:
-    """Plot runs as dots, their means as lines, and published errors as diamonds."""
-    figure, axes = panels(1, len(METRICS), 11, 0.42 * len(finals) + 1.6, grid="x", sharey=True)
-    for axis, (metric, (label, _)) in zip(axes[0], METRICS.items(), strict=True):
-        for place, (name, runs) in enumerate(finals.items()):
-            values = [_main(run)[metric] for run in runs]
-            axis.plot(values, [place] * len(values), "o", color=BLUE, markersize=5, alpha=0.6, mew=0)
-            axis.plot([sum(values) / len(values)] * 2, [place - 0.25, place + 0.25], color=BLUE, lw=2)
-            if metric == "error" and (theirs := paper[name]):
-                axis.plot(theirs.mean, place, "D", color=GREY, mfc="white", markersize=6)
-        axis.set_xlabel(label)
-        if metric in ("nll", "ece"):
-            axis.set_xscale("log")
-            axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 4.0)))
-            axis.xaxis.set_major_formatter("{x:g}")
-            axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.margins(x=0.12)
-    axes[0, 0].set_yticks(range(len(finals)), [METHODS[name][0] for name in finals])
-    axes[0, 0].invert_yaxis()
-    legend = [
-        Line2D([], [], color=BLUE, marker="o", linestyle="", label="ours, one dot per seed, line at the mean"),
-        Line2D([], [], color=GREY, marker="D", mfc="white", linestyle="", label="published (not verified)"),
-    ]
-    figure.legend(handles=legend, loc="outside upper right", ncols=2, frameon=False, fontsize=9)
-    return figure

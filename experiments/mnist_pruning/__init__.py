@@ -64,6 +64,11 @@ PROBES: dict[str, dict[str, Any]] = {
 """A prior of deviation 1, as in `mnist-bbb`; and Vadam, with the same prior per data point, but 1/128 of the variance:
 squared gradients of minibatches of 128 are so much smaller than those of data points, if these are independent.
 """
+CHOICES: dict[str, dict[str, Any]] = {
+    "badam-beta2": {"betas": [0.9, 0.999]},
+    "badam-l2": {"weight_decay": 1e-4},
+}
+"""Second values of what the paper chose for Badam (appendix D.2): its second beta, and no L2 regularisation."""
 CURVES = {
     "bbb/posterior": ("BBB", "#CC79A7", "s-"),
     "bbb-wide/posterior": ("BBB, prior deviation 1", "#882255", "s--"),
@@ -71,6 +76,8 @@ CURVES = {
     "vadam/posterior": ("Vadam", "#56B4E9", "^-"),
     "vadam-cold/posterior": ("Vadam, 1/128 of the variance", "#332288", "^--"),
     "badam/badam": ("Badam", "#0072B2", "D-"),
+    "badam-beta2/badam": ("Badam, beta2 = 0.999", "#0072B2", "<--"),
+    "badam-l2/badam": ("Badam, L2 regularisation", "#0072B2", ">--"),
     "badam/magnitude": ("magnitude", "#000000", "x-"),
     "badam/mc-dropout": ("MC dropout, magnitude", "#E69F00", "P-"),
 }
@@ -85,6 +92,9 @@ def units() -> list[Unit]:
     """Return one network per method and probe, with its pruning curves; and the optional long trainings."""
     methods = METHODS | PROBES
     found = [Unit(f"{name}-0", {**PROTOCOL, **own, "seed": 0}) for name, own in methods.items()]
+    for name, options in CHOICES.items():
+        own = {**METHODS["badam"], "options": {**METHODS["badam"]["options"], **options}, "curves": ["badam"]}
+        found.append(Unit(f"{name}-0", {**PROTOCOL, **own, "seed": 0}, optional=True))
     for seed, (name, own) in product(range(LONG_SEEDS), methods.items()):
         if seed == 0 or name in METHODS:
             config = {**PROTOCOL, **own, "epochs": LONG_EPOCHS, "seed": seed}
@@ -147,7 +157,7 @@ def _curves(results: Mapping[str, Any], start: str) -> dict[str, list[dict[float
     found: dict[str, list[dict[float, float]]] = {}
     for key, result in results.items():
         method = key.removeprefix(start).rpartition("-")[0]
-        if key.startswith(start) and method in METHODS | PROBES:
+        if key.startswith(start) and method in METHODS | PROBES | CHOICES:
             for name, curve in result["curves"].items():
                 values = dict(zip(curve["fractions"], curve["accuracy"], strict=True))
                 found.setdefault(f"{method}/{name}", []).append(values)

@@ -8,10 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from experiments.framework import Context, Report, Unit
-from experiments.plots import panels
 from experiments.tables import Number, frame, grid, published
 from experiments.uci_best.estimators import score
 
@@ -38,13 +35,13 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
 """Settings of the estimators. ``bayesadam`` is ``BayesianMLPRegressor()``, which chooses on training splits only."""
 OURS = "bayesadam"
 PEERS = {
-    "deep-ensemble": ("deep ensemble", "#0072B2"),
-    "gaussian-process": ("Gaussian process", "#555555"),
-    "ngboost": ("NGBoost", "#009E73"),
-    "catboost": ("CatBoost", "#E69F00"),
-    "catboost-tuned": ("CatBoost, tuned", "#D55E00"),
+    "deep-ensemble": "deep ensemble",
+    "gaussian-process": "Gaussian process",
+    "ngboost": "NGBoost",
+    "catboost": "CatBoost",
+    "catboost-tuned": "CatBoost, tuned",
 }
-"""Names and colours of the other estimators."""
+"""Names of the other estimators."""
 
 Numbers = Mapping[tuple[str, str, str], Number]
 Values = Mapping[tuple[str, str], Mapping[str, list[float]]]
@@ -101,19 +98,18 @@ def report(results: Mapping[str, Any]) -> Report:
             ["data", "CRPS", "in 50% intervals, %", "in 80% intervals, %", "in 95% intervals, %"], calibration
         ),
     }
-    peers = {peer: name for peer, (name, _) in PEERS.items()}
     for metric, title in (
         ("log_likelihood", "log-likelihood in nats per row"),
         ("crps", "CRPS, as a share of ours"),
         ("rmse", "RMSE, as a share of ours"),
     ):
-        table = grid(DATASETS, peers, partial(difference, values, metric))
+        table = grid(DATASETS, PEERS, partial(difference, values, metric))
         tables[f"How much better ours is than each estimator, paired by split: {title}"] = table
     seconds = {key: Number.of(found["cpu_seconds"]).mean for key, found in values.items()}
     tables["Processor seconds of a fit and its prediction"] = grid(
-        DATASETS, {OURS: OURS, **peers}, lambda d, estimator: Number(seconds.get((estimator, d)), None, 1)
+        DATASETS, {OURS: OURS, **PEERS}, lambda d, estimator: Number(seconds.get((estimator, d)), None, 1)
     )
-    return Report(tables, {"differences": _figure(values)})
+    return Report(tables)
 
 
 def best_published(numbers: Numbers, dataset: str, metric: str, sign: float) -> tuple[str, Number]:
@@ -141,23 +137,3 @@ def difference(values: Values, metric: str, dataset: str, peer: str) -> Number:
     ours, theirs = values[OURS, dataset][metric], values.get((peer, dataset), {}).get(metric, [])
     unit, sign = (1.0, 1.0) if metric == "log_likelihood" else (sum(ours) / len(ours), -1.0)
     return Number.of([sign * (a - b) / unit for a, b in zip(ours, theirs, strict=True)] if theirs else [])
-
-
-def _figure(values: Values) -> Figure:
-    """Plot paired differences of the log-likelihood, with two standard errors."""
-    figure, axes = panels(1, 1, 7.5, 0.55 * len(DATASETS) + 1.6, grid="x")
-    axis = axes[0, 0]
-    for place, (peer, (label, colour)) in enumerate(PEERS.items()):
-        points = [(row, difference(values, "log_likelihood", name, peer)) for row, name in enumerate(DATASETS)]
-        found = [(row, number.mean, 2.0 * (number.error or 0.0)) for row, number in points if number.mean is not None]
-        rows, means, errors = zip(*found, strict=True)
-        style = {"fmt": "o", "markersize": 4, "elinewidth": 1.0, "color": colour, "label": label}
-        axis.errorbar(means, [row + 0.14 * (place - 2) for row in rows], xerr=errors, **style)
-    axis.axvline(0.0, color="black", linewidth=0.8)
-    axis.set_xscale("symlog", linthresh=0.1)
-    axis.set_xticks([-1.0, -0.1, 0.0, 0.1, 1.0], ["-1", "-0.1", "0", "0.1", "1"])
-    axis.set_yticks(range(len(DATASETS)), DATASETS)
-    axis.set_ylim(len(DATASETS) - 0.5, -0.5)
-    axis.set_xlabel("our log-likelihood minus theirs, nats per row (± two standard errors); right of 0: ours is better")
-    figure.legend(loc="outside upper center", ncols=len(PEERS), frameon=False, fontsize=9)
-    return figure

@@ -13,6 +13,7 @@ import torch
 
 from experiments import NAMES
 from experiments.framework import Context, finished, folder_of, page, plain
+from experiments.tables import markdown
 
 pytestmark = pytest.mark.nightly
 
@@ -148,6 +149,24 @@ def test_the_committed_page_is_that_of_the_committed_results(name):
     text, report = page(experiment)
     assert text == (folder / "README.md").read_text()
     assert {f"{figure}.png" for figure in report.figures} == {path.name for path in folder.glob("*.png")}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_finished_unit_is_in_a_table(name):
+    """The tables change, or cannot be written, without it."""
+    experiment = module(name)
+    results = {key: line["result"] for key, line in finished(experiment).items()}
+
+    def tables(units):
+        return {title: markdown(table) for title, table in experiment.report(units).tables.items()}
+
+    shown = tables(results)
+    for key in results:
+        try:
+            without = tables({other: result for other, result in results.items() if other != key})
+        except (KeyError, IndexError, StopIteration, ValueError, AttributeError, TypeError):
+            continue
+        assert without != shown, key
 
 
 @pytest.mark.parametrize(("name", "key"), [(name, key) for name, units in TINY.items() for key in units])

@@ -170,7 +170,7 @@ def test_numbers_that_are_not_finite_become_null():
 
 
 def test_the_command_line(toy, monkeypatch, capsys):
-    toy(["good", {"steps": 3}, {}], ["bad", {"fail": True}, {}])
+    toy(["good", {"steps": 3}, {}], ["bad", {"fail": True}, {}], ["long-good", {"steps": 4}, {"optional": True}])
     monkeypatch.setattr(experiments, "NAMES", ("toy",))
     monkeypatch.setattr("experiments.__main__._module", lambda name: name)
     assert RUNS.parts[-2:] == ("runs", "experiments")
@@ -179,7 +179,10 @@ def test_the_command_line(toy, monkeypatch, capsys):
     assert main(["run", "toy", "--jobs", "1"]) == 1
     assert main(["run", "toy", "--only", "other"]) == 2
     assert main(["list"]) == 0
-    assert "1 of   2 units finished,  0.00 h of processor time. A toy (Nobody 1999)" in capsys.readouterr().out
+    line = (
+        "1 of   2 units and   0 of   1 optional ones finished,  0.00 h of processor time; left: 1 of bad-, 1 of long-."
+    )
+    assert f"{line} A toy (Nobody 1999)" in capsys.readouterr().out
     assert main(["report", "toy"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines[1:4]] == [["unit", "end"], ["good", "154.0"], ["unknown", "-"]]

@@ -15,13 +15,14 @@ RATES = {
     "von": 0.05,
     "van": 0.05,
     "vogn": 0.05,
-    "ngvi": 0.05,
+    "ngvi": 0.01,
     "natural_von": 0.01,
     "natural_vadam": 0.01,
     "bbb": 0.01,
     "bayesadam": 0.01,
 }
 VARIANTS = {
+    "von elementwise": {"correction": "elementwise"},
     "von backtracking": {"correction": "backtracking"},
     "von exact": {"hessian": "exact", "correction": "elementwise"},
     "von hutchinson": {"hessian": "hutchinson", "probes": 2},
@@ -32,7 +33,7 @@ VARIANTS = {
 REPRESENTATIVES = ["vadam", "bayesadam", "ivon", "vogn", "von exact"]
 """One of every kind: curvature from the gradient, from the noise, from outside, and by second derivatives. What
 does not depend on the rule is tested on these."""
-SHARDED = ["vadam", "ivon", "vogn momentum", "von"]
+SHARDED = ["vadam", "ivon", "vogn momentum", "von elementwise"]
 """What stands for all that can be sharded and trained in several processes."""
 MODES = ["block", "closure", "train"]
 

@@ -41,6 +41,7 @@ CASES = {
     "negative curvature": {"problem": Problem(a=6.0, coupling=1.0), "correction": "elementwise", "temperature": 0.5},
     "maximize": {"maximize": True},
     "read off the noise": READ_OFF,
+    "read off, elementwise": {**READ_OFF, "correction": "elementwise"},
     "read off, antithetic": {**READ_OFF, "mc_samples": 4, "antithetic": True},
     "read off, temperature 0": {**READ_OFF, "temperature": 0.0},
     "read off, temperature 0.5": {**READ_OFF, "temperature": 0.5},
@@ -60,7 +61,6 @@ def assert_matches(problem=None, steps=30, schedule=None, **hp):
         opt.step(lambda t=t: sign * problem.loss(torch.cat(parameters), t))
 
     exact = hp.pop("hessian", "exact") == "exact"
-    hp.setdefault("correction", None if exact else "elementwise")
     hp.setdefault("initial_precision", 100.0)
     eps = eps_of(sizes, hp.pop("antithetic", False))
     hp |= {"betas": schedule or hp["betas"], "hessian": problem.whole_hessian if exact else None}

@@ -78,7 +78,7 @@ def test_equals_the_eager_run(key, case):
     assert_same(*(run(key, compile=on, **CASES[case]) for on in (False, True)))
 
 
-@methods(list(RATES))
+@methods([*RATES, "von elementwise"])
 def test_every_rule_has_its_kernels(method):
     """What is compiled is the rule's own code; none of the library's falls back."""
     first, second = (run(method.key, mode="train", compile=on) for on in (False, True))  # a warning would be an error

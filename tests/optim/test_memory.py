@@ -25,7 +25,7 @@ from optim.test_refusals import NOT_A_STATE
 
 SENTINEL = 12345.0
 TRIALS = int(os.environ.get("MEMORY_TRIALS", "150"))
-kernel_methods = methods(["vadam", "ivon", "von", "ivon eager"])
+kernel_methods = methods(["vadam", "ivon", "von elementwise", "ivon eager"])
 
 
 class Arena:
@@ -217,7 +217,7 @@ def is_readable(tensor):
 
 @pytest.mark.filterwarnings("ignore:.*its values are taken as the mean:UserWarning")
 @pytest.mark.filterwarnings("ignore:training goes on without the:RuntimeWarning")  # weights in half precision
-@pytest.mark.parametrize("key", ["vadam", "ivon", "von", "ivon eager"])
+@pytest.mark.parametrize("key", ["vadam", "ivon", "von elementwise", "ivon eager"])
 def test_random_changes_between_the_calls(key):
     """An error or the right result, and no write outside; ``MEMORY_TRIALS=1000`` for a long run."""
     chance, refused = random.Random(key), 0

@@ -56,7 +56,6 @@ def assert_matches(name, steps=30, *, problem=None, mode="block", schedule=None,
     hessian = settings.pop("hessian", "reparameterized")
     settings.pop("probes", None)
     noise = eps_of(antithetic=settings.pop("antithetic", False))
-    settings.setdefault("correction", "elementwise" if hessian != "exact" else None)
     settings.setdefault("initial_precision", 100.0)
     settings.setdefault("temperature", 0.0 if name == "van" else 1.0)
     if schedule is not None:
@@ -90,8 +89,11 @@ TEMPERED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.parametrize("case", CASES)
 def test_equals_reference_loop_given_the_same_noise(name, case):
+    options = dict(CASES[case])
+    if case == "b2 = 0" and name in SECOND_ORDER:  # one step's noise often gives a negative precision
+        options["correction"] = "elementwise"
     # Without memory the step divides by this gradient's size alone, which multiplies rounding errors step by step.
-    assert_matches(name, 10 if case == "b2 = 0" else 30, **CASES[case])
+    assert_matches(name, 10 if case == "b2 = 0" else 30, **options)
 
 
 LIKE_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "prior_precision": 1.0}
@@ -177,8 +179,9 @@ def test_backtracking_on_noise_equals_reference_loop(name, mode, samples):
     assert_matches(name, 20, mode=mode, **options)
 
 
-def test_no_correction_on_noise_equals_reference_loop():
-    assert_matches("von", correction=None, betas=(0.0, 0.999), initial_precision=1e4, mc_samples=4)
+@pytest.mark.parametrize("name", SECOND_ORDER)
+def test_elementwise_correction_on_noise_equals_reference_loop(name):
+    assert_matches(name, correction="elementwise", betas=(0.5, 0.9), mc_samples=2)
 
 
 @pytest.mark.parametrize("name", SECOND_ORDER)

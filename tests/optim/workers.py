@@ -113,7 +113,7 @@ def sharded(rank, folder):
 def sharded_on_any_axis(rank, folder):
     """Tensor parallelism shards columns: still the slice of the full noise, also of a posterior's samples."""
     whole = torch.linspace(-1, 1, 35, dtype=torch.float64).view(5, 7)
-    for name in ("vadam", "ivon", "von"):
+    for name in ("vadam", "ivon", "von elementwise"):
         for axis in (0, 1):
             parameter = torch.nn.Parameter(distribute_tensor(whole, mesh(), [Shard(axis)]))
             plain = torch.nn.Parameter(whole.clone())

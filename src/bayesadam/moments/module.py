@@ -137,7 +137,7 @@ def fawn(
     initial_std: InitialStd = 0.05,
     covariance: bool = False,
     select: Callable[[str], bool] | None = None,
-    scales: str = "outputs",
+    scales: str = "inputs",
 ) -> MomentModule:
     """Return a network with random weights that are trained without sampling (FAWN: Bayer et al. 2015).
 
@@ -162,9 +162,9 @@ def fawn(
         covariance: Whether to compute the full covariance of the outputs of a data point ("Co-FAWN"), for several
             correlated targets. The last layer must be ``nn.Linear``.
         select: Function that selects the random parameters by name; the other parameters are trained without noise.
-        scales: Whether Bernoulli weights have a value per output (``"outputs"``) or per input (``"inputs"``) of a
-            layer. With ``"outputs"`` the mean of a network with one output and one hidden layer, whose activation is
-            convex (as ReLU is), can only be convex or concave.
+        scales: Whether Bernoulli weights have a value per input (``"inputs"``) or per output (``"outputs"``) of a
+            layer, which the paper does not state. With ``"outputs"`` the mean of a network with one output and one
+            hidden layer, whose activation is convex (as ReLU is), can only be convex or concave.
 
     Raises:
         ValueError: An option is out of its range, no parameter is random, or moments cannot be propagated through a

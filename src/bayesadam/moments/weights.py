@@ -92,8 +92,8 @@ class GaussianWeights(nn.Module):
 class BernoulliWeights(nn.Module):
     """``w = scale * b`` with ``b ~ Bernoulli(sigmoid(logit))`` (Bayer et al. 2015, section 3.2, eqs. 16 and 17).
 
-    There is one scale per output unit of a layer (``scales="outputs"``, a row of the weight) or one per input unit
-    (``"inputs"``, a column), so that there are about as many parameters as in the network without noise; the paper does
+    There is one scale per input unit of a layer (``scales="inputs"``, a column of the weight) or one per output unit
+    (``"outputs"``, a row), so that there are about as many parameters as in the network without noise; the paper does
     not state which weights share a scale. All weights of a scale have its sign. With a scale per output unit, the mean
     of a network with one hidden layer of ReLU units and one output is therefore always a convex or a concave function
     of its inputs: the mean of every hidden unit is convex, and the last layer adds them with the same sign. With a
@@ -114,7 +114,7 @@ class BernoulliWeights(nn.Module):
         prior: float | None,
         select: Callable[[str], bool] | None,
         *,
-        scales: str = "outputs",
+        scales: str = "inputs",
     ) -> None:
         super().__init__()
         if scales not in SCALES:

@@ -55,9 +55,9 @@ class DenseVON(Optimizer):
         hessian: ``"exact"``, by one backward pass per weight, or ``"reparameterized"``, an estimate from the noise and
             the gradient. From one sample the latter has rank 2 and a size that grows with the gradient, so it is stable
             only if ``1 - betas[1]`` is small against ``1 / sqrt(num_data)``.
-        correction: With ``"elementwise"``, ``0.5 (1 - b2)^2 E (S + lt I)^-1 E`` with ``E = tau S - H`` is added to
-            ``S``, which keeps the precision positive for every ``H``; with ``None``, a step that would make it negative
-            raises an error. The default is None for ``"exact"`` and ``"elementwise"`` otherwise.
+        correction: With ``None``, a step that would make the precision negative raises an error; with
+            ``"elementwise"``, ``0.5 (1 - b2)^2 E (S + lt I)^-1 E`` with ``E = tau S - H`` is added to ``S``, which
+            keeps it positive for every ``H`` (Lin et al. 2020).
         clip_radius: Largest absolute value of the Newton step of a weight, before the learning rate.
         mc_samples: Number of posterior samples per step.
         antithetic: Whether to draw samples in pairs ``+eps, -eps``; ``mc_samples`` must then be even.
@@ -80,15 +80,13 @@ class DenseVON(Optimizer):
         initial_precision: float | None = None,
         temperature: float = 1.0,
         hessian: str = "exact",
-        correction: str | None = "default",
+        correction: str | None = None,
         clip_radius: float = math.inf,
         mc_samples: int = 1,
         antithetic: bool = False,
         seed: int = 0,
         maximize: bool = False,
     ) -> None:
-        if correction == "default":
-            correction = None if hessian == "exact" else "elementwise"
         defaults = {
             "lr": lr,
             "num_data": num_data,

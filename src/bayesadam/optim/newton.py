@@ -20,7 +20,7 @@ HESSIANS = ("reparameterized", "exact", "hutchinson")
 CORRECTIONS = ("elementwise", "backtracking", None)
 HESSIAN_OPTIONS = (
     Option("hessian", "reparameterized", f"one of {HESSIANS}", lambda v: v in HESSIANS, static=True),
-    Option("correction", "elementwise", f"one of {CORRECTIONS}", lambda v: v in CORRECTIONS, static=True),
+    Option("correction", None, f"one of {CORRECTIONS}", lambda v: v in CORRECTIONS, static=True),
     Option("probes", 1, "a whole number of at least 1", is_whole),
 )
 CLIP_RADIUS = Option("clip_radius", math.inf, "positive", lambda v: v > 0)

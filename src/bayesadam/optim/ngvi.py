@@ -24,7 +24,7 @@ class NGVIRule(PriceRule):
 
     ``h`` is a Hessian diagonal of the mean loss, as in VON, and the rule is VON with ``lr = 1 - b2``: the prior and
     every minibatch are Gaussian factors whose natural parameters are averaged. ``betas`` are not used, and ``lr = 0``
-    changes nothing. The element-wise correction adds VON's term to ``Lambda``, and ``mu`` times this term to ``eta``.
+    changes nothing. ``correction="elementwise"`` adds VON's term to ``Lambda``, and ``mu`` times this term to ``eta``.
     The code moves the mean by ``-rho N (g + tau lt (mu - mu0)) / Lambda``, which is equivalent and loses no digits.
     """
 

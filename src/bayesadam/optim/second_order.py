@@ -6,8 +6,6 @@ from functools import partial
 from operator import eq
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from bayesadam.checks import check
 from bayesadam.modules.sharding import is_sharded
 from bayesadam.optim import groups
@@ -18,11 +16,6 @@ class SecondOrderOptimizer(PerturbedOptimizer):
     """Base class of optimisers whose curvature is a Hessian of the loss; :class:`VON` explains the options."""
 
     shared: ClassVar[tuple[str, ...]] = (*groups.SHARED, "hessian", "probes", "correction")
-
-    def __init__(self, params: Any, lr: float | Tensor, *, num_data: float, **options: Any) -> None:
-        if options.get("hessian") == "exact":
-            options.setdefault("correction", None)
-        super().__init__(params, lr, num_data=num_data, **options)
 
     def check_added(self, group: dict[str, Any]) -> None:
         """Also refuse sharded parameters if a step needs whole ones."""

@@ -67,12 +67,13 @@ class VON(SecondOrderOptimizer):
         betas: Decay rates; ``betas[1]`` is that of the Hessian, and ``betas[0]`` is not used.
         hessian: Estimate of the Hessian. ``"exact"`` takes one backward pass per weight, for small models;
             ``"hutchinson"`` takes ``probes`` passes with random vectors; ``"reparameterized"`` estimates it from the
-            noise and the gradient at no cost, with a high variance, and needs ``betas[1]`` near 1.
+            noise and the gradient at no cost, with a high variance, and needs ``betas[1]`` near 1 and often a
+            ``correction``.
         probes: Number of random vectors per sample for ``"hutchinson"``.
-        correction: How the precision is kept positive where curvature is negative. ``"elementwise"`` adds a term of
-            second order (Lin et al. 2020); ``"backtracking"`` reduces ``1 - betas[1]`` for all weights in that step
-            (Khan et al. 2018, eq. 63); with ``None`` a step that would make a precision negative raises an error. The
-            default is None for ``"exact"`` and ``"elementwise"`` otherwise.
+        correction: How the precision is kept positive where curvature is negative. With ``None``, the default and the
+            algorithm as published, a step that would make a precision negative raises an error; ``"backtracking"``
+            reduces ``1 - betas[1]`` for all weights in that step (Khan et al. 2018, eq. 63); ``"elementwise"`` adds the
+            term of second order of a later paper (Lin et al. 2020), as in IVON.
         clip_radius: Largest absolute value of the Newton step of a weight, before the learning rate; infinite by
             default. A limit of 0.1 to 1 keeps the training from diverging where the curvature has been small and a
             gradient is large, as at the start from a trained network.

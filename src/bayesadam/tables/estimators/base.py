@@ -257,6 +257,8 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             return options
         if self._method.train == "adam":
             return options | {"weight_decay": [self.prior_precision / size for size in sizes]}
+        if self._method.train == "von":  # whose curvature, read off the noise, is often negative
+            options["correction"] = "elementwise"
         return options | {"num_data": list(sizes), "prior_precision": self.prior_precision}
 
     def _error(
