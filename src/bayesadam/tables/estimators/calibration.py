@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bayesadam.calibration import least
 from bayesadam.likelihoods import Likelihood
-from bayesadam.tables.estimators.likelihoods import minimise
+from bayesadam.tables.estimators.named_likelihoods import minimise
 
 Floats = NDArray[np.float64]
 
