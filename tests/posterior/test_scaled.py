@@ -119,3 +119,14 @@ def test_samples_are_defined_in_one_place():
         class Own(ba.DiagonalGaussian):
             def sample(self, count, *, seed=0, first=0):
                 return {name: mean.expand(count, *mean.shape) + 3.0 for name, mean in self.mean.items()}
+
+
+def test_a_factor_of_the_widths_is_named_and_what_the_data_determine_is_that_of_before():
+    q = ba.DiagonalGaussian(
+        {"w": torch.ones(4)}, {"w": torch.full((4,), 0.5)}, hyperparameters={"prior_precision": 1.0}
+    )
+    before, after = q.report(), q.scaled(0.1).report()
+    assert [before.total.determined, after.total.determined] == pytest.approx([2.0, 2.0], rel=1e-5)
+    assert (before.scaled, after.scaled) == (1.0, 0.1)
+    assert "The standard deviations are 0.1 times those that were computed first." in str(after)
+    assert "times those" not in str(before)

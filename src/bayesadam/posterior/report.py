@@ -60,11 +60,15 @@ class PosteriorReport:
         rows: Reports on every weight tensor.
         total: Report on all weights together.
         steps: Number of training steps, if an optimiser made the report.
+        scaled: Factor by which the standard deviations were multiplied after they were computed, as
+            :func:`bayesadam.laplace` does where wider ones predict the rows of the training worse. What the data
+            determine is that of the posterior before.
     """
 
     rows: tuple[TensorReport, ...]
     total: TensorReport
     steps: int | None = None
+    scaled: float = 1.0
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -76,6 +80,8 @@ class PosteriorReport:
         if total.determined is not None:
             some, count = total.determined, total.num_random
             said.append(f"The data determine about {some:,.0f} of {count:,} random weights ({some / count:.0%}).")
+        if self.scaled != 1.0 and total.num_random:
+            said.append(f"The standard deviations are {self.scaled:.3g} times those that were computed first.")
         if not total.num_random:
             said.append("No weight is random: this is one network.")
         return tuple(said)
@@ -97,6 +103,7 @@ def report_of(
 ) -> PosteriorReport:
     """Make the report of a posterior with these means, marginal variances and hyper-parameters."""
     rows, widths, ratios = [], [], []
+    scaled = _number(hyperparameters, "scaled") or 1.0
     for name, center in mean.items():
         random = variance[name] > 0
         dtype = wide(variance[name].dtype)
@@ -117,10 +124,10 @@ def report_of(
                 signal_to_noise=quantiles(ratios[-1]),
                 start_share=share if len(spread) else None,
                 prior_precision=prior,
-                determined=_determined(spread, share, prior),
+                determined=_determined(spread / scaled, share, prior),
             )
         )
-    return PosteriorReport(tuple(rows), _total(rows, torch.cat(widths), torch.cat(ratios)))
+    return PosteriorReport(tuple(rows), _total(rows, torch.cat(widths), torch.cat(ratios)), scaled=scaled)
 
 
 def overall_share(rows: Sequence[tuple[float | None, int]]) -> float | None:
