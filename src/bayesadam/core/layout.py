@@ -274,9 +274,10 @@ class Layout:
 
     def read(
         self, model: nn.Module | None, sampled: Sequence[Flat], *, tracks_start: bool, temperature: float | None
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, dict[str, Any]]]:
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, dict[str, Any]], float]:
         """Means and variances of the posterior by name, and what the precision of each noisy tensor comes from: the
-        share of the initial precision in it, ``start_share``, and the ``prior_precision``, averaged over weights.
+        share of the initial precision in it, ``start_share``, and the ``prior_precision``, averaged over weights; and
+        the temperature of the noise for which the widths were read.
 
         The share is ``B (initial_precision - lambda) sigma^2``, where ``B`` is the weight of the start in the running
         curvature. A device is waited for once for each flat, and once for all averages.
@@ -317,7 +318,7 @@ class Layout:
         values = torch.stack(averages).tolist() if averages else []
         for name, share, prior in zip(names, values[::2], values[1::2], strict=True):
             origins[name] = {"start_share": share if tracks_start else None, "prior_precision": prior}
-        return means, variances, origins
+        return means, variances, origins, float(hypers[0].temperature) if hypers else self.first["temperature"]
 
     def _covered(self, model: nn.Module | None) -> dict[str, tuple[Flat, int]]:
         """Flat and number in it of every parameter that a posterior covers, by name and in order."""
@@ -349,7 +350,10 @@ class Layout:
     def group_of(self, model: nn.Module | None) -> dict[str, Any]:
         """The first group with parameters of a model, or the first of all."""
         names = {} if model is None else names_in(model)
-        return next((member.group for member in self.members() if member.parameter in names), self.first)
+        for parameter, group, _ in self.members():
+            if parameter in names:
+                return group
+        return self.first
 
     def not_in_model(self, parameter: Tensor) -> ValueError:
         """The error for a perturbed parameter that does not belong to the model."""

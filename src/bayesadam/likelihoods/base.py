@@ -113,8 +113,10 @@ class Likelihood(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        if not any(Likelihood.defines(self, name) for name in DENSITY):  # a wrapper has nothing to ask yet
-            raise self.missing("log_density, element_log_density or distribution")
+        for name in DENSITY:
+            if Likelihood.defines(self, name):  # of the class: a wrapper has no likelihood yet that it could ask
+                return
+        raise self.missing("log_density, element_log_density or distribution")
 
     def defines(self, capability: str) -> bool:
         """Whether the likelihood defines the capability itself, without a fallback."""

@@ -293,14 +293,15 @@ class PerturbedOptimizer(Optimizer):
         for name in groups.REPORTED:
             if name in group:
                 reported[name] = group[name]
-        reported["temperature"] = self.rule.numbers(group).get("temperature", reported["temperature"])
-        reported["temperature"] *= self.cooling
         in_training = None
         if temperature is not None:
             check_temperature(temperature, zero=False)
-            reported["temperature"], in_training = temperature, temperature / self.cooling
+            in_training = temperature / self.cooling
         sampled, tracks_start = self._engine.weights.flats, self.tracks_start
-        means, variances, origins = layout.read(model, sampled, tracks_start=tracks_start, temperature=in_training)
+        means, variances, origins, in_training = layout.read(
+            model, sampled, tracks_start=tracks_start, temperature=in_training
+        )
+        reported["temperature"] = self.cooling * in_training
         posterior = DiagonalGaussian(means, variances, hyperparameters={**reported, PER_TENSOR: origins})
         model = self._take_names() if model is None else model
         posterior.buffers = posterior.buffers if model is None else buffers_of(model)
