@@ -4,7 +4,9 @@
 
 Time: ratios to ``torch.optim.Adam(fused=True)``, which neither samples nor keeps a posterior. The gradient is there
 already: no forward or backward pass is timed. "blocks" is ``with opt.sampled_params(): ...`` and ``opt.step()``,
-"drop-in" is ``opt.step()`` after ``opt.train()``. "compiled" is ``compile=True``.
+"drop-in" is ``opt.step()`` after ``opt.train()``. "compiled" is ``compile=True``. "noise alone" fills tensors like the
+weights with normals once, as a step of Vadam does; that of IVON draws its noise twice. With ``-march=x86-64-v3`` in the
+environment variable ``BAYESADAM_CXXFLAGS`` all kernels are those of a processor with AVX2 and without AVX-512.
 
 Memory, Linux only: "state" is the optimiser's tensors. "extra" is the peak of the resident memory (``VmHWM``, reset
 through ``/proc/self/clear_refs``) over two steps at the largest size, less parameters, gradients, state, and what the
@@ -83,7 +85,9 @@ def measure_time(case: str, names: Sequence[str]) -> dict[str, Any]:
     print(f"\n{case}")
     grads = gradients(count, tensors)
     made = {name: CONTENDERS[name](parameters(grads)) for name in names}
-    results = take_turns({name: step for name, (_, step) in made.items()}, rounds, warm=False)
+    steps = {name: step for name, (_, step) in made.items()}
+    steps["noise alone"] = partial(noise.fill_many, dict(enumerate(map(torch.empty_like, grads))), 0, 1, 0)
+    results = take_turns(steps, rounds, warm=False)
     for name, (opt, _) in made.items():
         results[name]["state_bytes_per_parameter"] = round(state_bytes(opt) / count, 2)
     return {"parameters": count, "tensors": tensors, "rounds": rounds, "results": results}

@@ -355,8 +355,8 @@ class TestNative:
         found = normal(**BASE, shape=(BLOCK,)).double()
         with by_operations():
             expected = normal(**BASE, shape=(BLOCK,)).double()
-        assert (found - expected).abs().mean() < 3e-8
-        assert abs((found - expected).mean()) < 1e-8  # 5e-9 with the sines of Debian's build of PyTorch
+        assert (found - expected).abs().mean() < 1e-7
+        assert abs((found - expected).mean()) < 3e-8  # of float32's 2 pi, which the operations multiply angles by
 
     @needs_compiler
     def test_a_source_that_does_not_compile(self, monkeypatch, anew):

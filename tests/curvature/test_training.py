@@ -1,5 +1,6 @@
 """Training loops: micro-batches, shared parameters, scaled losses, autocast, checkpointing, evaluation between."""
 
+import collections
 import copy
 import gc
 import weakref
@@ -7,8 +8,10 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from bayesadam.curvature.collector import Collector
 from curvature.conftest import assert_near, by_example, check, collected, read, squares_of_examples, started, targets
 from curvature.models import Transformer, convnet, inputs, mlp, tokens, transformer
 from modules import module_of
@@ -457,3 +460,45 @@ def test_inputs_in_nested_containers():
     model("name", batch={"x": [x]})["y"][0].sum(1).mean().backward()
     assert squares.num_examples == 6
     torch.testing.assert_close(squares.mean_squares(model.layer.weight), x.square().mean(0).expand(3, 5))
+
+
+class Counted(TorchDispatchMode):
+    """The operations that are dispatched, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = collections.Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations_of_backward_each(examples):
+    """What one announced backward pass through a convolutional network dispatches."""
+    model = convnet()
+    squares = started(model, reduction="sum")
+    output = model(inputs(examples, 2, 8, 8))
+    with Counted() as counted:
+        squares.backward_each(output, [torch.ones_like(output)], 1)
+    return counted.calls
+
+
+def test_no_operation_is_for_one_example():
+    """Where the gradients of all examples fit into a chunk, as they do here on a CPU and always nearly on a GPU."""
+    few, many = map(operations_of_backward_each, (3, 30))
+    assert few == many
+
+
+def test_a_pass_for_squares_alone_sums_no_gradients(monkeypatch):
+    """The sums, of which an ordinary pass makes ``.grad``, would read all gradients of the examples once more."""
+    requests = []
+    take = Collector.take
+
+    def noted(self, call, *, sums):
+        requests.append(sums)
+        return take(self, call, sums=sums)
+
+    monkeypatch.setattr(Collector, "take", noted)
+    operations_of_backward_each(3)
+    assert requests == [False] * 4

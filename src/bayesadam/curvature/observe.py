@@ -91,8 +91,11 @@ class _TakeOver(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         inputs, weight = ctx.saved_tensors
         with without_autocast((grad,)):
-            sums = ctx.call.receive((inputs,), (grad,), sums=True)
+            is_of_parameters = not ctx.call.during.announced
+            sums = ctx.call.receive((inputs,), (grad,), sums=is_of_parameters)
             _, _, _, *needed = ctx.needs_input_grad
+            if not is_of_parameters:  # PyTorch says what the forward pass would need
+                needed[1:] = [False, False]
             asked = (needed[0], needed[1] and "weight" not in sums, needed[2] and "bias" not in sums)
             module: nn.Module = ctx.call.unit.module
             others = ctx.layer.backward(module, inputs, weight, grad, asked)

@@ -72,7 +72,8 @@ def normals(words: Words, rounds: Tensor) -> Iterator[tuple[int, Tensor, Tensor]
     first, second, spare = philox(words, rounds)
     radius, angle = spare.view(torch.float32).view(2, *first.shape)
     radius.copy_(first).mul_(2.0**-32).add_(2.0**-33).log_().mul_(-2.0).sqrt_()
-    angle.copy_(second.bitwise_and_(_MASK)).mul_(2.0 * math.pi * 2.0**-32)
+    # Shifted, words are between -2^63 and 2^63, and angles between -pi and pi, where floats are closest to each other.
+    angle.copy_(second.bitwise_left_shift_(32)).mul_(2.0 * math.pi * 2.0**-64)
     wave = second.view(torch.float32).view(2, *first.shape)[0]
     for number, function in enumerate((torch.cos, torch.sin)):
         function(angle, out=wave)

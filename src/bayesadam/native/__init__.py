@@ -2,8 +2,9 @@
 
 A library is compiled once per source, compiler, flags and instruction set, and kept in the user's cache folder
 (``$BAYESADAM_CACHE``, by default ``~/.cache/bayesadam``). Its name there consists of the digest of these and of that of
-its content, which is compared before it is loaded. ``BAYESADAM_CXXFLAGS`` adds flags of the compiler, and
-``BAYESADAM_NATIVE=0`` switches all native code off.
+its content, which is compared before it is loaded. ``BAYESADAM_CXXFLAGS`` adds flags of the compiler:
+``-march=x86-64-v3`` gives the kernels of processors with AVX2 and without AVX-512, and ``-march=x86-64`` those of
+processors with neither. ``BAYESADAM_NATIVE=0`` switches all native code off.
 """
 
 from __future__ import annotations

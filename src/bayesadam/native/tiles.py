@@ -21,51 +21,45 @@ FILL_COLUMNS = tl.constexpr(device.FILL_COLUMNS)
 
 @triton.jit
 def natural_log(u):
-    """Logarithm of normal numbers, by the polynomial of Cephes."""
+    """Logarithm of normal numbers, as in ``normal.h``."""
     bits = u.to(tl.uint32, bitcast=True)
     exponent = (bits - 0x3F3504F3).to(tl.int32, bitcast=True) >> 23
     x = (bits - (exponent << 23).to(tl.uint32, bitcast=True)).to(tl.float32, bitcast=True) - 1.0
-    e = exponent.to(tl.float32)
-    z = x * x
-    p = tl.fma(x, 7.0376836292e-2, -1.1514610310e-1)
-    p = tl.fma(p, x, 1.1676998740e-1)
-    p = tl.fma(p, x, -1.2420140846e-1)
-    p = tl.fma(p, x, 1.4249322787e-1)
-    p = tl.fma(p, x, -1.6668057665e-1)
-    p = tl.fma(p, x, 2.0000714765e-1)
-    p = tl.fma(p, x, -2.4999993993e-1)
-    p = tl.fma(p, x, 3.3333331174e-1)
-    y = tl.fma(z, -0.5, tl.fma(e, -2.12194440e-4, x * z * p))
-    return tl.fma(e, 0.693359375, x + y)
+    p = tl.fma(x, 8.7223075330e-2, -1.4366818965e-1)
+    p = tl.fma(p, x, 1.4952273667e-1)
+    p = tl.fma(p, x, -1.6562396288e-1)
+    p = tl.fma(p, x, 1.9956833124e-1)
+    p = tl.fma(p, x, -2.5002074242e-1)
+    p = tl.fma(p, x, 3.3334186673e-1)
+    p = tl.fma(p, x, -4.9999988079e-1)
+    p = tl.fma(p, x, 1.0)
+    return tl.fma(exponent.to(tl.float32), 0.693147182, x * p)
 
 
 @triton.jit
-def sine_and_cosine(x):
-    """Sine and cosine for ``0 <= x <= 2 pi``."""
-    turns = tl.floor(x * 0.63661977236758134 + 0.5)
-    quadrant = turns.to(tl.int32)
-    r = tl.fma(turns, -1.5703125, x)
-    r = tl.fma(turns, -4.837512969970703125e-4, r)
-    r = tl.fma(turns, -7.54978995489188216e-8, r)
-    z = r * r
-    p = tl.fma(tl.fma(z, -1.9515295891e-4, 8.3321608736e-3), z, -1.6666654611e-1)
-    q = tl.fma(tl.fma(z, 2.443315711809948e-5, -1.388731625493765e-3), z, 4.166664568298827e-2)
-    s = tl.fma(p * z, r, r)
-    c = tl.fma(q * z, z, tl.fma(z, -0.5, 1.0))
-    odd = (quadrant & 1) != 0
-    first = tl.where(odd, c, s)
-    second = tl.where(odd, s, c)
-    sine = tl.where((quadrant & 2) != 0, -first, first)
-    cosine = tl.where(((quadrant + 1) & 2) != 0, -second, second)
-    return sine, cosine
+def with_sign(x, word):
+    """``x``, negated if the highest bit of the word is set."""
+    return (x.to(tl.uint32, bitcast=True) ^ (word & 0x80000000)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def sine_and_cosine(word):
+    """Sine and cosine of ``2 pi word / 2^32``, times the root of 2, as in ``normal.h``."""
+    is_odd = word << 1
+    centred = (word << 2 ^ 0x80000000).to(tl.int32, bitcast=True).to(tl.float32) * 4.656612873077393e-10
+    x = with_sign(centred, is_odd)
+    z = x * x
+    p = tl.fma(tl.fma(tl.fma(z, -3.59504520e-5, 2.49000103e-3), z, -8.07454363e-2), z, 7.85398185e-1)
+    q = tl.fma(tl.fma(tl.fma(z, -3.18880513e-4, 1.58499144e-2), z, -3.08424264e-1), z, 1.0)
+    return with_sign(tl.fma(p, x, q), word), with_sign(tl.fma(-p, x, q), word ^ is_odd)
 
 
 @triton.jit
 def box_muller(first, second, sign):
     """Two normals from two random words."""
     uniform = tl.fma(first.to(tl.float32), 2.3283064365386963e-10, 1.1641532182693481e-10)
-    sine, cosine = sine_and_cosine(second.to(tl.float32) * 1.4629180792671596e-09)
-    radius = sign * tl.sqrt_rn(-2.0 * natural_log(uniform))
+    sine, cosine = sine_and_cosine(second)
+    radius = sign * tl.sqrt_rn(-natural_log(uniform))
     return cosine * radius, sine * radius
 
 
