@@ -145,7 +145,7 @@ class TestMissingExtras:
 @pytest.fixture
 def short(monkeypatch):
     """A demo with a few steps of training."""
-    options = {"repetitions": 2, "price_rows": 60, "digit_rows": 200, "epochs": 1}
+    options = {"repetitions": 2, "price_rows": 60, "digit_rows": 200, "epochs": 1, "curve_steps": 20}
     options["estimator"] = {"members": 2, "epochs": 5}
     monkeypatch.setattr(demo, "run", partial(demo.run, **options))
 
@@ -178,6 +178,9 @@ class TestDemo:
 
     def test_numbers_are_those_of_the_seed(self, tmp_path):
         one, same, other = (demo.run(tmp_path, seed=seed, advance=lambda *_: None) for seed in (3, 3, 4))
+        for record in (one, same, other):
+            for scores in (scores for sample in record["curve"] for scores in sample.values()):
+                assert scores.pop("seconds") > 0
         assert one == same
         assert one != other
 

@@ -1,4 +1,5 @@
-"""The demo shows in a minute what a posterior adds: on prices whose noise grows, and on images of digits.
+"""The demo shows in a minute what a posterior adds: on prices whose noise grows, on images of digits, and on a curve
+with a gap in its data.
 
 The library's methods have their default settings. The others are tuned: boosting by cross-validation, Adam by its
 learning rate and temperature.
@@ -6,6 +7,7 @@ learning rate and temperature.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,10 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bayesadam import metrics
+from bayesadam.anchored import anchored_ensemble
 from bayesadam.calibration import calibrate
+from bayesadam.ensembles import train_ensemble
 from bayesadam.files import whole_file, write_json
 from bayesadam.functional.generators import seeded
-from bayesadam.likelihoods import Categorical
+from bayesadam.likelihoods import Categorical, Gaussian
 from bayesadam.optim import BayesAdam
 from bayesadam.predictive import predict
 
@@ -36,6 +40,9 @@ OURS, LINEAR, QUANTILES, TRUTH = "BayesianMLPRegressor", "linear model", "quanti
 RATES, BATCH_SIZE, VALIDATION = (1e-3, 3e-3, 1e-2), 32, 200
 """Adam's learning rates, and how many images choose one of them and the temperature; BayesAdam does without."""
 BAYESADAM, SCALED = "BayesAdam", "Adam, scaled"
+ANCHORED, DEEP = "anchored ensemble", "five Adam networks"
+LEFT, RIGHT, NOISE = (-2.0, -0.5), (0.8, 2.0), 0.1
+"""Where the curve has data, and the standard deviation of their noise; it is looked at in [-3, 3]."""
 
 
 def run(
@@ -47,6 +54,7 @@ def run(
     price_rows: int = 400,
     digit_rows: int = 1000,
     epochs: int = 30,
+    curve_steps: int = 2000,
     estimator: Mapping[str, int] | None = None,
 ) -> dict[str, list[Scores]]:
     """Train everything; write ``metrics.json``, ``prices.csv`` and ``prices.png`` into an existing folder.
@@ -59,12 +67,14 @@ def run(
         price_rows: Number of training rows of each table.
         digit_rows: Number of training images.
         epochs: Number of epochs of the networks for digits.
+        curve_steps: Number of steps of the networks for the curve.
         estimator: Arguments that shorten the estimator's training.
 
     Returns:
-        The contents of ``metrics.json``: the scores of every table of prices and of every split of the digits.
+        The contents of ``metrics.json``: the scores of every table of prices, every split of the digits, and every
+        sample of the curve.
     """
-    prices, digits = [], []
+    prices, digits, curves = [], [], []
     for table in range(repetitions):
         generator = np.random.default_rng([seed, table])
         training, new = generate(price_rows, generator), generate(NEW_FLATS, generator)
@@ -79,7 +89,10 @@ def run(
     for split in range(repetitions):
         digits.append(compare_digits(digit_rows, epochs, seed + split))
         advance("digits", split + 1, repetitions)
-    record = {"prices": prices, "digits": digits}
+    for sample in range(repetitions):
+        curves.append(compare_bands(curve_steps, seed + sample))
+        advance("curve", sample + 1, repetitions)
+    record = {"prices": prices, "digits": digits, "curve": curves}
     write_json(folder / "metrics.json", {"seed": seed, **record}, digest=False, indent=2)
     return record
 
@@ -189,6 +202,51 @@ def _scores_of_digits(probs: Tensor, others: Tensor, labels: Tensor) -> dict[str
         "ECE": metrics.expected_calibration_error(probs, labels),
         "photographs": metrics.ood_auroc(entropy, entropy_of_others),
     }
+
+
+def compare_bands(steps: int, seed: int) -> Scores:
+    """How often the curve is inside of the 95% band of networks: at the data, in the gap and beyond the ends."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = [low + (high - low) * torch.rand(40, 1, generator=generator) for low, high in (LEFT, RIGHT)]
+    x, grid = torch.cat(parts), torch.linspace(-3.0, 3.0, 301)[:, None]
+    y = torch.sin(2.5 * x) + NOISE * torch.randn(x.shape, generator=generator)
+    likelihood = Gaussian(NOISE**-2)
+
+    def network() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 1))
+
+    def bayesadam() -> tuple[nn.Module, Any]:
+        trained = network()
+        plan: dict[str, Any] = {"num_data": len(x), "batch_size": len(x), "total_steps": steps}
+        optimizer = BayesAdam(trained.named_parameters(), **plan, seed=seed)
+        for _ in range(steps):
+            with optimizer.sampled_params():
+                optimizer.zero_grad()
+                likelihood(trained(x), y).backward()
+            optimizer.step()
+        return trained, optimizer.posterior()
+
+    def deep() -> tuple[nn.Module, Any]:
+        options: dict[str, Any] = {"epochs": steps, "batch_size": len(x), "seed": seed, "progress": False}
+        return network(), train_ensemble(network, (x, y), likelihood=likelihood, method="adam", lr=0.01, **options)
+
+    def anchored() -> tuple[nn.Module, Any]:
+        options: dict[str, Any] = {"steps": steps, "prior_precision": 0.01, "seed": seed, "progress": False}
+        return network(), anchored_ensemble(network, (x, y), likelihood=likelihood, **options)
+
+    is_data = ((grid > LEFT[0]) & (grid < LEFT[1])) | ((grid > RIGHT[0]) & (grid < RIGHT[1]))
+    is_gap = (grid > LEFT[1]) & (grid < RIGHT[0])
+    places = {"at the data": is_data, "in the gap": is_gap, "beyond": ~(is_data | is_gap)}
+    scores: Scores = {}
+    for name, train in {BAYESADAM: bayesadam, DEEP: deep, ANCHORED: anchored}.items():
+        start = time.process_time()
+        with seeded(seed, torch.device("cpu")):
+            model, posterior = train()
+        pred: Any = predict(model, posterior, grid, likelihood=likelihood, mc_samples=64)
+        inside = (pred.mean - torch.sin(2.5 * grid)).abs() <= NORMAL * pred.epistemic.sqrt()
+        scores[name] = {place: float(inside[mask].float().mean()) for place, mask in places.items()}
+        scores[name]["seconds"] = time.process_time() - start
+    return scores
 
 
 def photographs() -> Tensor:
