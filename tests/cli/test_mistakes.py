@@ -259,7 +259,7 @@ class TestPredict:
         assert "a file cannot be read: report.json must be what" in refused("report", run)
         write_json(run / "report.json", json.loads(text) | {"version": 1})
         path = str(run / "report.json")
-        assert refused("report", run) == f"the version of {path!r} must be 2, got 1"
+        assert refused("report", run) == f"the version of {path!r} must be 3, got 1"
         (run / "report.json").unlink()
         assert refused("report", run) == f"the run {str(run)!r} must be complete, it lacks report.json"
 

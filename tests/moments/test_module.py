@@ -153,7 +153,7 @@ class TestBernoulli:
     def test_weights_of_zeros(self):
         zero = nn.Sequential(nn.Linear(4, 2)).double()
         nn.init.zeros_(zero[0].weight)
-        found = ba.fawn(zero, weights="bernoulli").weights.moments()["0.weight"]
+        found = ba.fawn(zero, weights="bernoulli", scales="outputs").weights.moments()["0.weight"]
         close(found.mean, torch.full_like(found.mean, 0.5))
 
     def test_divergences(self):

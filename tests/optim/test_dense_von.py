@@ -43,7 +43,7 @@ CASES = {
     "read off the noise": READ_OFF,
     "read off, elementwise": {**READ_OFF, "correction": "elementwise"},
     "read off, antithetic": {**READ_OFF, "mc_samples": 4, "antithetic": True},
-    "read off, temperature 0": {**READ_OFF, "temperature": 0.0},
+    "read off, temperature 0": {**READ_OFF, "temperature": 0.0, "correction": "elementwise"},
     "read off, temperature 0.5": {**READ_OFF, "temperature": 0.5},
     "read off, maximize": {**READ_OFF, "maximize": True},
 }

@@ -37,7 +37,8 @@ class TestSchedules:
         ],
     )
     def test_are_those_of_the_schedulers(self, method, sizes, own):
-        compare(method, sizes, lr_schedule=falling, beta_schedule=falling, **(OWN if own else {}))
+        corrected = {"correction": "elementwise"} if method in ("ngvi", "van", "von") else {}
+        compare(method, sizes, lr_schedule=falling, beta_schedule=falling, **(OWN if own else {}), **corrected)
 
     @pytest.mark.parametrize(
         ("method", "options"),
