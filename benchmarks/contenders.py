@@ -46,7 +46,7 @@ def optimizer(name: str, model: nn.Module, **options: Any) -> Any:
     key = name.lower()
     required: dict[str, Any] = {"lr": RATE, "num_data": NUM_DATA}
     if key == "bayesadam":
-        required["batch_size"] = BATCH_SIZE
+        required |= {"batch_size": BATCH_SIZE, "total_steps": 1_000}
     if key == "vadagrad":
         required["initial_precision"] = 50.0
     if key == "vogn":

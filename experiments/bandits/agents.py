@@ -164,10 +164,11 @@ class Network:
             return torch.optim.Adam(self.model.parameters(), lr=self.lr)
         own: dict[str, dict[str, Any]] = {
             "vadam": {"initial_precision": self.prior_precision},  # a curvature of 0, as in the code of its authors
-            "bayesadam": {"batch_size": BATCH_SIZE, "temperature": 1.0},
+            # Rate and noise of the end of a plan at all times, since nobody knows how many visits there will be.
+            "bayesadam": {"batch_size": BATCH_SIZE, "temperature": 1.0, "total_steps": 1},
             "bbb": {"initial_precision": self.prior_precision + self.data_weight},
         }
-        return OPTIMIZERS[self.method](
+        optimizer = OPTIMIZERS[self.method](
             self.model.named_parameters(),
             lr=self.lr,
             num_data=self.data_weight,
@@ -175,6 +176,9 @@ class Network:
             seed=self.seed,
             **own[self.method],
         )
+        for group in optimizer.param_groups:
+            group["initial_lr"] = self.lr  # as with a scheduler of PyTorch: no cosine
+        return optimizer
 
     def scores(self, context: Tensor, sample: int | None) -> Tensor:
         """Return standardised rewards of all actions, as for :class:`Linear`."""

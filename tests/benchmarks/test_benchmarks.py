@@ -23,7 +23,7 @@ from tiny_task import TINY
 pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if "\ndef main(" in path.read_text())
+SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if "save(options.output" in path.read_text())
 COMMITTED = ROOT / "benchmarks" / "results"
 
 

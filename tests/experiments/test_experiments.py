@@ -162,6 +162,8 @@ def test_every_finished_unit_is_in_a_table(name):
 
     shown = tables(results)
     for key in results:
+        if key.replace("table-", "whole-") in results.keys() - {key}:
+            continue  # a run of the published length takes its place
         try:
             without = tables({other: result for other, result in results.items() if other != key})
         except (KeyError, IndexError, StopIteration, ValueError, AttributeError, TypeError):
