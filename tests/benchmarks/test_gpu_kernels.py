@@ -49,7 +49,7 @@ WAITS = {
     "population": 24,
     "metrics": 16,
     "SWAG": 2,
-    "anchored_ensemble": 78,
+    "anchored_ensemble": 90,
     "badam": 32,
     "calibrate": 117,
     "compare": 531,
