@@ -121,3 +121,23 @@ def test_a_posterior_is_read_at_any_temperature():
         torch.testing.assert_close(of_data[0], 10.0 * of_data[1], rtol=0.02, atol=0.02 * prior)
     with pytest.raises(ValueError, match=r"temperature must be .*, got 0.0"):
         opt.posterior(temperature=0.0)
+
+
+def test_a_frozen_parameter_with_an_earlier_gradient_is_left_out():
+    x, y = labels(noise=True)
+    net = network()
+    net[0].weight.requires_grad_(False).grad = torch.ones_like(net[0].weight)
+    opt = ba.BayesAdam(net.named_parameters(), num_data=ROWS, batch_size=BATCH, total_steps=2 * STEPS)
+    opt.train()
+    for rows in torch.arange(ROWS).split(BATCH):
+        opt.step(lambda rows=rows: _loss_at(opt, net, x[rows], y[rows]))
+    assert opt.param_groups[0]["overlaps"]["unseen"][0] == STEPS // 2
+
+
+def _loss_at(opt, net, x, y):
+    for parameter in net.parameters():
+        if parameter.requires_grad:
+            parameter.grad = None
+    loss = binary_cross_entropy_with_logits(net(x), y, reduction="sum").div(len(x))
+    loss.backward()
+    return loss

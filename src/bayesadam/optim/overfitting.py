@@ -45,8 +45,7 @@ def start() -> dict[str, Any]:
 
     ``unseen`` and ``seen`` are the numbers, sums and sums of squares of the overlaps of the latest epoch. The sums over
     epochs with falling weights are ``unseen_mean``, of ``U``, ``gap``, of ``U - S``, ``variance``, of its squared
-    error, and ``weight``, of 1. ``memorised`` is the sum of
-    ``min(U, U - S)`` so far, in nats per data point.
+    error, and ``weight``, of 1. ``memorised`` is the sum of ``min(U, U - S)`` so far, in nats per data point.
     """
     sums = {"unseen": [0, 0.0, 0.0], "seen": [0, 0.0, 0.0]}
     return {**sums, **dict.fromkeys(("unseen_mean", "gap", "variance", "weight", "memorised"), 0.0)}
@@ -70,10 +69,9 @@ def watch(groups: Sequence[dict[str, Any]], state: Mapping[Tensor, dict[str, Any
     steps, number = steps_of_epoch(first), first["noise_step"]
     if steps < LEAST_STEPS or first["total_steps"] < 2 * steps:
         return
-    states = [(p.grad, state[p]) for group in groups for p in group["params"] if p.grad is not None]
     within, measured = number % steps, first["overlaps"]
     if within == 0:
-        for _, entries in states:
+        for _, entries in _trained(groups, state):
             entries[BEFORE].copy_(entries[START])
             entries[START].copy_(entries["mean"])
     is_second_half = 2 * within >= steps
@@ -83,14 +81,22 @@ def watch(groups: Sequence[dict[str, Any]], state: Mapping[Tensor, dict[str, Any
             group["slowdown"] = slowdown
     if within % max(1, steps // MEASURED) == 0 and (is_second_half or number >= steps):
         name, sums = (START, "unseen") if is_second_half else (BEFORE, "seen")
-        gradients = [gradient for gradient, _ in states]
-        products = torch._foreach_sub([each["mean"] for _, each in states], [each[name] for _, each in states])
-        torch._foreach_mul_(products, gradients)
-        if products:
+        trained = _trained(groups, state)
+        if trained:
+            products = torch._foreach_sub([each["mean"] for _, each in trained], [each[name] for _, each in trained])
+            torch._foreach_mul_(products, [gradient for gradient, _ in trained])
             overlap = float(torch.stack([full(product.sum()) for product in products]).double().sum())
             overlap = -overlap if first["maximize"] else overlap
             count, total, squares = measured[sums]
             measured[sums] = [count + 1, total + overlap, squares + overlap**2]
+
+
+def _trained(
+    groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, dict[str, Any]]
+) -> list[tuple[Tensor, dict[str, Any]]]:
+    """The gradients of the step with the states of their parameters; a frozen parameter may have an earlier one."""
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    return [(p.grad, state[p]) for p in parameters if p.grad is not None and p.requires_grad]
 
 
 def _decide(measured: dict[str, Any], group: Mapping[str, Any], done: float, epochs: float) -> float:
