@@ -1,25 +1,13 @@
 """The cost of a step is per element: how many operations are dispatched does not depend on the number of tensors."""
 
-import collections
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import bayesadam as ba
 from bayesadam import native, noise
+from operations import Counted
 
 SYNCHRONISING = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "item")
-
-
-class Counted(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.calls = collections.Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.calls[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def operations(cls, tensors, mode, **options):

@@ -1,6 +1,5 @@
 """Training loops: micro-batches, shared parameters, scaled losses, autocast, checkpointing, evaluation between."""
 
-import collections
 import copy
 import gc
 import weakref
@@ -8,13 +7,13 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from bayesadam.curvature.collector import Collector
 from curvature.conftest import assert_near, by_example, check, collected, read, squares_of_examples, started, targets
 from curvature.models import Transformer, convnet, inputs, mlp, tokens, transformer
 from modules import module_of
+from operations import Counted
 
 
 def without_closed_forms():
@@ -460,18 +459,6 @@ def test_inputs_in_nested_containers():
     model("name", batch={"x": [x]})["y"][0].sum(1).mean().backward()
     assert squares.num_examples == 6
     torch.testing.assert_close(squares.mean_squares(model.layer.weight), x.square().mean(0).expand(3, 5))
-
-
-class Counted(TorchDispatchMode):
-    """The operations that are dispatched, by name."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = collections.Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.calls[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def operations_of_backward_each(examples):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,8 +24,18 @@ from bayesadam.predictive.batches import (
 from bayesadam.predictive.plan import Options
 from bayesadam.progress import progress_bar
 
+Put = Callable[[int | None], None]
+"""Writes a sample by its number, or the mean for ``None``, into a network."""
+Run = Callable[[Rows], Tensor]
+"""From the rows of a batch to the outputs."""
+
 GROUP_BYTES = 2**28
 """Size in bytes up to which batches of a loader are collected, so that samples are drawn once for all of them."""
+
+
+def itself(model: nn.Module, put: Put, options: Options) -> tuple[Put, Run]:
+    """The network itself at samples of its weights."""
+    return put, lambda rows: call(model, rows.batch, options.output)
 
 
 @torch.no_grad()
@@ -35,6 +45,7 @@ def outputs_at_samples(
     inputs: Any,
     repeats: Sequence[int] | None,
     options: Options,
+    network: Callable[[nn.Module, Put, Options], tuple[Put, Run]] = itself,
 ) -> Tensor:
     """Outputs ``(S, N, ...)`` at the first ``S`` samples, or ``(1, N, ...)`` at the mean.
 
@@ -44,6 +55,7 @@ def outputs_at_samples(
         inputs: See :func:`bayesadam.predict`.
         repeats: For each of the ``S`` samples, the number of the first one that is equal; ``None`` for the mean.
         options: The other arguments of :func:`bayesadam.predict`.
+        network: Function that gives what puts samples into the network, and what runs it.
     """
     batches, single = as_batches(inputs)
     device = next(model.parameters(), torch.empty(0)).device
@@ -53,14 +65,16 @@ def outputs_at_samples(
         total = operator.length_hint(batches) * len(set(samples)) or None
         bar = progress_bar("predicting", total, options.progress)
 
-    def run(rows: Rows) -> tuple[Tensor, ...]:
-        output = call(model, rows.batch, options.output)
-        rows.check(output)
-        return (output,)
-
-    forward = Chunked(run, options.batch_size)
     parts = []
-    with draws_in_eval_mode(model, posterior, options.seed) as put, bar as advance:
+    with draws_in_eval_mode(model, posterior, options.seed) as put_weights, bar as advance:
+        put, run = network(model, put_weights, options)
+
+        def checked(rows: Rows) -> tuple[Tensor, ...]:
+            output = run(rows)
+            rows.check(output)
+            return (output,)
+
+        forward = Chunked(checked, options.batch_size)
         for group in groups(batches, device, single, GROUP_BYTES):
             outputs = torch.empty(0)
             for row, number in enumerate(samples):
