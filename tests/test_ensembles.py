@@ -83,6 +83,59 @@ def test_a_member_does_not_depend_on_the_others_or_on_the_generator():
     assert all(torch.equal(one.variance[name], other.variance[name]) for name in one.mean)
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_a_learned_noise_level_is_that_of_the_residuals_of_all(together):
+    likelihood = ba.Gaussian(1.0, learned=True)
+    y = X @ torch.ones(3, 2) + 0.3 * torch.randn(40, 2, generator=torch.Generator().manual_seed(1))
+    plan = {"epochs": 800, "batch_size": 40, "method": "adam", "lr": 0.05}
+    q = ensemble(functools.partial(nn.Linear, 3, 2), (X, y), likelihood=likelihood, together=together, **plan)
+    residuals = [X @ member.mean["weight"].T + member.mean["bias"] - y for member in q.components]
+    variance = torch.stack(residuals).square().mean()
+    torch.testing.assert_close(likelihood.noise_precision.detach(), 1 / variance, rtol=0.01, atol=0.0)
+
+
+def test_the_noise_level_goes_on_from_a_checkpoint(tmp_path):
+    """An interruption leaves the level where a training without one has it."""
+    y, levels = X @ torch.ones(3, 2), [ba.Gaussian(1.0, learned=True) for _ in range(2)]
+    plan = {"data": (X, y), "epochs": 3, "checkpoint": tmp_path / "training.pt", "members": 2}
+
+    class Stopped(Exception):
+        pass
+
+    def stop(module, inputs, output):
+        stop.passes += 1
+        if stop.passes > 7:
+            raise Stopped
+
+    def interrupted():
+        model = perceptron()
+        model.register_forward_hook(stop)
+        return model
+
+    ensemble(likelihood=levels[0], **{**plan, "checkpoint": None})
+    stop.passes = 0
+    with pytest.raises(Stopped):
+        ensemble(interrupted, likelihood=levels[1], together=False, **plan)
+    levels[1] = ba.Gaussian(5.0, learned=True)
+    ensemble(likelihood=levels[1], together=False, **plan)
+    assert levels[1].log_noise_precision.item() == pytest.approx(levels[0].log_noise_precision.item(), rel=1e-3)
+
+
+def test_tokens_of_a_sequence_count_as_data_points():
+    def tagger():
+        return nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 2))
+
+    sequences, tags = X[..., None], (X > 0).long()
+    tags[:, 2] = -100
+    likelihood = ba.Categorical()
+    told = {"options": {"num_data": 80, "batch_size": 32}, "loss": likelihood.nll, "likelihood": None}
+    ours = ensemble(tagger, (sequences, tags), likelihood=likelihood)
+    for member, same_member in zip(
+        ours.components, ensemble(tagger, (sequences, tags), **told).components, strict=True
+    ):
+        same(member, same_member)
+
+
 @pytest.mark.parametrize("method", ["ivon", "adam"])
 def test_batch_normalisation_is_a_part_of_each_member(method, tmp_path):
     """Predictions of the mixture are the average of those of the members, each with its own statistics."""
@@ -115,7 +168,6 @@ def test_it_learns_and_tells_how_it_was_made():
         ({"method": "sgd"}, r"^method must be one of \('bayesadam', .*'adam'\), got 'sgd'$"),
         ({"lr": -0.1}, "^lr must be a positive, finite number, got -0.1$"),
         ({"likelihood": nn.CrossEntropyLoss()}, "^likelihood must be"),
-        ({"likelihood": ba.Gaussian(1.0, learned=True)}, "^likelihood must have no learned parameters, got"),
         ({"make": perceptron()}, "^make_model must be a function that returns a network, got Sequential$"),
         ({"make": dict}, "^make_model must be a function that returns a network, got one for dict$"),
         ({"make": functools.cache(perceptron)}, "^make_model must return new parameters at each call, got those of"),

@@ -63,21 +63,25 @@ class Together:
         self._draws = False
 
     def backward(self, batch: Minibatch) -> Tensor:
-        """Set the gradients of all members; return their losses, ``(members,)``."""
+        """Set the gradients of all members, and add to those of the loss's own parameters; return the losses of the
+        members, ``(members,)``.
+        """
         x, _ = batch.stacked(len(self._models))
         if self._layers and x.ndim == 3:
             with torch.no_grad():
                 trace = Perceptron(self._layers, self._views, x, scratch=self._scratch)
             outputs = trace.output[:, 0].requires_grad_()
             losses = self._losses(outputs, batch)
-            (signal,) = torch.autograd.grad(losses.sum(), outputs)
+            torch.autograd.backward(losses.sum())
+            signal: Any = outputs.grad
             trace.backward(signal[:, None], into=self._gradients[:, None])
             return losses.detach()
         weights = self._weights.detach().requires_grad_()
         with _EachAlone(self._generators) if self._draws else nullcontext():
             outputs = self._mapped(weights, batch)
         losses = self._losses(outputs, batch)
-        (gradients,) = torch.autograd.grad(losses.sum(), weights)
+        torch.autograd.backward(losses.sum())
+        gradients: Any = weights.grad
         self._gradients.copy_(gradients)
         return losses.detach()
 

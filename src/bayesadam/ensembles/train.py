@@ -50,7 +50,8 @@ def train_ensemble(
     It is a deep ensemble (Lakshminarayanan et al. 2017) whose members are posteriors and not points: the mixture has
     the variance within every member, and that between them. Member ``m`` is trained as it would be alone, with the seed
     ``seed + m``, which decides its first weights, the order of its data, its dropout and its noise. It takes one sample
-    per step, and the learning rate falls to zero by half a cosine.
+    per step, and the learning rate falls to zero by half a cosine. The optimiser is told the number of data points over
+    which the likelihood's loss is a mean, such as the tokens of sequences.
 
     The members are trained together: one optimiser makes a step of all of them, and their gradients are computed at
     once where ``torch.func.vmap`` gives those that each network has alone, which is tried on the first minibatch. This
@@ -65,7 +66,9 @@ def train_ensemble(
         make_model: Makes a network that takes and returns one tensor, with its first weights from torch's generator.
         data: Training inputs and targets ``(x, y)``, on the device of the network; or a ``DataLoader`` of such pairs,
             whose minibatches are read once for all members, in an order that ``seed`` decides.
-        likelihood: What the outputs mean; all numbers in it are known. Its ``nll`` is the loss.
+        likelihood: What the outputs mean. Its ``nll`` is the loss. Numbers in it that are learned, such as a noise
+            level, are the same for all members, and are trained by the sum of their losses, by Adam with a rate of
+            0.01.
         loss: Function of outputs and targets that returns the mean loss of a minibatch, in place of a likelihood.
         epochs: Passes over the data.
         batch_size: Data points per minibatch; of a loader, by default its own.
@@ -86,10 +89,9 @@ def train_ensemble(
         :func:`bayesadam.predict` training inputs as ``batch_norm`` for those of every sample.
 
     Raises:
-        ValueError: A number is out of range, the method is unknown, something is no likelihood or one with learned
-            parameters, the data are no pair of as many inputs as targets, ``make_model`` is no function that returns
-            new networks, the checkpoint is of another training, or gradients cannot be computed together and
-            ``together`` is true.
+        ValueError: A number is out of range, the method is unknown, something is no likelihood, the data are no pair of
+            as many inputs as targets, ``make_model`` is no function that returns new networks, the checkpoint is of
+            another training, or gradients cannot be computed together and ``together`` is true.
         TypeError: The optimiser does not have an option.
         FloatingPointError: A gradient is not finite.
 
@@ -104,7 +106,7 @@ def train_ensemble(
     if lr is not None:
         check_positive("lr", lr)
     if likelihood is not None and loss is None:
-        check_likelihood(likelihood, learned=False)
+        check_likelihood(likelihood)
         loss = likelihood.nll
     elif likelihood is not None or loss is None:
         raise ValueError(f"likelihood must be given, or loss in its place, got {likelihood!r} and {loss!r}")
@@ -120,8 +122,13 @@ def train_ensemble(
         device = next(models[0].parameters()).device
         first = next(minibatches(data, seeds, batch_size, 0, device))
         gradients, trained = _gradients(models, loss, generators, first, method, together)
-        plan = {"num_data": num_data, "batch_size": batch_size, "steps": per_epoch * epochs}
-        training = Training(models, generators, method, seeds, options=given, **plan)
+        points = 1.0 if likelihood is None else _points(models[0], likelihood, first)
+        plan = {
+            "num_data": round(points * num_data),
+            "batch_size": round(points * min(num_data, batch_size)),
+            "total_steps": per_epoch * epochs,
+        }
+        training = Training(models, likelihood, generators, method, seeds, plan, given)
         done = 0 if checkpoint is None else training.load(checkpoint, told)
         training.start()
         with progress_bar(
@@ -162,6 +169,18 @@ def _initialized(make_model: Callable[[], nn.Module], seeds: Sequence[int]) -> t
         check_new(models)
         states.append(random_state())
     return models, Generators(states)
+
+
+@torch.no_grad()
+def _points(model: nn.Module, likelihood: Likelihood, batch: Minibatch) -> float:
+    """How many data points an example has in the mean, such as the tokens of a sequence."""
+    x, y = batch.of(0)
+    counted = likelihood.counted(y)
+    if counted is not None:
+        return int(counted.sum()) / len(y)
+    density = likelihood.log_prob(model.eval()(x), y)
+    model.train()
+    return density.numel() / len(y)
 
 
 def _gradients(

@@ -14,11 +14,14 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.ensembles.in_turn import Generators
 from bayesadam.files import reading, whole_file
+from bayesadam.likelihoods import Likelihood
 from bayesadam.modules.batch_norm import statistics_are_fixed
 from bayesadam.optim import OPTIMIZERS, VOGN, BayesAdam, PerturbedOptimizer
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, KroneckerGaussian, PartialGaussian
 from bayesadam.predictive import with_batch_norm
 
+LIKELIHOOD_RATE = 0.01
+"""Learning rate of a likelihood's parameters, with which a noise level follows the residuals."""
 WHOLE = {"nonfinite", "correction"}
 """Options of optimisers by which some parameters decide about the step of all."""
 Gaussians = DenseGaussian | DiagonalGaussian | KroneckerGaussian
@@ -29,34 +32,35 @@ class Training:
 
     Args:
         models: The networks.
+        likelihood: What their outputs mean, whose parameters are trained without noise; ``None`` for a loss.
         generators: Their random numbers.
         method: Name of the optimiser.
         seeds: Seeds of their noise.
-        num_data: Number of training examples.
-        batch_size: Data points per minibatch.
-        steps: Number of steps of the training.
+        plan: ``num_data``, ``batch_size`` and ``total_steps`` of the training.
         options: Arguments of the optimiser.
     """
 
     def __init__(
         self,
         models: Sequence[nn.Module],
+        likelihood: Likelihood | None,
         generators: Generators,
         method: str,
         seeds: Sequence[int],
-        *,
-        num_data: int,
-        batch_size: int,
-        steps: int,
+        plan: Mapping[str, int],
         options: Mapping[str, Any],
     ) -> None:
         self._models, self._generators = models, generators
-        plan = {"num_data": num_data, "batch_size": min(num_data, batch_size), "total_steps": steps}
         self._optimizers = _optimizers(models, method, seeds, plan, options)
-        self._schedules = [CosineAnnealingLR(optimizer, steps) for optimizer in self._optimizers]
+        self._schedules = [CosineAnnealingLR(optimizer, plan["total_steps"]) for optimizer in self._optimizers]
+        learned = [] if likelihood is None else [p for p in likelihood.parameters() if p.requires_grad]
+        self._likelihoods = [likelihood] if learned else []
+        self._followers = [torch.optim.Adam(learned, lr=LIKELIHOOD_RATE)] if learned else []
 
     def start(self) -> None:
         """Put samples into the weights."""
+        for follower in self._followers:
+            follower.zero_grad()
         for optimizer in self._optimizers:
             if isinstance(optimizer, PerturbedOptimizer):
                 optimizer.train()
@@ -66,6 +70,9 @@ class Training:
         for optimizer, schedule in zip(self._optimizers, self._schedules, strict=True):
             optimizer.step()
             schedule.step()
+        for follower in self._followers:
+            follower.step()
+            follower.zero_grad()
 
     def end(self) -> None:
         """Put the means into the weights."""
@@ -104,7 +111,13 @@ class Training:
 
     def _parts(self) -> dict[str, Sequence[Any]]:
         """What a checkpoint has the state dicts of."""
-        return {"models": self._models, "optimizers": self._optimizers, "schedules": self._schedules}
+        return {
+            "models": self._models,
+            "optimizers": self._optimizers,
+            "schedules": self._schedules,
+            "likelihoods": self._likelihoods,
+            "followers": self._followers,
+        }
 
     def posteriors(self, inputs: Any) -> list[Gaussians | PartialGaussian]:
         """The posteriors of all members, with the constants that are not the same for all and with the batch norm
