@@ -66,7 +66,7 @@ def learn(task: Task, parts: list[Data], method: str, rate: float, seed: int) ->
         plan = plan_of(task, data)
         make = adam(task, rate) if method == "adam" else untouched(prior)
         trained = fit(task, data, model, likelihood, make(model, plan), plan, seed)
-        prior = None if method == "adam" else trained.posterior()
+        prior = None if method == "adam" else trained.posterior
     return trained
 
 

@@ -10,9 +10,9 @@ mixed. Test rows are not read. Every unit, one task and seed, is appended to the
 ``default_runs/trials/``, and not done again, so that a run that was interrupted continues; ``--again`` does it again.
 
 ``final`` reads test rows, with seeds 2 to 4, of the development tasks and of six further tasks that nothing was chosen
-on. It refuses to start without ``--final``, and for a second candidate: whoever has seen the test losses of one and
-then tries another chooses by them. All methods share the loop, the batches, the seeds and a cosine schedule. Workers
-have one thread each, so the seconds, processor time, are those of one core.
+on, and trains five networks together as well. It refuses to start without ``--final``, and for a second candidate:
+whoever has seen the test losses of one and then tries another chooses by them. All methods share the loop, the batches,
+the seeds and a cosine schedule. Workers have one thread each, so the seconds, processor time, are those of one core.
 """
 
 from __future__ import annotations
@@ -87,13 +87,14 @@ def final(options: argparse.Namespace) -> None:
     if not options.final:
         raise SystemExit("final reads test rows and runs the six further tasks, once for one candidate: add --final")
     folder = options.output / "final"
-    others = {path.stem for path in folder.glob("*.jsonl")} - {"adam", options.candidate}
+    others = {path.stem for path in folder.glob("*.jsonl")} - {"adam", "together", options.candidate}
     if others:
         raise SystemExit(f"test rows were read for {min(others)}: another candidate would be chosen by them")
     tasks = TASKS | FURTHER
     listed = list(tasks.values())
-    adam, own = (measure(folder, name, listed, FINAL_SEEDS, options) for name in ("adam", options.candidate))
-    compared = {name: compare(name, adam, own, FINAL_SEEDS) for name in tasks}
+    methods = ("adam", options.candidate, "together")
+    adam, own, together = (measure(folder, name, listed, FINAL_SEEDS, options) for name in methods)
+    compared = {name: compare(name, adam, own, together, FINAL_SEEDS) for name in tasks}
     verdicts = {
         kind: verdict({name: compared[name] for name in names})
         for kind, names in (("development", TASKS), ("further", FURTHER))

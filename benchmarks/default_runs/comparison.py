@@ -43,15 +43,17 @@ def table(names: Sequence[str], adam: Records, records: Records, seeds: Sequence
     return lines
 
 
-def compare(name: str, adam: Records, records: Records, seeds: Sequence[int]) -> dict[str, Any]:
+def compare(name: str, adam: Records, records: Records, together: Records, seeds: Sequence[int]) -> dict[str, Any]:
     """Means over seeds of the test scores of a task, and differences from Adam.
 
     ``chosen`` is the mean network or the samples, whichever is better on the seed's validation rows. Differences are
     ``[mean, standard error]``, positive where the method is worse: ``nll`` of what was chosen from Adam, ``samples``
-    from the mean network, ``three`` from three Adam networks, ``errors`` and ``auroc`` of what was chosen from Adam.
+    from the mean network, ``three`` from three Adam networks, ``five`` of five networks together from three Adam
+    networks, ``errors`` and ``auroc`` of what was chosen from Adam.
     """
     pairs = [(records[name, seed], adam[name, seed]) for seed in seeds]
-    failed = [own["failed"] for own, _ in pairs if "failed" in own]
+    fives = [together[name, seed] for seed in seeds]
+    failed = [one["failed"] for one in (*(own for own, _ in pairs), *fives) if "failed" in one]
     if failed:
         return {"failed": failed[0]}
     tests = [(own["test"], one["test"], min(WAYS, key=lambda way: own[way])) for own, one in pairs]
@@ -59,6 +61,12 @@ def compare(name: str, adam: Records, records: Records, seeds: Sequence[int]) ->
         "nll": paired([own[way]["nll"] - one["mean"]["nll"] for own, one, way in tests]),
         "samples": paired([own["samples"]["nll"] - own["mean"]["nll"] for own, _, _ in tests]),
         "three": paired([own[way]["nll"] - one["three"]["nll"] for own, one, way in tests]),
+        "five": paired(
+            [
+                five["test"]["samples"]["nll"] - one["three"]["nll"]
+                for five, (_, one, _) in zip(fives, tests, strict=True)
+            ]
+        ),
     }
     for score in ("errors", "auroc"):
         if all(score in own[way] and score in one["mean"] for own, one, way in tests):
@@ -68,9 +76,11 @@ def compare(name: str, adam: Records, records: Records, seeds: Sequence[int]) ->
         **{way: mean_of([own[way] for own, _, _ in tests]) for way in WAYS},
         "adam": mean_of([one["mean"] for _, one, _ in tests]),
         "three_adam": mean_of([one["three"] for _, one, _ in tests]),
+        "five": mean_of([five["test"]["samples"] for five in fives]),
         "seconds": fmean(own["seconds"] for own, _ in pairs),
         "adam_seconds": fmean(one["seconds"] for _, one in pairs),
         "three_adam_seconds": fmean(one["three_seconds"] for _, one in pairs),
+        "five_seconds": fmean(five["seconds"] for five in fives),
         "worse": worse,
     }
 
@@ -87,7 +97,7 @@ def verdict(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     clearly = [name for name, one in worse.items() if one["nll"][0] > max(WORSE, 2.0 * one["nll"][1])]
     return {
         "clearly_worse": clearly + failed,
-        **{score: count(score) for score in ("nll", "samples", "three", "errors", "auroc")},
+        **{score: count(score) for score in ("nll", "samples", "three", "five", "errors", "auroc")},
     }
 
 

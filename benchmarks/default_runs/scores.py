@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ WAYS = ("mean", "samples")
 def predict(trained: Trained, x: Tensor, *, posterior: bool) -> Any:
     """By 32 posterior samples, or at the weights as they are; with the running statistics of batch norm."""
     if posterior:
-        q, how = trained.posterior(), {"mc_samples": SAMPLES, "batch_size": 500}
-        return ba.predict(trained.model, q, x, likelihood=trained.likelihood, batch_norm=None, **how)
+        how = {"mc_samples": SAMPLES, "batch_size": 500, "batch_norm": None}
+        return ba.predict(trained.model, trained.posterior, x, likelihood=trained.likelihood, **how)
     q = ba.DiagonalGaussian.point_mass(trained.model)
     return ba.predict(trained.model, q, x, likelihood=trained.likelihood, method="mean", batch_size=500)
 
@@ -73,14 +74,14 @@ def test_scores(trained: Trained, data: Data, *, posterior: bool) -> dict[str, f
 
 def calibrated(trained: Trained, part: Part, *, posterior: bool) -> Trained | None:
     """The network with the temperature that is best for these rows; None for a likelihood without one."""
-    how = {"posterior": trained.posterior(), "batch_norm": None, "mc_samples": SAMPLES} if posterior else {}
+    how = {"posterior": trained.posterior, "batch_norm": None, "mc_samples": SAMPLES} if posterior else {}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of temperatures below 1
             likelihood = ba.calibrate(trained.model, part, likelihood=trained.likelihood, batch_size=500, **how)
     except ba.likelihoods.MissingCapabilityError:
         return None
-    return Trained(trained.model, likelihood, trained.optimizer, trained.plan, trained.seconds)
+    return replace(trained, likelihood=likelihood)
 
 
 def _uncertainty(prediction: Any) -> Tensor:

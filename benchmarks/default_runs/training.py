@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Generator, nn
+from torch import Generator, Tensor, nn
+from torch.utils.data import DataLoader
 
 import bayesadam as ba
 from default_tasks import Data, Task, positions
-from default_tasks.task import Part, divide
+from default_tasks.task import Part
 
 NOISE_RATE = 0.01
 RATES = (3e-4, 1e-3, 3e-3)
@@ -37,25 +40,19 @@ class Plan:
 
 @dataclass
 class Trained:
-    """A network, its likelihood and its optimiser at the end; the weights hold the mean.
+    """A network that was trained, or several.
 
     Attributes:
-        model: In eval mode.
+        model: In eval mode; of one network, its weights hold the mean.
         likelihood: With the noise level that was learned, if any.
-        optimizer: What trained the model.
-        plan: What the optimiser was told.
+        posterior: Of the weights; all of it is in one point after a training by Adam.
         seconds: Processor time of the training: unlike the clock it does not depend on what else runs.
     """
 
     model: nn.Module
     likelihood: ba.likelihoods.Likelihood
-    optimizer: Any
-    plan: Plan
+    posterior: ba.DiagonalGaussian | ba.Mixture
     seconds: float
-
-    def posterior(self) -> ba.DiagonalGaussian:
-        """Of the network's weights."""
-        return self.optimizer.posterior(self.model)
 
 
 Make = Callable[[nn.Module, Plan], torch.optim.Optimizer]
@@ -87,61 +84,41 @@ def untouched(prior: ba.DiagonalGaussian | None = None) -> Make:
     return make
 
 
-@dataclass(frozen=True)
-class Epoch:
-    """The state of a training after an epoch, while the weights hold the mean.
-
-    Attributes:
-        number: Epochs that have been made, from 1.
-        total: Epochs of the training.
-        trained: The network, in eval mode, its likelihood and its optimiser, whose ``param_groups`` may be changed.
-        train: The rows that are trained on.
-        held_out: Training rows that are not trained on; none if no share was asked for.
-    """
-
-    number: int
-    total: int
-    trained: Trained
-    train: Part
-    held_out: Part
-
-    def loss(self, part: Part) -> float:
-        """The mean loss of rows at the present weights."""
-        x, y = part
-        with torch.no_grad():
-            return float(self.trained.likelihood(self.trained.model(x), y))
-
-
-AfterEpoch = Callable[[Epoch], None]
-
-
-def train(
-    task: Task, data: Data, make: Make, seed: int, *, after_epoch: AfterEpoch | None = None, held_out: float = 0.0
-) -> Trained:
-    """Train a new network of the task.
-
-    Args:
-        task: Says how long, and with what minibatches.
-        data: Of the task.
-        make: The optimiser.
-        seed: Of the initial weights, the order of the examples and their augmentation.
-        after_epoch: Called after every epoch.
-        held_out: Share of the training rows that are not trained on, for ``after_epoch``; the optimiser is told the
-            number of the others.
-    """
+def train(task: Task, data: Data, make: Make, seed: int) -> Trained:
+    """Train a new network of the task; the seed is that of its weights, the order of the examples and augmentation."""
     torch.manual_seed(seed)
-    model, likelihood = task.model(data), task.likelihood()
-    x, y = data.train
-    aside, rows = divide(len(x), seed, int(held_out * len(x)), -1)
-    data = replace(data, train=(x[rows], y[rows])) if len(aside) else data
-    plan = plan_of(task, data)
+    model, plan = task.model(data), plan_of(task, data)
+    return fit(task, data, model, task.likelihood(), make(model, plan), plan, seed)
 
-    def hook(trained: Trained, number: int) -> None:
-        if after_epoch is not None:
-            after_epoch(Epoch(number, task.epochs, trained, data.train, (x[aside], y[aside])))
 
-    optimizer = make(model, plan)
-    return fit(task, data, model, likelihood, optimizer, plan, seed, None if after_epoch is None else hook)
+def train_together(task: Task, data: Data, seed: int) -> Trained:
+    """Five networks by ``train_ensemble``, with its defaults, as one mixture of posteriors."""
+    (x, y), likelihood = data.train, task.likelihood()
+    rows: Any = (x, y) if task.augment is None else _augmented(task, x, y, seed)
+    model = task.model(data).eval()
+    start = time.process_time()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the members of the ensemble are trained in turn")
+        q = ba.train_ensemble(
+            partial(task.model, data),
+            rows,
+            likelihood=likelihood,
+            epochs=task.epochs,
+            batch_size=task.batch_size,
+            seed=1_000 * seed,
+            progress=False,
+        )
+    return Trained(model, likelihood, q, time.process_time() - start)
+
+
+def _augmented(task: Task, x: Tensor, y: Tensor, seed: int) -> DataLoader[Part]:
+    """Minibatches in random order, changed as the task says."""
+    noise = Generator().manual_seed(seed)
+
+    def batch(rows: list[int]) -> Part:
+        return task.augment(x[rows], noise), y[rows]  # type: ignore[misc]
+
+    return DataLoader(range(len(x)), batch_size=task.batch_size, shuffle=True, collate_fn=batch)  # type: ignore[arg-type]
 
 
 def fit(
@@ -152,7 +129,6 @@ def fit(
     optimizer: Any,
     plan: Plan,
     seed: int,
-    after_epoch: Callable[[Trained, int], None] | None = None,
 ) -> Trained:
     """The loop: drop-in training with a cosine schedule.
 
@@ -166,7 +142,7 @@ def fit(
     order, noise = Generator().manual_seed(seed), Generator().manual_seed(seed + 1)
     start = time.process_time()
     _switch(model, optimizer, training=True)
-    for epoch in range(1, task.epochs + 1):
+    for _ in range(task.epochs):
         for rows in torch.randperm(len(x), generator=order).split(task.batch_size):
             inputs = x[rows] if task.augment is None else task.augment(x[rows], noise)
             optimizer.zero_grad()
@@ -176,12 +152,11 @@ def fit(
             schedule.step()
             if follower is not None:
                 follower.step()
-        if after_epoch is not None:
-            _switch(model, optimizer, training=False)
-            after_epoch(Trained(model, likelihood, optimizer, plan, time.process_time() - start), epoch)
-            _switch(model, optimizer, training=True)
     _switch(model, optimizer, training=False)
-    return Trained(model, likelihood, optimizer, plan, time.process_time() - start)
+    seconds = time.process_time() - start
+    has_posterior = isinstance(optimizer, ba.BayesAdam)
+    q = optimizer.posterior(model) if has_posterior else ba.DiagonalGaussian.point_mass(model)
+    return Trained(model, likelihood, q, seconds)
 
 
 def _switch(model: nn.Module, optimizer: Any, *, training: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from default_runs.candidates import CANDIDATES
 from default_runs.scores import WAYS, finite_nll, mixed_nll, predict, test_scores
-from default_runs.training import RATES, adam, train
+from default_runs.training import RATES, adam, train, train_together
 from default_tasks import Data, Task
 
 MEMBERS = 3
@@ -24,7 +24,7 @@ def run(task: Task, seed: int, method: str, *, final: bool) -> dict[str, Any]:
     Args:
         task: What is trained.
         seed: Of data, weights and batches.
-        method: ``"adam"`` or the name of a candidate.
+        method: ``"adam"``, ``"together"`` for five networks of BayesAdam, or the name of a candidate.
         final: Whether the scores of test data are added.
     """
     if final != (seed in FINAL_SEEDS):
@@ -32,7 +32,7 @@ def run(task: Task, seed: int, method: str, *, final: bool) -> dict[str, Any]:
     start = time.process_time()
     data = task.load(seed)
     try:
-        record = (_adam if method == "adam" else _candidate)(task, data, seed, method, final=final)
+        record = {"adam": _adam, "together": _together}.get(method, _candidate)(task, data, seed, method, final=final)
     except FloatingPointError as error:
         record = {"failed": str(error)}
     return {**record, "total_seconds": time.process_time() - start}
@@ -49,6 +49,14 @@ def _candidate(task: Task, data: Data, seed: int, method: str, *, final: bool) -
     if final:
         record["test"] = {way: test_scores(trained, data, posterior=way == "samples") for way in WAYS}
     return record
+
+
+def _together(task: Task, data: Data, seed: int, method: str, *, final: bool) -> dict[str, Any]:
+    """The samples of five networks."""
+    trained = train_together(task, data.training(), seed)
+    x, y = data.validation
+    record = {"seconds": trained.seconds, "samples": finite_nll(predict(trained, x, posterior=True), y)}
+    return {**record, "test": {"samples": test_scores(trained, data, posterior=True)}} if final else record
 
 
 def _adam(task: Task, data: Data, seed: int, method: str, *, final: bool) -> dict[str, Any]:

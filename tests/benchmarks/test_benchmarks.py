@@ -128,7 +128,7 @@ def test_test_rows_are_read_when_it_is_said_and_for_one_candidate(tries, monkeyp
     report = json.loads((tmp_path / "defaults.json").read_text())
     assert report["seeds"] == [2, 3, 4]
     assert report["tasks"].keys() == {"tiny", "further"}
-    assert report["tasks"]["tiny"]["worse"].keys() == {"nll", "samples", "three", "errors", "auroc"}
+    assert report["tasks"]["tiny"]["worse"].keys() == {"nll", "samples", "three", "five", "errors", "auroc"}
     assert {"nll", "accuracy", "scaled", "auroc"} < report["tasks"]["tiny"]["samples"].keys()
     with pytest.raises(SystemExit, match="test rows were read for bayesadam"):
         tries("final", "second", "--final")
