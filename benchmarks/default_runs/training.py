@@ -154,8 +154,11 @@ def fit(
                 follower.step()
     _switch(model, optimizer, training=False)
     seconds = time.process_time() - start
-    has_posterior = isinstance(optimizer, ba.BayesAdam)
-    q = optimizer.posterior(model) if has_posterior else ba.DiagonalGaussian.point_mass(model)
+    if not isinstance(optimizer, ba.BayesAdam):
+        return Trained(model, likelihood, ba.DiagonalGaussian.point_mass(model), seconds)
+    q = optimizer.posterior(model)
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        q = ba.predictive.with_batch_norm(model, q, x)
     return Trained(model, likelihood, q, seconds)
 
 

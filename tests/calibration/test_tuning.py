@@ -179,12 +179,13 @@ def test_numbers_that_are_given_stay(classes, posterior):
 def test_message_and_edges(classes, posterior):
     model, _, _, held_out, _, likelihood = classes
     options = {"likelihood": likelihood, "mc_samples": 4, "temperature": [1.0]}
-    found = ba.tune_posterior(posterior.scaled(1000.0), model, held_out, **options)
+    found = ba.tune_posterior(posterior.scaled(1e4), model, held_out, **options)
     assert found.edges == ("scale",)
-    best = f"scale {found.scale:.4g}, the best of {len(found.table)} candidates: {found.score:.4f} nats per data point"
+    widths, tried = f"standard deviations of the posterior times {found.scale:.4g}", len(found.table)
+    best = f"{widths}, the best of {tried} candidates: {found.score:.4f} nats per data point"
     network = f"; the network has {found.before:.4f}, and with temperature scaling {found.calibrated:.4f}"
     assert found.message.startswith(best + network)
-    assert found.message.endswith("; warning: scale is at the edge of its candidates")
+    assert found.message.endswith("; warning: scale is at the edge of the values that were tried, 0.01 to 100")
     found = ba.tune_posterior(posterior, model, held_out, **options)
     assert found.edges == ()
     assert "warning" not in found.message

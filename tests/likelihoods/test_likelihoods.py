@@ -164,3 +164,16 @@ def test_categorical_at_extreme_logits_in_float32():
     close(log_prob.detach(), torch.tensor([0.0, -2e4]))
     log_prob.sum().backward()
     assert output.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "shown"),
+    [
+        (ba.Categorical(), "Categorical()"),
+        (ba.Gaussian(25.0), "Gaussian(noise_precision=25)"),
+        (ba.Gaussian([1.0, 2.0, 3.0, 4.0, 5.0], learned=True), "Gaussian(noise_precision=1 2 3 4 ...)"),
+        (ba.Categorical().tempered(2.0), "TemperedClassification(Categorical(), temperature=2)"),
+    ],
+)
+def test_repr_shows_the_noise(likelihood, shown):
+    assert repr(likelihood) == shown

@@ -31,7 +31,7 @@ from bayesadam.progress import progress_bar
 PRECISIONS = (1e-2, 1.0, 1e2, 1e4)
 """Candidates for the prior precision."""
 
-SCALES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+SCALES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 """Factors of the standard deviations that are tried first; the search continues between the neighbours of the best."""
 
 STEPS = 5
@@ -77,13 +77,21 @@ class PosteriorTuning:
         """The choice in words, compared with the network itself, and a warning if it is at the edge of the
         candidates.
         """
-        values = {**self.chosen, "scale": self.scale, "temperature": self.temperature}
-        numbers = ", ".join(f"{k} {v:.4g}" for k, v in values.items() if v != 1.0 or k in self.chosen) or "no change"
-        text = f"{numbers}, the best of {len(self.table)} candidates: {self.score:.4f} nats per data point; the network"
-        text += f" has {self.before:.4f}, and with temperature scaling {self.calibrated:.4f}"
+        numbers = [f"{name} {value:.4g}" for name, value in self.chosen.items()]
+        if self.scale != 1.0:
+            numbers.append(f"standard deviations of the posterior times {self.scale:.4g}")
+        if self.temperature != 1.0:
+            numbers.append(f"temperature {self.temperature:.4g}")
+        text = f"{', '.join(numbers) or 'no change'}, the best of {len(self.table)} candidates: "
+        text += f"{self.score:.4f} nats per data point; the network has {self.before:.4f}, "
+        text += f"and with temperature scaling {self.calibrated:.4f}"
         if any(row["score"] < self.score for row in self.table):
             text += f"; narrower widths are better by less than {RISE} nats"
-        return text + "".join(f"; warning: {name} is at the edge of its candidates" for name in self.edges)
+        return text + "".join(f"; warning: {name} is at the edge of {self._range(name)}" for name in self.edges)
+
+    def _range(self, name: str) -> str:
+        values = [row[name] for row in self.table]
+        return f"the values that were tried, {min(values):.4g} to {max(values):.4g}"
 
 
 def tune_posterior(
@@ -138,7 +146,7 @@ def tune_posterior(
         candidates: Numbers by argument name, all combinations of which are tried, if ``posterior`` is a function.
             Default: the prior precisions 0.01, 1, 100, 10,000.
         scale: Factors of the standard deviations to try; ``[1]`` does not change the width. By default the search goes
-            from 0.01 to 10 in half decades, and then by golden section between the neighbours of the best.
+            from 0.01 to 100 in half decades, and then by golden section between the neighbours of the best.
         temperature: Temperatures to try; ``[1]`` leaves the predictions as they are. By default the temperature is
             found by golden section if the likelihood can be ``tempered``.
         train: Training data. Held-out rows that also occur in them are reported in a warning. Without them, a warning

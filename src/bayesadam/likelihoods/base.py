@@ -23,6 +23,7 @@ from bayesadam.likelihoods.parameters import (
     summed,
     support_of,
     target_shape,
+    values_of_logs,
 )
 from bayesadam.likelihoods.quadrature import Function, log_expectation
 
@@ -117,6 +118,11 @@ class Likelihood(nn.Module):
             if Likelihood.defines(self, name):  # of the class: a wrapper has no likelihood yet that it could ask
                 return
         raise self.missing("log_density, element_log_density or distribution")
+
+    def __repr__(self) -> str:
+        """With the values of positive parameters, which are no part of ``extra_repr``: it compares architectures."""
+        parts = [*map(repr, self.children()), self.extra_repr(), *values_of_logs(self)]
+        return f"{type(self).__name__}({', '.join(part for part in parts if part)})"
 
     def defines(self, capability: str) -> bool:
         """Whether the likelihood defines the capability itself, without a fallback."""

@@ -29,6 +29,14 @@ def set_log(module: nn.Module, name: str, value: float | Tensor, *, learned: boo
         module.register_buffer(f"log_{name}", tensor.log())
 
 
+def values_of_logs(module: nn.Module) -> list[str]:
+    """The values of the positive parameters with three digits, as ``noise_precision=25``; at most four of each."""
+    logs = {name: value for name, value in module.state_dict().items() if name.startswith("log_")}
+    numbers = {name.removeprefix("log_"): value.exp().flatten().tolist() for name, value in logs.items()}
+    texts = {name: [f"{number:.3g}" for number in values[:4]] for name, values in numbers.items()}
+    return [f"{name}={' '.join(texts[name])}{' ...' * (len(numbers[name]) > 4)}" for name in texts]
+
+
 def _are_positive(value: float | Tensor) -> bool:
     tensor = torch.as_tensor(value, dtype=torch.get_default_dtype())
     return bool(((tensor > 0) & tensor.isfinite()).all())
