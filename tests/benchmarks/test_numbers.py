@@ -8,8 +8,6 @@ import torch
 import bayesadam as ba
 from default_runs import comparison
 from default_runs.scores import mixed_nll, score
-from default_runs.training import train, untouched
-from tiny_task import TINY
 
 pytestmark = pytest.mark.nightly
 
@@ -33,8 +31,9 @@ def keyed(records):
     return {("tiny", seed): record for seed, record in enumerate(records)}
 
 
-def compared(candidate, adam):
-    return comparison.compare("tiny", keyed(adam), keyed(candidate), range(len(adam)))
+def compared(candidate, adam, five=0.25):
+    together = [{"seconds": 4.0, "test": {"samples": scores(five)}}] * len(adam)
+    return comparison.compare("tiny", keyed(adam), keyed(candidate), keyed(together), range(len(adam)))
 
 
 def test_differences_are_paired_by_seed():
@@ -42,6 +41,8 @@ def test_differences_are_paired_by_seed():
     assert result["worse"]["nll"] == pytest.approx([0.2, 0.1])
     assert result["worse"]["samples"] == pytest.approx([-0.1, 0.0])
     assert result["worse"]["three"] == pytest.approx([0.2, 0.0])
+    assert result["worse"]["five"] == pytest.approx([0.05, 0.1])
+    assert (result["seconds"], result["five_seconds"], result["three_adam_seconds"]) == (2.0, 4.0, 3.0)
     one = compared([own(0.3, 0.2, auroc=0.7)], [reference(0.2)])["worse"]
     assert one["auroc"] == pytest.approx([0.1, math.nan], nan_ok=True)
     assert compared([own(math.nan, 0.2)], [reference(0.2)])["worse"]["nll"] == [math.inf, 0.0]
@@ -90,28 +91,3 @@ def test_errors_are_told_by_the_entropy():
     assert score(prediction, torch.tensor([0, 0, 1]))["errors"] == 1.0
     assert score(prediction, torch.tensor([0, 1, 0]))["errors"] == 0.5
     assert "errors" not in score(prediction, torch.tensor([0, 0, 0]))
-
-
-def test_after_every_epoch_a_rule_sees_the_mean_and_rows_that_are_not_trained_on():
-    data = TINY.load(0)
-    seen = []
-
-    def watch(epoch):
-        model = epoch.trained.model
-        means = epoch.trained.posterior().mean
-        assert all(torch.equal(parameter, means[name]) for name, parameter in model.named_parameters())
-        assert not model.training
-        seen.append((epoch.number, epoch.total, len(epoch.train[0]), len(epoch.held_out[0])))
-        assert epoch.loss(epoch.held_out) > 0.0
-        rows = torch.cat([epoch.train[0], epoch.held_out[0]])
-        assert torch.equal(rows.sort(0).values, data.train[0].sort(0).values)
-
-    trained = train(TINY, data, untouched(), 0, after_epoch=watch, held_out=0.2)
-    assert seen == [(number, 4, 36, 9) for number in range(1, 5)]
-    assert (trained.plan.num_data, trained.plan.total_steps) == (36, 12)
-    plain, watched = (
-        train(TINY, data, untouched(), 0),
-        train(TINY, data, untouched(), 0, after_epoch=lambda epoch: None),
-    )
-    for one, other in zip(plain.model.parameters(), watched.model.parameters(), strict=True):
-        torch.testing.assert_close(one, other)
