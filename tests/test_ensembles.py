@@ -83,6 +83,16 @@ def test_a_member_does_not_depend_on_the_others_or_on_the_generator():
     assert all(torch.equal(one.variance[name], other.variance[name]) for name in one.mean)
 
 
+@pytest.mark.parametrize(
+    ("width", "trained"), [(8, "together"), (2_000, "in turn: on a CPU such networks are faster so")]
+)
+def test_large_networks_are_trained_in_turn_on_a_cpu(width, trained):
+    def make():
+        return nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
+
+    assert ensemble(make, epochs=1, members=2).hyperparameters["trained"] == trained
+
+
 @pytest.mark.parametrize("together", [True, False])
 def test_a_learned_noise_level_is_that_of_the_residuals_of_all(together):
     likelihood = ba.Gaussian(1.0, learned=True)

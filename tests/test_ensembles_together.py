@@ -112,7 +112,7 @@ def test_members_are_those_in_turn(case):
 
 def test_convolutions_on_a_cpu_are_faster_in_turn():
     q = ensemble(convolutional, (IMAGES, Y))
-    assert q.hyperparameters["trained"] == "in turn: on a CPU convolutions are faster so"
+    assert q.hyperparameters["trained"] == "in turn: on a CPU such networks are faster so"
 
 
 def test_a_network_that_reads_images_in_order():

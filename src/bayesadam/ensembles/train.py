@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import DataLoader
+from torch.utils.flop_counter import FlopCounterMode
 
 from bayesadam.checks import check_count, check_new, check_pair, check_positive, made_by
 from bayesadam.ensembles.in_turn import Generators, InTurn, Loss, random_state
@@ -23,6 +24,8 @@ from bayesadam.population import METHODS
 from bayesadam.posterior import Mixture
 from bayesadam.progress import progress_bar
 
+_FLOPS = 10_000_000
+"""Floating point operations of a forward pass from which on a CPU computes members faster one after another."""
 _HOOKS = "vogn squares the gradients of single examples, which hooks collect in each network"
 
 
@@ -56,11 +59,11 @@ def train_ensemble(
     The members are trained together: one optimiser makes a step of all of them, and their gradients are computed at
     once where ``torch.func.vmap`` gives those that each network has alone, which is tried on the first minibatch. This
     holds for perceptrons (by closed forms), convolutions, attention, all kinds of normalisation and dropout. Otherwise,
-    as for recurrent layers, the gradients are computed in turn, and a warning says why. Convolutions on a CPU are
-    computed in turn, because it is faster. The same seeds give the same members either way, up to rounding, but for two
-    kinds of dropout whose numbers are others together: that of a tensor whose memory is not in the order of its
-    elements, as after the attention of a ``TransformerEncoderLayer(batch_first=True)``, and that inside the attention
-    kernels of a GPU.
+    as for recurrent layers, the gradients are computed in turn, and a warning says why. On a CPU those of convolutions,
+    and of networks with more than ten million operations in a pass, are computed in turn, because it is faster. The
+    same seeds give the same members either way, up to rounding, but for two kinds of dropout whose numbers are others
+    together: that of a tensor whose memory is not in the order of its elements, as after the attention of a
+    ``TransformerEncoderLayer(batch_first=True)``, and that inside the attention kernels of a GPU.
 
     Args:
         make_model: Makes a network that takes and returns one tensor, with its first weights from torch's generator.
@@ -197,8 +200,8 @@ def _gradients(
         ValueError: They cannot be computed together, and ``together`` is true.
     """
     reason = "as asked"
-    if together is None and not batch.x.is_cuda and any(isinstance(m, _ConvNd) for m in models[0].modules()):
-        reason = "on a CPU convolutions are faster so"
+    if together is None and not batch.x.is_cuda and _fills_a_processor(models[0], batch):
+        reason = "on a CPU such networks are faster so"
     elif together is not False:
         stacked = _HOOKS if method == "vogn" else stack(models, loss, generators, batch)
         if isinstance(stacked, Together):
@@ -208,6 +211,16 @@ def _gradients(
             raise ValueError(f"together must be None or False for these networks, got True: {reason}")
         warnings.warn(f"the members of the ensemble are trained in turn: {reason}", UserWarning, stacklevel=3)
     return InTurn(models, loss, generators, batch.of(0)[0]), f"in turn: {reason}"
+
+
+def _fills_a_processor(model: nn.Module, batch: Minibatch) -> bool:
+    """Whether a pass of one member has enough to compute that several at once are not faster on a CPU."""
+    if any(isinstance(module, _ConvNd) for module in model.modules()):
+        return True
+    with FlopCounterMode(display=False) as counter:  # with gradients: without them attention has a kernel that hides it
+        model.eval()(batch.of(0)[0])
+    model.train()
+    return bool(counter.get_total_flops() > _FLOPS)
 
 
 def _check_finite(losses: Sequence[Tensor], seed: int) -> None:
