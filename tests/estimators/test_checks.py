@@ -31,7 +31,11 @@ def checks():
 
 
 @pytest.mark.parametrize(("estimator", "check"), list(checks()))
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning", "ignore:.* rows are copies of others")
+@pytest.mark.filterwarnings(
+    "ignore::sklearn.exceptions.SkipTestWarning",
+    "ignore:.* rows are copies of others",
+    "ignore:the targets are small whole numbers",
+)
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 

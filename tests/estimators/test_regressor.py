@@ -1,4 +1,5 @@
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -191,6 +192,17 @@ def test_groups(curve):
     with pytest.warns(UserWarning, match=f"{7 * len(x):,} of {8 * len(x):,} rows are copies of others"):
         fooled = BayesianMLPRegressor(**options).fit(copies, noisy)
     assert honest.predict(x, return_std=True)[1].mean() > 1.2 * fooled.predict(x, return_std=True)[1].mean()
+
+
+@pytest.mark.parametrize(
+    ("targets", "warns"), [([0, 1, 5], True), ([0, 1, 0], False), ([0, 1, 2.5], False), ([90, 10, 95], False)]
+)
+def test_small_whole_targets_may_be_counts(targets, warns):
+    x = np.arange(60.0).reshape(-1, 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        BayesianMLPRegressor(members=1, epochs=1).fit(x, np.array(targets * 20))
+    assert any("negative_binomial" in str(one.message) for one in caught) == warns
 
 
 def test_counts_are_calibrated(tmp_path):

@@ -6,13 +6,22 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bayesadam import likelihoods
 from bayesadam.likelihoods import Likelihood
+from bayesadam.tables.encoder.encoder import are_whole
 
 NAMES = ("gaussian", "student_t", "poisson", "negative_binomial", "log_normal", "gamma")
+
+FEW = 50
+"""Rows from which on targets can look like counts: fewer are whole by chance or by hand."""
+
+SMALL = 20
+"""Median of counts from which on a Gaussian describes them as well."""
 
 START_ROWS = 10_000
 """Maximum number of rows that are used to find the best constant output."""
@@ -27,6 +36,14 @@ def check(value: object) -> None:
             raise ValueError(f"likelihood must have one output per target, or be Gaussian, got {value!r}")
     elif not isinstance(value, str) or value not in NAMES:
         raise ValueError(f"likelihood must be one of {NAMES} or a bayesadam.likelihoods.Likelihood, got {value!r}")
+
+
+def may_be_counts(targets: NDArray[np.float64]) -> bool:
+    """Whether targets are whole, not negative, more than two, and too small for a Gaussian to be a model of counts."""
+    if len(targets) < FEW:
+        return False
+    values = np.unique(targets)
+    return are_whole(values) and values[0] >= 0.0 and len(values) > 2 and float(np.median(targets)) < SMALL
 
 
 def made(value: Any, outputs: int) -> Likelihood:

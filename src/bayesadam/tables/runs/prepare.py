@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bayesadam.tables.encoder.csv_numbers import decimals_of, numbers_in
 from bayesadam.tables.encoder.describe import values_of
-from bayesadam.tables.encoder.encoder import TableEncoder, are_whole, numbers_rows
+from bayesadam.tables.encoder.encoder import TableEncoder, numbers_rows
 from bayesadam.tables.encoder.findings import Findings, Place, TableError, column_errors, quoted
 from bayesadam.tables.encoder.frames import as_table, cleaned
 from bayesadam.tables.encoder.read_table import TableFile, read_table
@@ -34,8 +34,6 @@ from bayesadam.tables.runs.settings import RunError, Settings
 _DIFFERENT = 0.5
 """Share of distinct rows from which on equal rows always count as copies."""
 _SHOWN = 3
-SMALL = 20
-"""Median of counts from which on a Gaussian describes them as well."""
 Codes = NDArray[np.int64] | None
 _COLUMNS = {
     "weights": "it has the weights of the rows",
@@ -111,9 +109,6 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
         if target.classes and getattr(settings, name) is not None:
             raise RunError(f"{name} is for numbers to predict, but {target.name!r} has classes")
     rows = np.flatnonzero(target.known)
-    if target.task == "regression" and settings.likelihood is None and _may_be_counts(target.values[rows]):
-        said = "if they are counts: likelihood negative_binomial, or poisson"
-        notes.append(f"the target {target.name!r} has small whole numbers ({said})")
     weights = _weights(settings, table.take(rows), decimals, lambda row: file.place(int(rows[row])))
     if weights is not None:
         rows, weights, unused = rows[weights > 0], weights[weights > 0], int((weights == 0).sum())
@@ -153,11 +148,6 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
         left_out={**special, **encoder.left_out_},
         notes=[*file.notes, *notes, *target.notes, *copied, *read],
     )
-
-
-def _may_be_counts(values: NDArray[np.float64]) -> bool:
-    """Whether numbers are whole, not negative, and so small that a Gaussian is a poor model of counts."""
-    return are_whole(values) and values.min() >= 0 and float(np.median(values)) < SMALL
 
 
 def _with_names(settings: Settings, columns: list[str]) -> tuple[Settings, list[str]]:
