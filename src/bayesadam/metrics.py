@@ -63,7 +63,10 @@ def joint_log_likelihood(prediction: Predictive, target: Tensor) -> float:
 
 
 def nll(prediction: Predictive | TransformedPredictive, target: Tensor) -> float:
-    """Negative pointwise test log-likelihood per data point, in nats; lower is better."""
+    """Negative pointwise test log-likelihood per data point, in nats; lower is better.
+
+    A data point with several numeric targets counts their sum.
+    """
     return -log_likelihood(prediction, target)
 
 
