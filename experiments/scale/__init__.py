@@ -10,10 +10,10 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.char_lm import best
+from experiments.char_lm import best, differences, trained_by
 from experiments.framework import Context, Report, Unit
 from experiments.plots import panels
-from experiments.scale.training import build, scores, train
+from experiments.scale.training import build, posterior, scores, train
 from experiments.tables import Number, frame
 
 TITLE = "Larger networks at equal budgets"
@@ -25,69 +25,43 @@ GPU = "gpu-"
 """Beginning of the keys of the optional units, which need a GPU."""
 _CPU = {"device": "cpu", "autocast": False, "epochs": 2.0, "samples": 8}
 _GPU = {"device": "cuda", "autocast": True, "samples": 16}
-SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    "": {
-        "text": {
-            **_CPU,
-            "data": TEXT,
-            "train": 1_600,
-            "held_out": 250,
-            "batch_size": 16,
-            "sizes": {"width": 128, "heads": 4, "layers": 4, "length": 64},
+_SMALL = {"width": 128, "heads": 4, "layers": 4, "length": 64}
+_LARGE = {"width": 512, "heads": 8, "layers": 8, "length": 256}
+_TEXT, _IMAGES = {"problem": "text", "data": TEXT}, {"problem": "images", "data": "fashion-mnist"}
+SIZES: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "": [
+        {**_CPU, **_TEXT, "train": 1_600, "held_out": 250, "batch_size": 16, "sizes": _SMALL},
+        {**_CPU, **_IMAGES, "train": 2_500, "held_out": 1_000, "batch_size": 32, "sizes": {"width": 8, "groups": 4}},
+    ],
+    GPU: [
+        {**_GPU, **_TEXT, "train": None, "held_out": None, "batch_size": 64, "sizes": _LARGE, "epochs": 10.0},
+        {
+            **{**_GPU, **_IMAGES, "train": 50_000, "held_out": 10_000, "batch_size": 128},
+            **{"sizes": {"width": 64, "groups": 32}, "epochs": 20.0},
         },
-        "images": {
-            **_CPU,
-            "data": "fashion-mnist",
-            "train": 2_500,
-            "held_out": 1_000,
-            "batch_size": 32,
-            "sizes": {"width": 8, "groups": 4},
-        },
-    },
-    GPU: {
-        "text": {
-            **_GPU,
-            "epochs": 10.0,
-            "data": TEXT,
-            "train": None,
-            "held_out": None,
-            "batch_size": 64,
-            "sizes": {"width": 512, "heads": 8, "layers": 8, "length": 256},
-        },
-        "images": {
-            **_GPU,
-            "epochs": 20.0,
-            "data": "fashion-mnist",
-            "train": 50_000,
-            "held_out": 10_000,
-            "batch_size": 128,
-            "sizes": {"width": 64, "groups": 32},
-        },
-    },
+    ],
 }
-"""By size and problem: the numbers of examples (windows of ``length`` characters, or images; ``None`` for all), and the
-network. ``held_out`` is the number of examples for validation, and of those for the test.
+"""The two problems of each size: the network, and the numbers of examples, windows of ``length`` characters or images,
+of which ``None`` stands for all. ``held_out`` is that of the validation, and of the test.
 """
 SEARCH = 0.5
 """Share of the epochs by which a learning rate is chosen, with the first seed."""
 SEEDS = 3
 
 Options = Mapping[str, Any]
+_GPT2 = {"hess_init": 1e-3, "clip_radius": 1e-3, "weight_decay": 1e-6, "ess": 1e10}
 METHODS: Mapping[str, Mapping[str, tuple[Options, Sequence[float]]]] = {
     "text": {
         "adamw": ({}, (3e-4, 1e-3, 3e-3)),
-        "ivon-opt": (
-            {"hess_init": 1e-3, "clip_radius": 1e-3, "weight_decay": 1e-6, "ess": 1e10},
-            (100.0, 300.0, 1000.0),
-        ),
+        "ivon-opt": (_GPT2, (100.0, 300.0, 1000.0)),
         "bayesadam": ({}, ()),
-        "vogn": ({"betas": [0.9, 0.999]}, (0.003, 0.03, 0.3)),
+        "vogn": ({}, (0.003, 0.03, 0.3)),
     },
     "images": {
         "sgd": ({"momentum": 0.9, "weight_decay": 5e-4}, (0.01, 0.03, 0.1)),
         "ivon-opt": ({"hess_init": 0.5, "weight_decay": 2e-4}, (0.1, 0.2, 0.5)),
         "bayesadam": ({}, ()),
-        "vogn": ({"betas": [0.9, 0.999]}, (0.03, 0.1, 0.3)),
+        "vogn": ({}, (0.03, 0.1, 0.3)),
     },
 }
 """By problem and method: options other than the learning rate, and the learning rates that are tried; none for
@@ -111,20 +85,18 @@ Results = Mapping[str, Mapping[str, Any]]
 def units() -> list[Unit]:
     """Return short trainings of all learning rates, then long ones of the best, with a seed's methods side by side."""
     found = []
-    for start, problems in SIZES.items():
-        for problem, size in problems.items():
+    for start, sizes in SIZES.items():
+        for size in sizes:
+            problem = size["problem"]
             for method, (options, rates) in METHODS[problem].items():
-                config = {**size, "problem": problem, "method": method, "options": options, "seed": 0}
+                config = {**size, "method": method, "options": options, "seed": 0}
                 for number, rate in enumerate(rates):
                     short = {**config, "lr": rate, "epochs": SEARCH * size["epochs"], "samples": 0}
                     found.append(Unit(f"{start}search-{problem}-{method}-{number}", short, bool(start)))
-        for seed in range(SEEDS):
-            for problem, size in problems.items():
-                for method, (options, rates) in METHODS[problem].items():
-                    config = {**size, "problem": problem, "method": method, "options": options, "seed": seed}
-                    config["rates"] = list(rates)
-                    found.append(Unit(f"{start}{problem}-{method}-{seed}", config, bool(start), phase=1))
-    return found
+                for seed in range(SEEDS):
+                    full = {**config, "seed": seed, "rates": list(rates)}
+                    found.append(Unit(f"{start}{problem}-{method}-{seed}", full, bool(start), phase=1))
+    return sorted(found, key=lambda unit: unit.config["seed"])
 
 
 def run(unit: Unit, context: Context) -> dict[str, Any]:
@@ -140,44 +112,28 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
         chosen = best({key: result for key, result in context.results.items() if key.rpartition("-")[0] == stem})
         config["lr"] = rates[int(chosen.rpartition("-")[2])]
     problem = build(config)
-    posterior, facts = train(config, problem, context)
+    optimizer, facts = train(config, problem, context)
     result = {"lr": config.get("lr"), **facts, "validation": math.nan}
     if facts["diverged"] is None:
-        point = config["method"] in ("adamw", "sgd")
-        result["validation"] = scores(config, problem.model, posterior, problem.validation, 0)["mean"]["nll"]
+        q, samples = posterior(optimizer, problem.model), config["samples"] * (config["method"] not in ("adamw", "sgd"))
+        result["validation"] = scores(config, problem.model, q, problem.validation, 0)["mean"]["nll"]
         if "rates" in config:
-            samples = 0 if point else config["samples"]
-            result["test"] = scores(config, problem.model, posterior, problem.test, samples)
+            result["test"] = scores(config, problem.model, q, problem.test, samples)
     return result
 
 
 def report(results: Results) -> Report:
-    """Return tables of scores, costs and searches, and the training losses as figures, for each size."""
+    """Return tables of scores and costs, and of the searches, and the training losses as figures, for each size."""
     tables: dict[str, pd.DataFrame] = {}
     figures = {}
     for start, machine in (("", "CPU version"), (GPU, "GPU version")):
         found = {key.removeprefix(GPU): r for key, r in results.items() if key.startswith(GPU) == bool(start)}
-        if not found:
-            continue
-        for problem in METHODS:
-            tables[f"{machine}, {LABELS[problem][0]}: test scores per label"] = _scores(found, problem)
-        tables[f"{machine}: costs"] = _costs(found)
-        tables[f"{machine}: validation NLL after {SEARCH:g} of the epochs; the best in bold"] = _search(found)
-        figures[f"{start}curves"] = _curves(found)
+        if found:
+            for problem in METHODS:
+                tables[f"{machine}, {LABELS[problem][0]}: test scores per label, and costs"] = _scores(found, problem)
+            tables[f"{machine}: validation NLL after {SEARCH:g} of the epochs; the best in bold"] = _search(found)
+            figures[f"{start}curves"] = _curves(found)
     return Report(tables, figures)
-
-
-def trained_by(results: Results, problem: str, method: str) -> dict[int, Mapping[str, Any]]:
-    """Return the results of a method's finished trainings by seed."""
-    keys = {seed: f"{problem}-{method}-{seed}" for seed in range(SEEDS)}
-    return {seed: results[key] for seed, key in keys.items() if key in results}
-
-
-def _less(one: Mapping[int, Any], other: Mapping[int, Any], kind: str) -> Number:
-    """Return the mean difference of the test NLL, paired by seed, from that of the other method's mean network."""
-    seeds = [seed for seed in one if "test" in one[seed] and "test" in other.get(seed, {})]
-    ours, theirs = ([runs[seed]["test"][k]["nll"] for seed in seeds] for runs, k in ((one, kind), (other, "mean")))
-    return Number.less(ours, theirs, decimals=4)
 
 
 def _scores(results: Results, problem: str) -> pd.DataFrame:
@@ -185,33 +141,20 @@ def _scores(results: Results, problem: str) -> pd.DataFrame:
     reference = trained_by(results, problem, first)
     for method in METHODS[problem]:
         runs = trained_by(results, problem, method)
-        scored = [run["test"] for run in runs.values() if "test" in run]
-        shown = ", ".join(sorted({"default" if run["lr"] is None else f"{run['lr']:g}" for run in runs.values()}))
-        for kind in scored[0] if scored else ["diverged"] * bool(runs):
-            row: list[Any] = [LABELS[method][0], shown, kind if method != first else "the weights", len(runs)]
+        for kind in next(iter(runs.values()))["test"] if runs else ():
+            row: list[Any] = [LABELS[method][0], kind if method != first else "the weights", len(runs)]
             for metric, factor, decimals in (("nll", 1.0, 4), ("ece", 1.0, 4), ("accuracy", 100.0, 2)):
-                values = [factor * test[kind][metric] for test in scored]
-                row.append(Number.of(values, decimals=decimals) if values else None)
-            rows.append([*row, None if method == first else _less(runs, reference, kind)])
-    header = ["method", "learning rate", "prediction", "seeds", "NLL, nats", "ECE", "accuracy, %"]
-    return frame([*header, f"NLL minus {LABELS[first][0]}'s"], rows)
-
-
-def _costs(results: Results) -> pd.DataFrame:
-    rows = []
-    for problem, methods in METHODS.items():
-        reference = trained_by(results, problem, next(iter(methods)))
-        for method in methods:
-            if runs := trained_by(results, problem, method):
-                ratios = [
-                    run["milliseconds"] / reference[s]["milliseconds"] for s, run in runs.items() if s in reference
-                ]
-                last = next(iter(runs.values()))
-                times = Number.of(run["milliseconds"] for run in runs.values())
-                row = [LABELS[problem][0], last["weights"], last["steps"], LABELS[method][0], times]
-                rows.append([*row, Number.of(ratios, decimals=2), last["state_bytes"], last["peak_mib"]])
-    header = ["problem", "weights", "steps", "method", "ms per step", "times the first's", "bytes of state per weight"]
-    return frame([*header, "peak memory, MiB"], rows)
+                values = [factor * run["test"][kind][metric] for run in runs.values()]
+                row.append(Number.of(values, decimals=decimals))
+            row.append(None if method == first else differences(runs, reference, kind, 4))
+            times = {seed: run["milliseconds"] for seed, run in runs.items() if seed in reference}
+            ratios = [time / reference[seed]["milliseconds"] for seed, time in times.items()]
+            costs = [Number.of(times.values()), Number.of(ratios, decimals=2)]
+            costs += [next(iter(runs.values()))[key] for key in ("state_bytes", "peak_mib")]
+            rows.append(row + (costs if kind == "mean" else [None] * 4))
+    other = LABELS[first][0]
+    header = ["method", "prediction", "seeds", "NLL, nats", "ECE", "accuracy, %", f"NLL minus {other}'s", "ms per step"]
+    return frame([*header, f"times {other}'s", "bytes of state per weight", "peak memory, MiB"], rows)
 
 
 def _search(results: Results) -> pd.DataFrame:

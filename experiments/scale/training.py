@@ -59,9 +59,9 @@ def build(config: Mapping[str, Any]) -> Problem:
         model: nn.Module = decoder
     else:
         data = load(config["data"])
-        x, start = data.x_train.unflatten(1, (1, 28, 28)), config["train"]
+        x, start = data.x_train.view(-1, 1, 28, 28), config["train"]
         parts = [(x, data.y_train), (x[start:], data.y_train[start:])]
-        parts.append((data.x_test.unflatten(1, (1, 28, 28)), data.y_test))
+        parts.append((data.x_test.view(-1, 1, 28, 28), data.y_test))
         norm = partial(nn.GroupNorm, config["sizes"]["groups"])
         model = resnet(config["sizes"]["width"], channels=1, norm=norm)
     cut = [(x[:n].to(device), y[:n].to(device)) for (x, y), n in zip(parts, counts, strict=True)]
@@ -77,8 +77,6 @@ def make_optimizer(config: Mapping[str, Any], problem: Problem, steps: int) -> t
     options, seed = dict(config["options"]), config["seed"]
     if "lr" in config:
         options["lr"] = config["lr"]
-    if "betas" in options:
-        options["betas"] = tuple(options["betas"])
     if method in ("adamw", "sgd"):
         kind: Callable[..., torch.optim.Optimizer] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[method]
         return kind(model.parameters(), fused=True, **options)
@@ -89,7 +87,8 @@ def make_optimizer(config: Mapping[str, Any], problem: Problem, steps: int) -> t
         return found
     groups = ba.param_groups(model)
     if method == "vogn":
-        return ba.VOGN(groups, num_data=len(labels), curvature=ba.PerExampleSquares(model), seed=seed, **options)
+        options |= {"curvature": ba.PerExampleSquares(model), "betas": (0.9, 0.999), "seed": seed}
+        return ba.VOGN(groups, num_data=len(labels), **options)
     size = config["batch_size"] * labels[0].numel()
     return ba.BayesAdam(groups, num_data=labels.numel(), batch_size=size, total_steps=steps, seed=seed, **options)
 
@@ -102,11 +101,11 @@ def logits(model: nn.Module, x: Tensor, config: Mapping[str, Any]) -> Tensor:
     return out.float().flatten(0, -2)
 
 
-def train(config: Mapping[str, Any], problem: Problem, context: Context) -> tuple[ba.DiagonalGaussian, dict[str, Any]]:
-    """Train a network, whose weights are then the point estimate or the posterior mean.
+def train(config: Mapping[str, Any], problem: Problem, context: Context) -> tuple[Any, dict[str, Any]]:
+    """Train a network; :func:`posterior` ends the training.
 
     Returns:
-        The posterior, which is a point for AdamW and SGD; and facts: ``steps``; ``weights``, their number;
+        The optimiser; and facts: ``steps``; ``weights``, their number;
         ``diverged``, the step, counted from 1, at which the loss or a gradient was not finite; ``curve``, the training
         losses of twenty stretches; ``milliseconds``, the median of a step, of processor time on a CPU and else of wall
         time; ``state_bytes`` of the optimiser per weight, and ``peak_mib``, the largest memory on a GPU.
@@ -114,7 +113,7 @@ def train(config: Mapping[str, Any], problem: Problem, context: Context) -> tupl
     model, (x, y), size = problem.model, problem.train, config["batch_size"]
     device, each = x.device, len(x) // size
     total = round(config["epochs"] * each)
-    optimizer = make_optimizer(config, problem, total)
+    optimizer: Any = make_optimizer(config, problem, total)
     schedule = None if config["method"] == "bayesadam" else LambdaLR(optimizer, lambda done: half_cosine(done / total))
     factor = y[0].numel() if config["method"] == "vogn" else 1
     if isinstance(optimizer, PerturbedOptimizer):
@@ -158,7 +157,7 @@ def train(config: Mapping[str, Any], problem: Problem, context: Context) -> tupl
         "state_bytes": state_bytes(optimizer) / count,
         "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None,
     }
-    return posterior(optimizer, model), facts
+    return optimizer, facts
 
 
 def _clock(device: torch.device) -> float:
@@ -176,7 +175,7 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def posterior(optimizer: Any, model: nn.Module) -> ba.DiagonalGaussian:
-    """End a training, and return the posterior."""
+    """Return the posterior, a point for AdamW and SGD, at whose mean the network's weights are then."""
     if isinstance(optimizer, PerturbedOptimizer):
         optimizer.eval()
         return optimizer.posterior(model)
@@ -184,8 +183,9 @@ def posterior(optimizer: Any, model: nn.Module) -> ba.DiagonalGaussian:
     if "hess" not in (group := optimizer.param_groups[0]):
         return point
     precision = group["ess"] * (group["hess"] + group["weight_decay"])
-    pieces = zip(point.mean.items(), precision.split([mean.numel() for mean in point.mean.values()]), strict=True)
-    return ba.DiagonalGaussian(point.mean, {name: 1.0 / piece.view_as(mean) for (name, mean), piece in pieces})
+    pieces = precision.split_with_sizes([mean.numel() for mean in point.mean.values()])
+    variance = {name: 1.0 / piece.view_as(mean) for piece, (name, mean) in zip(pieces, point.mean.items(), strict=True)}
+    return ba.DiagonalGaussian(point.mean, variance)
 
 
 @torch.no_grad()
@@ -196,11 +196,11 @@ def scores(
     x, y = part
 
     def probabilities() -> Tensor:
-        return torch.cat([logits(model, rows, config).softmax(-1) for rows in x.split(4 * config["batch_size"])])
+        return torch.cat([logits(model, rows, config).softmax(-1) for rows in torch.split(x, 4 * config["batch_size"])])
 
     found = {"mean": scored(probabilities(), y.flatten())}
     if samples:
-        total: Tensor | float = 0.0
+        total = torch.zeros((), device=x.device)
         for number in range(samples):
             with posterior.applied(model, sample=number):
                 total = total + probabilities()
