@@ -132,7 +132,8 @@ def report(results: Results) -> Report:
             for problem in METHODS:
                 tables[f"{machine}, {LABELS[problem][0]}: test scores per label, and costs"] = _scores(found, problem)
             tables[f"{machine}: validation NLL after {SEARCH:g} of the epochs; the best in bold"] = _search(found)
-            figures[f"{start}curves"] = _curves(found)
+            if any("test" in result for result in found.values()):
+                figures[f"{start}curves"] = _curves(found)
     return Report(tables, figures)
 
 
