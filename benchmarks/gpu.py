@@ -28,7 +28,7 @@ from bayesadam import noise
 from bayesadam.core import launch
 from bayesadam.optim import OPTIMIZERS
 from contenders import Contender, Step, adam, give, ivon_opt, optimizer, ours
-from networks import Transformer
+from networks import Transformer, resnet
 from record import arguments, conditions, save
 from turns import take_turns
 from without_gpu import Work, passes, title
@@ -121,31 +121,6 @@ def timed(functions: dict[str, Step], rounds: int, tiny: bool, *, repeats: int =
 
 
 # Networks
-
-
-class Residual(nn.Module):
-    """Two convolutions and what goes around them."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.main = nn.Sequential(first, nn.BatchNorm2d(outputs), nn.ReLU(), second, nn.BatchNorm2d(outputs))
-        short = [nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)]
-        self.short = nn.Sequential(*(short if stride > 1 or inputs != outputs else []))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Of images."""
-        return (self.main(x) + self.short(x)).relu()
-
-
-def resnet(width: int = 64) -> nn.Sequential:
-    """ResNet-18 for images of 32 x 32: 11.2 million weights."""
-    blocks: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-    for stage in range(4):
-        inputs, outputs = width * 2 ** max(0, stage - 1), width * 2**stage
-        blocks += [Residual(inputs, outputs, 1 + (stage > 0)), Residual(outputs, outputs, 1)]
-    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, 10))
 
 
 def problem(device: torch.device, tiny: bool, kind: str) -> tuple[nn.Module, Tensor, Tensor]:

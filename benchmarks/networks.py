@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+sys.path.append(str(Path(__file__).parents[1]))  # the folder of the experiments
+from experiments.networks import resnet as resnet
 
 
 def perceptron(

@@ -238,7 +238,7 @@ def trained_by(results: Results, prefix: str, method: str) -> dict[int, Mapping[
     return {int(seed): r for (head, _, seed), r in sorted(found.items()) if head == start}
 
 
-def _differences(one: Mapping[int, Any], other: Mapping[int, Any], kind: str, decimals: int) -> Number:
+def differences(one: Mapping[int, Any], other: Mapping[int, Any], kind: str, decimals: int) -> Number:
     """Return the mean of one method's test losses minus those of another method's mean network, paired by seed."""
     seeds = [seed for seed in one if seed in other]
     ours, theirs = ([runs[seed]["test"][k]["nll"] for seed in seeds] for runs, k in ((one, kind), (other, "mean")))
@@ -252,7 +252,7 @@ def _losses(results: Results, paper: Mapping[str, float], prefix: str) -> pd.Dat
         if found := trained_by(results, prefix, name):
             last = Number.of([run["test"]["mean"]["nll"] for run in found.values()], decimals=3)
             least = Number.of([min(run["curve"]["test"]) for run in found.values()], decimals=3)
-            gap = None if name == "vadagrad" else _differences(reference, found, "mean", 3)
+            gap = None if name == "vadagrad" else differences(reference, found, "mean", 3)
             row: list[Any] = [LABELS[name][0], len(found), last, least, gap]
             if paper:
                 theirs = None if name == "vadagrad" else Number(paper["vadagrad"] - paper[name], None, 4)
@@ -274,7 +274,7 @@ def _scores(results: Results, network: str) -> pd.DataFrame:
             for metric, digits in (("nll", 4), ("perplexity", 3), ("ece", 4)):
                 row.append(Number.of([value[metric] for value in values], decimals=digits))
             row.append(Number.of([100.0 * value["accuracy"] for value in values], decimals=2))
-            rows.append([*row, None if name == "adamw" else _differences(found, reference, kind, 4)])
+            rows.append([*row, None if name == "adamw" else differences(found, reference, kind, 4)])
     header = ["method", "prediction", "seeds", "NLL, nats", "perplexity", "ECE", "accuracy, %", "NLL minus AdamW's"]
     return frame(header, rows)
 

@@ -43,9 +43,9 @@ class Text:
     test: Tensor
 
 
-def load_text() -> Text:
-    """Load War and Peace, divided into 80%, 10% and 10%, as torch-rnn does."""
-    data = load("text/war-and-peace")
+def load_text(name: str = "text/war-and-peace") -> Text:
+    """Load a text, divided into 80%, 10% and 10%, as torch-rnn does."""
+    data = load(name)
     codes = torch.cat([data.x_train, data.y_train[-1:]]).to(DEVICE)
     size = int(0.1 * len(codes))
     return Text(tuple(data.target_names), *torch.split(codes, [len(codes) - 2 * size, size, size]))
@@ -149,7 +149,7 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
         """Return logits ``(batch, length, characters)``, without a state."""
-        hidden = self.embedding(x) + self.position.weight[: x.shape[1]]
+        hidden = self.embedding(x) + self.position(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks:
             hidden = block(hidden)
         return self.head(self.norm(hidden)), None
@@ -318,14 +318,14 @@ def scores(model: nn.Module, posterior: Posterior, data: Rows, counts: Sequence[
     """
     probs = _probabilities(model, data)
     target = data.y.flatten()
-    found: dict[str, Any] = {"mean": _scored(probs, target)}
+    found: dict[str, Any] = {"mean": scored(probs, target)}
     if posterior is not None and counts:
         total = torch.zeros_like(probs)
         for number in range(counts[-1]):
             with posterior.applied(model, sample=number):
                 total += _probabilities(model, data)
             if number + 1 in counts:
-                found[f"samples-{number + 1}"] = _scored(total / (number + 1), target)
+                found[f"samples-{number + 1}"] = scored(total / (number + 1), target)
     return found
 
 
@@ -340,7 +340,8 @@ def _probabilities(model: nn.Module, data: Rows) -> Tensor:
     return probs.flatten(0, 1)
 
 
-def _scored(probs: Tensor, target: Tensor) -> dict[str, float]:
+def scored(probs: Tensor, target: Tensor) -> dict[str, float]:
+    """Return the scores of probabilities ``(n, classes)`` for labels ``(n,)``; see :func:`scores`."""
     nll = -float(probs.gather(1, target[:, None]).log().double().mean())
     return {
         "nll": nll,

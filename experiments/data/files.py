@@ -34,12 +34,14 @@ def fetch(path: str) -> Path:
     """Return the place of a file, which is downloaded if no folder is given, and whose checksum is correct if known.
 
     Args:
-        path: Path in the data folder, as in ``registry.txt``.
+        path: Path in the data folder, as in ``registry.txt``, or absolute for a file of the user.
 
     Raises:
         FileNotFoundError: The given folder lacks the file.
         ValueError: The checksum is wrong.
     """
+    if Path(path).is_absolute():
+        return Path(path)
     given = os.environ.get(VARIABLE)
     if not given:
         return Path(DOWNLOADS.fetch(path))

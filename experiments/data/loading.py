@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from experiments.data.dataset import Dataset, Standardizer
 from experiments.data.files import DOWNLOADS, fetch
+from experiments.data.parsers import characters
 from experiments.data.registry import REGISTRY, Entry
 
 
@@ -40,7 +42,7 @@ def load(name: str, *, split: int | None = None, standardize: bool = False) -> D
     """Load a data set, from the folder ``BAYESADAM_DATA`` or by way of a download to the user's cache.
 
     Args:
-        name: One of ``names()``.
+        name: One of ``names()``, or the absolute path of a text in UTF-8, which is read as "text/war-and-peace" is.
         split: UCI sets have 20 published splits (protein 5) of 90% and 10%, counted from 0. For "usps/3-vs-5" and the
             LIBSVM sets it is the seed of a random division in halves (the odd row is tested on), for "sarcos-test" of
             90% and 10%. None: the published training and test parts if there are any, else all rows in the training
@@ -83,6 +85,8 @@ def load(name: str, *, split: int | None = None, standardize: bool = False) -> D
 
 
 def _entry(name: str) -> Entry:
+    if Path(name).is_absolute():
+        return Entry("text", characters, [name], "not known", "a file of the user")
     if name not in REGISTRY:
         raise ValueError(f"name must be one of {', '.join(names())}, got {name!r}")
     return REGISTRY[name]

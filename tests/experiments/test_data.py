@@ -47,6 +47,13 @@ UCI = {name: Path(entry.files[0]).parts[1] for name, entry in registry.REGISTRY.
 UCI["uci/energy-2"] = "energy"
 
 
+def test_a_text_by_its_path(tmp_path):
+    (tmp_path / "own.txt").write_text("abcab\n", "utf-8")
+    loaded = data.load(str(tmp_path / "own.txt"))
+    assert loaded.target_names == ("\n", "a", "b", "c")
+    assert (loaded.x_train.tolist(), loaded.y_train.tolist()) == ([1, 2, 3, 1, 2], [2, 3, 1, 2, 0])
+
+
 @needs_data
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts(name):

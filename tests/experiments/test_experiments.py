@@ -24,6 +24,8 @@ DESCENT = {"steps": 20, "starts": 5, "tuning_sets": [100], "test_sets": [0, 1], 
 CURVES = {"iterations": 40, "seeds": 2, "window": 20}
 LSTM = {"epochs": 1, "batch_size": 4, "length": 5, "sizes": {"embedding": 3, "hidden": 6, "layers": 1}}
 WINDOWS = {"width": 4, "heads": 2, "layers": 1, "length": 6}
+DECODER = {"train": 20, "held_out": 4, "batch_size": 4, "sizes": WINDOWS, "samples": 2, "epochs": 0.4, "device": "cpu"}
+RESNET = {"train": 40, "held_out": 12, "batch_size": 8, "sizes": {"width": 2, "groups": 1}, "samples": 2, "epochs": 0.4}
 ENSEMBLE = {"members": 2, "hidden": 5, "steps": 8, "least_epochs": 1, "batch_size": 20, "lr": 0.01}
 CHEETAH = {"environment": "Pendulum-v1", "episodes": 3, "steps": 30, "every": 2, "tests": 2, "batch_size": 8}
 TINY = {
@@ -84,6 +86,11 @@ TINY = {
         **{key: {"rounds": 30, "runs": 2} for key in ("wheel-0.5-vadam", "wheel-0.5-linear")},
         "prior-statlog-badam-mle-100": {"problem": "wheel-0.5", "rounds": 30, "runs": 2},
     },
+    "scale": {
+        **{key: DECODER for key in ("text-adamw-0", "text-vogn-0", "gpu-text-bayesadam-0")},
+        "search-images-sgd-0": RESNET,
+        "images-ivon-opt-0": RESNET,
+    },
 }
 """Changes of the configs of some units that let them run in a second."""
 
@@ -91,6 +98,7 @@ PACKAGES = {
     "half-cheetah": "gymnasium",
     "ngboost-yacht": "ngboost",
     "catboost-yacht": "catboost",
+    "images-ivon-opt-0": "ivon",
 }
 
 
