@@ -55,24 +55,27 @@ METHODS: Mapping[str, Mapping[str, tuple[Options, Sequence[float]]]] = {
         "adamw": ({}, (3e-4, 1e-3, 3e-3)),
         "ivon-opt": (_GPT2, (100.0, 300.0, 1000.0)),
         "bayesadam": ({}, ()),
+        "bayesadam-rate": ({}, (0.001, 0.002, 0.005)),
         "vogn": ({}, (0.003, 0.03, 0.3)),
     },
     "images": {
         "sgd": ({"momentum": 0.9, "weight_decay": 5e-4}, (0.01, 0.03, 0.1)),
         "ivon-opt": ({"hess_init": 0.5, "weight_decay": 2e-4}, (0.1, 0.2, 0.5)),
         "bayesadam": ({}, ()),
+        "bayesadam-rate": ({}, (0.001, 0.002, 0.005)),
         "vogn": ({}, (0.03, 0.1, 0.3)),
     },
 }
 """By problem and method: options other than the learning rate, and the learning rates that are tried; none for
-BayesAdam, which has its defaults. The options of ``ivon-opt`` are those of its authors' scripts for GPT-2 and CIFAR-10.
+untouched BayesAdam, which is in a second row with the best of three, as the others. The options of ``ivon-opt`` are those of its authors' scripts for GPT-2 and CIFAR-10.
 The first method of a problem is the one that the others are compared with.
 """
 LABELS = {
     "adamw": ("AdamW", "0.35"),
     "sgd": ("SGD", "0.35"),
     "ivon-opt": ("`ivon-opt`", "#D55E00"),
-    "bayesadam": ("BayesAdam", "#CC79A7"),
+    "bayesadam": ("BayesAdam, untouched", "#CC79A7"),
+    "bayesadam-rate": ("BayesAdam", "#009E73"),
     "vogn": ("VOGN", "#0072B2"),
     "text": ("decoder on War and Peace", ""),
     "images": ("ResNet-18 on Fashion-MNIST", ""),

@@ -114,7 +114,8 @@ def train(config: Mapping[str, Any], problem: Problem, context: Context) -> tupl
     device, each = x.device, len(x) // size
     total = round(config["epochs"] * each)
     optimizer: Any = make_optimizer(config, problem, total)
-    schedule = None if config["method"] == "bayesadam" else LambdaLR(optimizer, lambda done: half_cosine(done / total))
+    has_cosine = isinstance(optimizer, ba.BayesAdam)
+    schedule = None if has_cosine else LambdaLR(optimizer, lambda done: half_cosine(done / total))
     factor = y[0].numel() if config["method"] == "vogn" else 1
     if isinstance(optimizer, PerturbedOptimizer):
         optimizer.train()
