@@ -73,7 +73,7 @@ def _chosen(method: str, *rates: float) -> Sequence[Setting]:
 
 CHOSEN: Mapping[str, Mapping[str, Sequence[Setting]]] = {
     "lstm": {
-        "ivon": _chosen("ivon", 0.1, 0.3, 1.0, 3.0),
+        "ivon": _chosen("ivon", 0.1, 0.3, 1.0, 3.0, 10.0),
         "adamw": _chosen("adamw", 0.002, 0.005, 0.01),
         "bayesadam": _chosen("bayesadam", 0.002, 0.005, 0.01),
     },
