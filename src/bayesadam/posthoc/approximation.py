@@ -167,7 +167,8 @@ class LaplaceApproximation:
         values = [self.curvature] if isinstance(self.curvature, Tensor) else list(self.curvature.values())
         if curvature != "empirical_fisher" and not likelihood.defines("fisher_factor"):
             if not any(truths(value.any() for value in values)):  # by the fallback; the posterior would be the prior
-                raise likelihood.missing("fisher_factor for a Laplace approximation, as its log density has no second derivative")
+                why = "for a Laplace approximation, as its log density has no second derivative"
+                raise likelihood.missing(f"fisher_factor {why}")
         rules = []
         for name in self.random:
             error = partial(ValueError, f"weights must be finite, got inf or nan in {name!r}")
