@@ -15,6 +15,7 @@ from bayesadam.predictive.mixture import MixturePredictive
 from bayesadam.predictive.plan import Options
 from bayesadam.predictive.predict import network_outputs, predict
 from bayesadam.predictive.result import ClassificationPredictive, Predictive, RegressionPredictive, from_outputs
+from bayesadam.predictive.sensitivity import sensitivity
 from bayesadam.predictive.transformed import TransformedPredictive
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "from_outputs",
     "network_outputs",
     "predict",
+    "sensitivity",
     "uncertain_part",
     "weight_covariance",
     "with_batch_norm",
