@@ -22,5 +22,6 @@ NAMES = (
     "half-cheetah",
     "char-lm",
     "bandits",
+    "precision",
 )
 """The experiments. The package of ``uci-table1`` is ``experiments.uci_table1``."""

@@ -1,0 +1,385 @@
+"""What the precision is for: merging, pruning adapters, and sensitivity to single examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from functools import partial
+from itertools import product
+from statistics import correlation
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+import bayesadam as ba
+from bayesadam.optim import half_cosine
+from experiments.data import load
+from experiments.framework import Context, Report, Unit
+from experiments.mnist import LIKELIHOOD
+from experiments.plots import panels
+from experiments.tables import Number, frame
+
+TITLE = "What the precision is for"
+SOURCE = "Daheim et al. 2023; Nickl et al. 2023"
+
+SEEDS = 3
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bayesadam": ("BayesAdam", {"lr": 0.005}),
+    "ivon": ("IVON", {"lr": 0.3, "betas": [0.9, 0.999]}),
+    "laplace": ("Adam, diagonal Laplace", {"lr": 0.003}),
+}
+"""Label, and options of the optimiser, which were chosen in trials on validation rows of another seed."""
+TRAINING = {"hidden": 100, "batch_size": 50, "epochs": 10, "base": 5000, "part": 1000, "validation": 1000, "test": 4000}
+ANGLES = (-60.0, -30.0, 30.0, 60.0)
+SCALES = [0.2, 0.3, 0.5, 0.7, 1.0, 1.5]
+"""Weights of the trainings, from which task arithmetic and merging choose on validation rows."""
+FRACTIONS = [0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98]
+RETRAINING = {"rows": 200, "left_out": 30, "hidden": 10, "noise_precision": 10.0, "prior_precision": 3.0}
+SETS = ("libsvm/australian", "uci/concrete")
+MERGED = {
+    "base": "the base alone",
+    "average": "weights averaged",
+    "arithmetic": "task arithmetic, scale chosen",
+    "product": "merged, base counted every time",
+    "merged": "merged with `base=`",
+    "merged-scaled": "merged with `base=`, weight chosen",
+    "together": "trained on all parts",
+}
+POSTERIORS = {
+    "full": "Laplace, full",
+    "kron": "Laplace, Kronecker",
+    "diagonal": "Laplace, diagonal",
+    "bayesadam": "BayesAdam",
+    "ivon": "IVON",
+    "loss": "loss of the example",
+    "gradient": "norm of its gradient",
+}
+
+
+def units() -> list[Unit]:
+    """Return units of all parts, with the seeds last."""
+    found = []
+    for seed in range(SEEDS):
+        for (method, (_, options)), kind in product(METHODS.items(), ("rotations", "classes")):
+            config = {**TRAINING, "method": method, "options": options, "kind": kind, "scales": SCALES, "seed": seed}
+            found.append(Unit(f"merge-{kind}-{method}-{seed}", config))
+        for (method, (_, options)), rank in product(METHODS.items(), (0, 4)):
+            config = {**TRAINING, "method": method, "options": options, "rank": rank, "fractions": FRACTIONS}
+            found.append(Unit(f"prune-{rank}-{method}-{seed}", {**config, "seed": seed}))
+        for name in SETS:
+            key = f"sensitivity-{name.partition('/')[2]}-{seed}"
+            found.append(Unit(key, {**RETRAINING, "data": name, "seed": seed}))
+    return found
+
+
+def run(unit: Unit, context: Context) -> dict[str, Any]:
+    """Run the part that the key begins with."""
+    parts = {"merge": merge, "prune": prune, "sensitivity": sensitivity}
+    return parts[unit.key.partition("-")[0]](unit.config)
+
+
+def rows_of(x: Tensor, y: Tensor, angle: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Return images that are turned by an angle in degrees, and of half the width, as ``(n, 196)``; and labels."""
+    radians = torch.tensor(angle).deg2rad()
+    turn = torch.tensor([[radians.cos(), -radians.sin(), 0.0], [radians.sin(), radians.cos(), 0.0]])
+    images = x.view(-1, 1, 28, 28)
+    places = nn.functional.affine_grid(turn.expand(len(x), 2, 3), list(images.shape), align_corners=False)
+    turned = nn.functional.grid_sample(images, places, align_corners=False)
+    return nn.functional.avg_pool2d(turned, 2).flatten(1), y
+
+
+def fit(
+    method: str,
+    model: nn.Module,
+    data: tuple[Tensor, Tensor],
+    config: Mapping[str, Any],
+    likelihood: ba.likelihoods.Likelihood = LIKELIHOOD,
+    prior: ba.DiagonalGaussian | None = None,
+) -> ba.DiagonalGaussian:
+    """Train the model, from the prior's mean if there is one, and return its posterior."""
+    num_data, size = len(data[0]), config["batch_size"]
+    steps, options = config["epochs"] * -(-num_data // size), dict(config["options"])
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if "betas" in options:
+        options["betas"] = tuple(options["betas"])
+    opt: Any
+    if method == "laplace":
+        if prior is not None:
+            with prior.applied(model):
+                start = deepcopy(model.state_dict())
+            model.load_state_dict(start)
+        opt = torch.optim.Adam([p for _, p in named], **options)
+    else:
+        options |= {"num_data": num_data, "seed": config["seed"]} | ({} if prior is None else {"prior": prior})
+        if method == "bayesadam":
+            opt = ba.BayesAdam(named, batch_size=size, total_steps=steps, max_memorised=None, **options)
+        else:
+            start = {} if prior is not None else {"initial_precision": 0.1 * num_data}
+            opt = ba.IVON(named, **start, **options)
+        opt.train()
+    schedule = None if method == "bayesadam" else LambdaLR(opt, lambda step: half_cosine(min(step / steps, 1.0)))
+    order = torch.Generator().manual_seed(config["seed"])
+    for _ in range(config["epochs"]):
+        for rows in torch.randperm(num_data, generator=order).split(size):
+            opt.zero_grad()
+            loss = likelihood.nll(model(data[0][rows]), data[1][rows])
+            if method == "laplace":
+                loss = loss + _penalty(named, prior) / num_data
+            torch.autograd.backward(loss)
+            opt.step()
+            if schedule is not None:
+                schedule.step()
+    if method != "laplace":
+        opt.eval()
+        return opt.posterior(model)  # type: ignore[no-any-return]
+    fitted = ba.posthoc.LaplaceApproximation(model, data, likelihood=likelihood, structure="diagonal")
+    found = fitted.posterior() if prior is None else fitted.posterior(prior=prior)
+    assert isinstance(found, ba.DiagonalGaussian)
+    return found
+
+
+def _penalty(named: Sequence[tuple[str, Tensor]], prior: ba.DiagonalGaussian | None) -> Tensor:
+    """Return the negative log density of the prior, by default a standard normal one, up to a constant."""
+    if prior is None:
+        return 0.5 * torch.stack([p.square().sum() for _, p in named]).sum()
+    return 0.5 * torch.stack([((p - prior.mean[n]).square() / prior.variance[n]).sum() for n, p in named]).sum()
+
+
+def network(config: Mapping[str, Any], inputs: int, outputs: int) -> nn.Sequential:
+    """Create a network with one hidden layer."""
+    torch.manual_seed(config["seed"])
+    hidden = config["hidden"]
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+
+def scores(model: nn.Module, q: ba.DiagonalGaussian, data: tuple[Tensor, Tensor]) -> dict[str, float]:
+    """Return accuracy and NLL of the network at the posterior's mean."""
+    found = ba.predict(model, q, data[0], likelihood=LIKELIHOOD, method="mean")
+    assert isinstance(found, ba.predictive.ClassificationPredictive)
+    return {"accuracy": ba.metrics.accuracy(found.probs, data[1]), "nll": ba.metrics.nll(found, data[1])}
+
+
+def _split(config: Mapping[str, Any]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return rows for the base, for validation and for parts, in an order of the seed; and test rows."""
+    data = load("fashion-mnist")
+    order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(config["seed"]))
+    sizes = [config["base"], config["validation"]]
+    base, validation, rest = order.split([*sizes, len(order) - sum(sizes)])
+    found = {"base": base, "validation": validation, "parts": rest}
+    test = data.x_test[: config["test"]], data.y_test[: config["test"]]
+    return {name: (data.x_train[rows], data.y_train[rows]) for name, rows in found.items()} | {"test": test}
+
+
+def merge(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return test scores on all parts together, the base's included, of networks that were fine-tuned apart."""
+    split, size = _split(config), config["part"]
+    rotated = config["kind"] == "rotations"
+    if rotated:
+        parts = [
+            rows_of(*(t[i * size : (i + 1) * size] for t in split["parts"]), angle) for i, angle in enumerate(ANGLES)
+        ]
+        of_base = rows_of(*split["base"])
+    else:
+        pairs = [(split["parts"][1] // 2 == i).nonzero().flatten()[:size] for i in range(5)]
+        parts = [rows_of(*(t[rows] for t in split["parts"])) for rows in pairs]
+        of_base = rows_of(*(t[: config["base"] // 10] for t in split["base"]))
+
+    def everything(name: str) -> tuple[Tensor, Tensor]:
+        views = [rows_of(*split[name], angle) for angle in ((0.0, *ANGLES) if rotated else (0.0,))]
+        return torch.cat([x for x, _ in views]), torch.cat([y for _, y in views])
+
+    validation, test = everything("validation"), everything("test")
+    model = network(config, len(of_base[0][0]), 10)
+    train = partial(fit, config["method"], model, config=config)
+    base = train(of_base)
+    tuned = [train(part, prior=base) for part in parts]
+    together = train((torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])), prior=base)
+    point = ba.DiagonalGaussian.point_mass(base.mean)
+    count = len(tuned)
+
+    def chosen(start: ba.DiagonalGaussian) -> tuple[float, ba.DiagonalGaussian]:
+        tried = {scale: ba.merge(tuned, weights=[scale] * count, base=start) for scale in config["scales"]}
+        best = min(tried, key=lambda scale: scores(model, tried[scale], validation)["nll"])
+        return best, tried[best]
+
+    scale, arithmetic = chosen(point)
+    weight, scaled = chosen(base)
+    found = {
+        "base": base,
+        "average": ba.merge(tuned, weights=[1 / count] * count, base=point),
+        "arithmetic": arithmetic,
+        "product": ba.merge(tuned),
+        "merged": ba.merge(tuned, base=base),
+        "merged-scaled": scaled,
+        "together": together,
+    }
+    return {name: scores(model, q, test) for name, q in found.items()} | {"chosen": [scale, weight]}
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a change of its weights that begins at 0, of a rank or, for rank 0, of any rank."""
+
+    def __init__(self, layer: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        inputs, outputs = layer.in_features, layer.out_features
+        sizes = [inputs, rank, outputs] if rank else [inputs, outputs]
+        layers = [nn.Linear(a, b, bias=False) for a, b in zip(sizes, sizes[1:], strict=False)]
+        nn.init.zeros_(layers[-1].weight)
+        self.change = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs of the layer and of the change together."""
+        return self.layer(x) + self.change(x)  # type: ignore[no-any-return]
+
+
+def prune(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return test accuracies of a network for images that are turned, whose adapters are pruned by two rankings."""
+    split, angle = _split(config), ANGLES[-1]
+    of_base = rows_of(*split["base"])
+    model = network(config, len(of_base[0][0]), 10)
+    fit("laplace", model, of_base, {**config, "options": METHODS["laplace"][1]})
+    adapted = nn.Sequential(*(Adapted(m, config["rank"]) if isinstance(m, nn.Linear) else m for m in model))
+    part = rows_of(*(t[: config["part"]] for t in split["parts"]), angle)
+    q = fit(config["method"], adapted, part, config)
+    test = rows_of(*split["test"], angle)
+    curve = partial(ba.pruning_curve, adapted, q, test, likelihood=LIKELIHOOD, fractions=config["fractions"])
+    return {by: curve(by=by, progress=False).scores["accuracy"] for by in ("signal_to_noise", "magnitude")}
+
+
+def sensitivity(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return, for examples that were left out one by one, the growth of their loss by retraining and as predicted."""
+    data = load(config["data"], standardize=True)
+    generator = torch.Generator().manual_seed(config["seed"])
+    rows = torch.randperm(len(data.x_train), generator=generator)[: config["rows"]]
+    binary = config["data"].startswith("libsvm")
+    x, y = data.x_train[rows].double(), data.y_train[rows].double()
+    y = y.view(-1, 1)
+    likelihood: ba.likelihoods.Likelihood
+    likelihood = ba.Bernoulli() if binary else ba.Gaussian(noise_precision=config["noise_precision"])
+    model = network(config, x.shape[1], 1).double()
+    model[1] = nn.Tanh()
+    weights = torch.ones(len(x), dtype=torch.float64)
+    optimum = _minimise(model, likelihood, x, y, weights, config)
+    before = -likelihood.log_prob(model(x), y).detach()
+    predicted: dict[str, Tensor] = {"loss": before}
+    for structure in ("full", "kron", "diagonal"):
+        fitted = ba.posthoc.LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure)
+        q = fitted.posterior(config["prior_precision"])
+        predicted[structure] = ba.sensitivity(model, q, (x, y), likelihood=likelihood)
+    same = ba.DiagonalGaussian(q.mean, {name: torch.ones_like(mean) for name, mean in q.mean.items()})
+    predicted["gradient"] = ba.sensitivity(model, same, (x, y), likelihood=likelihood).sqrt()
+    for method in ("bayesadam", "ivon"):
+        options = {**METHODS[method][1], "prior_precision": config["prior_precision"], "temperature": 1.0}
+        settings = {"batch_size": 20, "epochs": 100, "options": options, "seed": config["seed"]}
+        other = deepcopy(model)
+        q = fit(method, other, (x, y), settings, likelihood)
+        predicted[method] = ba.sensitivity(other, q, (x, y), likelihood=likelihood)
+    left_out, grown = range(min(config["left_out"], len(x))), []
+    for row in left_out:
+        model.load_state_dict(optimum)
+        weights[row] = 0.0
+        _minimise(model, likelihood, x, y, weights, config)
+        weights[row] = 1.0
+        grown.append((-likelihood.log_prob(model(x[row : row + 1]), y[row : row + 1]).detach() - before[row]).item())
+    return {"retrained": grown} | {name: values[: len(grown)] for name, values in predicted.items()}
+
+
+def _minimise(
+    model: nn.Module,
+    likelihood: ba.likelihoods.Likelihood,
+    x: Tensor,
+    y: Tensor,
+    weights: Tensor,
+    config: Mapping[str, Any],
+) -> dict[str, Tensor]:
+    """Minimise the weighted sum of the losses, and the prior's, from the present weights; return a copy of the state."""
+    tolerances = {"tolerance_grad": 1e-4, "tolerance_change": 0.0}
+    opt = torch.optim.LBFGS(
+        model.parameters(), max_iter=1000, history_size=100, line_search_fn="strong_wolfe", **tolerances
+    )
+    named = list(model.named_parameters())
+
+    def closure() -> Tensor:
+        opt.zero_grad()
+        loss = config["prior_precision"] * _penalty(named, None) - weights @ likelihood.log_prob(model(x), y)
+        torch.autograd.backward(loss)
+        return loss
+
+    opt.step(closure)  # type: ignore[arg-type]  # a loss that is a tensor
+    return deepcopy(model.state_dict())
+
+
+def report(results: Mapping[str, Any]) -> Report:
+    """Return a table for each part, and a figure of the pruned adapters."""
+    grouped: dict[str, list[Mapping[str, Any]]] = {}
+    for key, result in results.items():
+        grouped.setdefault(key.rpartition("-")[0], []).append(result)
+    tables: dict[str, pd.DataFrame] = {}
+    for kind in ("rotations", "classes"):
+        shown = [(label, grouped.get(f"merge-{kind}-{method}", [])) for method, (label, _) in METHODS.items()]
+        rows: list[list[Any]] = []
+        for name, text in MERGED.items():
+            row: list[Any] = [text]
+            for _, found in shown:
+                accuracy, nll = ([one[name][score] for one in found] for score in ("accuracy", "nll"))
+                row += [Number.of(accuracy, decimals=3), Number.of(nll, decimals=2)]
+            rows.append(row)
+        pairs = (("merged", "average"), ("merged", "arithmetic"), ("merged-scaled", "arithmetic"))
+        for one, other in pairs:
+            row = [f"{MERGED[one]}, less {MERGED[other]}"]
+            for _, found in shown:
+                for score, decimals in (("accuracy", 3), ("nll", 2)):
+                    values = ([each[name][score] for each in found] for name in (one, other))
+                    row.append(Number.less(*values, decimals=decimals))
+            rows.append(row)
+        header = [f"{label}: {score}" for label, _ in shown for score in ("accuracy", "NLL")]
+        tables[f"Merging, {kind}: test accuracy and NLL on all parts"] = frame(["mean network", *header], rows)
+    rows = []
+    for rank, (method, (label, _)) in product((0, 4), METHODS.items()):
+        found = grouped.get(f"prune-{rank}-{method}", [])
+        for name in ("signal_to_noise", "magnitude", "difference"):
+            row = [f"{'rank 4' if rank else 'full'}, {label}", name.replace("_", "-")]
+            for place in range(len(FRACTIONS)):
+                snr, size = ([one[by][place] for one in found] for by in ("signal_to_noise", "magnitude"))
+                given = Number.less(snr, size, decimals=3) if name == "difference" else None
+                row.append(given or Number.of(snr if name == "signal_to_noise" else size, decimals=3))
+            rows.append(row)
+    header = ["adapter", "pruned by", *(f"{share:.0%} gone" for share in FRACTIONS)]
+    tables["Pruning adapters: test accuracy"] = frame(header, rows)
+    rows = []
+    for name, label in POSTERIORS.items():
+        row = [label]
+        for data in SETS:
+            found = grouped.get(f"sensitivity-{data.partition('/')[2]}", [])
+            pairs_of = [(one[name], one["retrained"]) for one in found]
+            row.append(Number.of([correlation(*pair) for pair in pairs_of], decimals=2))
+            row.append(Number.of([correlation(*pair, method="ranked") for pair in pairs_of], decimals=2))
+            own = name not in ("loss", "gradient")
+            row.append(Number.of([sum(a) / sum(b) for a, b in pairs_of], decimals=2) if own else None)
+        rows.append(row)
+    scores_of = ("correlation", "of ranks", "sum, share of the retrained")
+    header = ["predicted by", *(f"{data.partition('/')[2]}: {score}" for data in SETS for score in scores_of)]
+    tables["Sensitivity: growth of the loss of examples that are left out"] = frame(header, rows)
+    return Report(tables, {"pruned": _figure(grouped)})
+
+
+def _figure(grouped: Mapping[str, list[Mapping[str, Any]]]) -> Figure:
+    """Plot the mean accuracy over the share of the adapters that is left."""
+    figure, axes = panels(1, 2, 8.0, 3.2, sharey=True)
+    for axis, rank, title in zip(axes[0], (0, 4), ("full", "rank 4"), strict=True):
+        for number, (method, (label, _)) in enumerate(METHODS.items()):
+            found = grouped.get(f"prune-{rank}-{method}", [])
+            for by, style in (("signal_to_noise", "o-"), ("magnitude", "x--")) if found else ():
+                mean = torch.tensor([one[by] for one in found]).mean(0)
+                text = f"{label}, {by.replace('_', '-')}"
+                axis.plot(FRACTIONS, mean.numpy(), style, color=f"C{number}", label=text, ms=4)
+        axis.set_title(f"{title} adapter", fontsize=10)
+        axis.set_xlabel("share of weights set to zero")
+    axes[0, 0].set_ylabel("test accuracy")
+    axes[0, 1].legend(fontsize=7)
+    return figure
