@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import partial
-from itertools import product
-from statistics import correlation
+from itertools import pairwise, product
 from typing import Any
 
 import pandas as pd
@@ -35,7 +34,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 """Label, and options of the optimiser, which were chosen in trials on validation rows of another seed."""
 TRAINING = {"hidden": 100, "batch_size": 50, "epochs": 10, "base": 5000, "part": 1000, "validation": 1000, "test": 4000}
 ANGLES = (-60.0, -30.0, 30.0, 60.0)
-SCALES = [0.2, 0.3, 0.5, 0.7, 1.0, 1.5]
+SCALES = [0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 3.0, 5.0]
 """Weights of the trainings, from which task arithmetic and merging choose on validation rows."""
 FRACTIONS = [0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98]
 RETRAINING = {"rows": 200, "left_out": 30, "hidden": 10, "noise_precision": 10.0, "prior_precision": 3.0}
@@ -228,7 +227,7 @@ class Adapted(nn.Module):
         self.layer = layer.requires_grad_(False)
         inputs, outputs = layer.in_features, layer.out_features
         sizes = [inputs, rank, outputs] if rank else [inputs, outputs]
-        layers = [nn.Linear(a, b, bias=False) for a, b in zip(sizes, sizes[1:], strict=False)]
+        layers = [nn.Linear(a, b, bias=False) for a, b in pairwise(sizes)]
         nn.init.zeros_(layers[-1].weight)
         self.change = nn.Sequential(*layers)
 
@@ -297,7 +296,7 @@ def _minimise(
     weights: Tensor,
     config: Mapping[str, Any],
 ) -> dict[str, Tensor]:
-    """Minimise the weighted sum of the losses, and the prior's, from the present weights; return a copy of the state."""
+    """Minimise the weighted sum of the losses, and the prior's, from the present weights; return the state."""
     tolerances = {"tolerance_grad": 1e-4, "tolerance_change": 0.0}
     opt = torch.optim.LBFGS(
         model.parameters(), max_iter=1000, history_size=100, line_search_fn="strong_wolfe", **tolerances
@@ -351,17 +350,18 @@ def report(results: Mapping[str, Any]) -> Report:
             rows.append(row)
     header = ["adapter", "pruned by", *(f"{share:.0%} gone" for share in FRACTIONS)]
     tables["Pruning adapters: test accuracy"] = frame(header, rows)
-    rows = []
-    for name, label in POSTERIORS.items():
-        row = [label]
-        for data in SETS:
-            found = grouped.get(f"sensitivity-{data.partition('/')[2]}", [])
-            pairs_of = [(one[name], one["retrained"]) for one in found]
-            row.append(Number.of([correlation(*pair) for pair in pairs_of], decimals=2))
-            row.append(Number.of([correlation(*pair, method="ranked") for pair in pairs_of], decimals=2))
-            own = name not in ("loss", "gradient")
-            row.append(Number.of([sum(a) / sum(b) for a, b in pairs_of], decimals=2) if own else None)
-        rows.append(row)
+    rows = [[label] for label in POSTERIORS.values()] + [[f"{POSTERIORS['full']}, less {POSTERIORS['loss']}"]]
+    for data in SETS:
+        seeds = [pd.DataFrame(one) for one in grouped.get(f"sensitivity-{data.partition('/')[2]}", [])]
+        for ranked in (False, True):
+            values = [(one.rank() if ranked else one).corr()["retrained"] for one in seeds]
+            cells = [Number.of([one[name] for one in values], decimals=2) for name in POSTERIORS]
+            cells.append(Number.of([one["full"] - one["loss"] for one in values], decimals=2))
+            for row, cell in zip(rows, cells, strict=True):
+                row.append(cell)
+        for row, name in zip(rows, [*POSTERIORS, "loss"], strict=True):
+            shares = [one[name].sum() / one["retrained"].sum() for one in seeds]
+            row.append(None if name in ("loss", "gradient") else Number.of(shares, decimals=2))
     scores_of = ("correlation", "of ranks", "sum, share of the retrained")
     header = ["predicted by", *(f"{data.partition('/')[2]}: {score}" for data in SETS for score in scores_of)]
     tables["Sensitivity: growth of the loss of examples that are left out"] = frame(header, rows)

@@ -25,6 +25,7 @@ CURVES = {"iterations": 40, "seeds": 2, "window": 20}
 LSTM = {"epochs": 1, "batch_size": 4, "length": 5, "sizes": {"embedding": 3, "hidden": 6, "layers": 1}}
 WINDOWS = {"width": 4, "heads": 2, "layers": 1, "length": 6}
 ENSEMBLE = {"members": 2, "hidden": 5, "steps": 8, "least_epochs": 1, "batch_size": 20, "lr": 0.01}
+PARTS = {"base": 20, "validation": 10, "part": 8, "test": 10, "epochs": 2, "hidden": 6, "batch_size": 5}
 CHEETAH = {"environment": "Pendulum-v1", "episodes": 3, "steps": 30, "every": 2, "tests": 2, "batch_size": 8}
 TINY = {
     "uci-table1": {
@@ -84,6 +85,10 @@ TINY = {
         **{key: {"rounds": 30, "runs": 2} for key in ("wheel-0.5-vadam", "wheel-0.5-linear")},
         "prior-statlog-badam-mle-100": {"problem": "wheel-0.5", "rounds": 30, "runs": 2},
     },
+    "precision": {
+        **{key: PARTS for key in ("merge-rotations-ivon-0", "merge-classes-laplace-0", "prune-4-bayesadam-0")},
+        "sensitivity-concrete-0": {"rows": 20, "left_out": 2, "hidden": 3},
+    },
 }
 """Changes of the configs of some units that let them run in a second."""
 
@@ -98,7 +103,7 @@ def module(name):
     return importlib.import_module(f"experiments.{name.replace('-', '_')}")
 
 
-def made_up(name, split=0):
+def made_up(name, split=0, standardize=False):
     """Return data of the shapes of a data set, from a generator of its own."""
     generator = torch.Generator().manual_seed(split)
     if name.startswith("text"):

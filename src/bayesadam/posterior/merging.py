@@ -79,16 +79,21 @@ def merge(
         raise ValueError(f"weights must have one number for each of {len(posteriors)} posteriors, got {exponents}")
     for exponent in exponents:
         check("weights", exponent, "positive and finite", is_positive)
-    bases = [] if base is None else [base]
+    factors = [1.0] * len(posteriors)
+    every = posteriors
     if base is not None:
         _check_base(first, base)
-    factors = _to_one_temperature([*posteriors, *bases]) if bases else [1.0] * len(posteriors)
+        every = [*posteriors, base]
+        factors = _to_one_temperature(every)
     mean, variance = {}, {}
     for name, center_of_first in first.mean.items():
-        parts = [q for q in [*posteriors, *bases] if name in q.mean]
-        means = [q.mean[name].to(center_of_first.device) for q in parts]
-        variances = [q.variance[name].to(center_of_first.device).double() * f for q, f in zip(parts, factors)]
-        center, spread = _product(means, variances, exponents)
+        device = center_of_first.device
+        parts = [
+            (q.mean[name].to(device).double(), q.variance[name].to(device).double() * factor)
+            for q, factor in zip(every, factors, strict=True)
+            if name in q.mean
+        ]
+        center, spread = _product(parts, exponents)
         mean[name], variance[name] = center.to(center_of_first.dtype), spread.to(first.variance[name].dtype)
     hyperparameters = {"merged": len(posteriors), "weights": exponents}
     methods = {q.hyperparameters.get("method") for q in posteriors}
@@ -130,19 +135,19 @@ def _to_one_temperature(posteriors: Sequence[DiagonalGaussian]) -> list[float]:
     return [temperatures[0] / t for t in temperatures] if all(temperatures) else [1.0] * len(posteriors)
 
 
-def _product(means: list[Tensor], variances: list[Tensor], exponents: list[float]) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the product, in float64; a mean and a variance without an exponent are those of the base.
+def _product(gaussians: list[tuple[Tensor, Tensor]], exponents: list[float]) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the product of Gaussians, in float64; one without an exponent, the last, is the base.
 
     ``1 / variance`` is computed relative to the smallest variance.
     """
-    least = torch.stack(variances).amin(0)
-    shares = [torch.where(variance == least, 1.0, least / variance) for variance in variances]
+    least = torch.stack([variance for _, variance in gaussians]).amin(0)
+    shares = [torch.where(variance == least, 1.0, least / variance) for _, variance in gaussians]
     total = center = shared = start = torch.zeros_like(least)
     if len(shares) > len(exponents):
         total = shared = shares[-1]
-        start = means[-1].double()
-    for mean, share, exponent in zip(means, shares, exponents, strict=False):
+        start = gaussians[-1][0]
+    for (mean, _), share, exponent in zip(gaussians, shares, exponents, strict=False):
         share = torch.maximum(share, shared)
         total = total + exponent * (share - shared)
-        center = center + exponent * share * (mean.double() - start)
+        center = center + exponent * share * (mean - start)
     return start + center / total, least / total
