@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from itertools import pairwise, product
-from typing import Any
+from typing import Any, TypeAlias
 
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -19,13 +18,15 @@ from bayesadam.optim import half_cosine
 from experiments.data import load
 from experiments.framework import Context, Report, Unit
 from experiments.mnist import LIKELIHOOD
-from experiments.plots import panels
 from experiments.tables import Number, frame
 
 TITLE = "What the precision is for"
 SOURCE = "Daheim et al. 2023; Nickl et al. 2023"
 
-SEEDS = 3
+Data: TypeAlias = tuple[Tensor, Tensor]
+"""Inputs and targets."""
+
+SEEDS = 5
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "bayesadam": ("BayesAdam", {"lr": 0.005}),
     "ivon": ("IVON", {"lr": 0.3, "betas": [0.9, 0.999]}),
@@ -81,20 +82,30 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
     return parts[unit.key.partition("-")[0]](unit.config)
 
 
-def rows_of(x: Tensor, y: Tensor, angle: float = 0.0) -> tuple[Tensor, Tensor]:
+def turned(data: Data, angle: float = 0.0) -> Data:
     """Return images that are turned by an angle in degrees, and of half the width, as ``(n, 196)``; and labels."""
+    x, y = data
     radians = torch.tensor(angle).deg2rad()
     turn = torch.tensor([[radians.cos(), -radians.sin(), 0.0], [radians.sin(), radians.cos(), 0.0]])
     images = x.view(-1, 1, 28, 28)
     places = nn.functional.affine_grid(turn.expand(len(x), 2, 3), list(images.shape), align_corners=False)
-    turned = nn.functional.grid_sample(images, places, align_corners=False)
-    return nn.functional.avg_pool2d(turned, 2).flatten(1), y
+    return nn.functional.avg_pool2d(nn.functional.grid_sample(images, places, align_corners=False), 2).flatten(1), y
+
+
+def taken(data: Data, rows: Tensor | slice) -> Data:
+    """Return some rows."""
+    return data[0][rows], data[1][rows]
+
+
+def joined(parts: Sequence[Data]) -> Data:
+    """Return the rows of all parts."""
+    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
 
 def fit(
     method: str,
     model: nn.Module,
-    data: tuple[Tensor, Tensor],
+    data: Data,
     config: Mapping[str, Any],
     likelihood: ba.likelihoods.Likelihood = LIKELIHOOD,
     prior: ba.DiagonalGaussian | None = None,
@@ -123,9 +134,10 @@ def fit(
     schedule = None if method == "bayesadam" else LambdaLR(opt, lambda step: half_cosine(min(step / steps, 1.0)))
     order = torch.Generator().manual_seed(config["seed"])
     for _ in range(config["epochs"]):
-        for rows in torch.randperm(num_data, generator=order).split(size):
+        for rows in torch.split(torch.randperm(num_data, generator=order), size):
             opt.zero_grad()
-            loss = likelihood.nll(model(data[0][rows]), data[1][rows])
+            x, y = taken(data, rows)
+            loss = likelihood.nll(model(x), y)
             if method == "laplace":
                 loss = loss + _penalty(named, prior) / num_data
             torch.autograd.backward(loss)
@@ -134,7 +146,9 @@ def fit(
                 schedule.step()
     if method != "laplace":
         opt.eval()
-        return opt.posterior(model)  # type: ignore[no-any-return]
+        found = opt.posterior(model)
+        assert isinstance(found, ba.DiagonalGaussian)
+        return found
     fitted = ba.posthoc.LaplaceApproximation(model, data, likelihood=likelihood, structure="diagonal")
     found = fitted.posterior() if prior is None else fitted.posterior(prior=prior)
     assert isinstance(found, ba.DiagonalGaussian)
@@ -155,22 +169,22 @@ def network(config: Mapping[str, Any], inputs: int, outputs: int) -> nn.Sequenti
     return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
 
 
-def scores(model: nn.Module, q: ba.DiagonalGaussian, data: tuple[Tensor, Tensor]) -> dict[str, float]:
+def scores(model: nn.Module, q: ba.DiagonalGaussian, data: Data) -> dict[str, float]:
     """Return accuracy and NLL of the network at the posterior's mean."""
     found = ba.predict(model, q, data[0], likelihood=LIKELIHOOD, method="mean")
     assert isinstance(found, ba.predictive.ClassificationPredictive)
     return {"accuracy": ba.metrics.accuracy(found.probs, data[1]), "nll": ba.metrics.nll(found, data[1])}
 
 
-def _split(config: Mapping[str, Any]) -> dict[str, tuple[Tensor, Tensor]]:
+def _split(config: Mapping[str, Any]) -> dict[str, Data]:
     """Return rows for the base, for validation and for parts, in an order of the seed; and test rows."""
     data = load("fashion-mnist")
     order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(config["seed"]))
     sizes = [config["base"], config["validation"]]
-    base, validation, rest = order.split([*sizes, len(order) - sum(sizes)])
-    found = {"base": base, "validation": validation, "parts": rest}
-    test = data.x_test[: config["test"]], data.y_test[: config["test"]]
-    return {name: (data.x_train[rows], data.y_train[rows]) for name, rows in found.items()} | {"test": test}
+    groups = torch.split(order, [*sizes, len(order) - sum(sizes)])
+    found = dict(zip(("base", "validation", "parts"), groups, strict=True))
+    train, test = (data.x_train, data.y_train), (data.x_test, data.y_test)
+    return {name: taken(train, rows) for name, rows in found.items()} | {"test": taken(test, slice(config["test"]))}
 
 
 def merge(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,25 +192,20 @@ def merge(config: Mapping[str, Any]) -> dict[str, Any]:
     split, size = _split(config), config["part"]
     rotated = config["kind"] == "rotations"
     if rotated:
-        parts = [
-            rows_of(*(t[i * size : (i + 1) * size] for t in split["parts"]), angle) for i, angle in enumerate(ANGLES)
-        ]
-        of_base = rows_of(*split["base"])
+        shares = [slice(i * size, (i + 1) * size) for i in range(len(ANGLES))]
+        parts = [turned(taken(split["parts"], rows), angle) for rows, angle in zip(shares, ANGLES, strict=True)]
+        of_base = turned(split["base"])
     else:
         pairs = [(split["parts"][1] // 2 == i).nonzero().flatten()[:size] for i in range(5)]
-        parts = [rows_of(*(t[rows] for t in split["parts"])) for rows in pairs]
-        of_base = rows_of(*(t[: config["base"] // 10] for t in split["base"]))
-
-    def everything(name: str) -> tuple[Tensor, Tensor]:
-        views = [rows_of(*split[name], angle) for angle in ((0.0, *ANGLES) if rotated else (0.0,))]
-        return torch.cat([x for x, _ in views]), torch.cat([y for _, y in views])
-
-    validation, test = everything("validation"), everything("test")
+        parts = [turned(taken(split["parts"], rows)) for rows in pairs]
+        of_base = turned(taken(split["base"], slice(config["base"] // 10)))
+    views = (0.0, *ANGLES) if rotated else (0.0,)
+    validation, test = (joined([turned(split[name], angle) for angle in views]) for name in ("validation", "test"))
     model = network(config, len(of_base[0][0]), 10)
     train = partial(fit, config["method"], model, config=config)
     base = train(of_base)
     tuned = [train(part, prior=base) for part in parts]
-    together = train((torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])), prior=base)
+    together = train(joined(parts), prior=base)
     point = ba.DiagonalGaussian.point_mass(base.mean)
     count = len(tuned)
 
@@ -233,19 +242,20 @@ class Adapted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs of the layer and of the change together."""
-        return self.layer(x) + self.change(x)  # type: ignore[no-any-return]
+        outputs: Tensor = self.layer(x) + self.change(x)
+        return outputs
 
 
 def prune(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return test accuracies of a network for images that are turned, whose adapters are pruned by two rankings."""
     split, angle = _split(config), ANGLES[-1]
-    of_base = rows_of(*split["base"])
+    of_base = turned(split["base"])
     model = network(config, len(of_base[0][0]), 10)
     fit("laplace", model, of_base, {**config, "options": METHODS["laplace"][1]})
     adapted = nn.Sequential(*(Adapted(m, config["rank"]) if isinstance(m, nn.Linear) else m for m in model))
-    part = rows_of(*(t[: config["part"]] for t in split["parts"]), angle)
+    part = turned(taken(split["parts"], slice(config["part"])), angle)
     q = fit(config["method"], adapted, part, config)
-    test = rows_of(*split["test"], angle)
+    test = turned(split["test"], angle)
     curve = partial(ba.pruning_curve, adapted, q, test, likelihood=LIKELIHOOD, fractions=config["fractions"])
     return {by: curve(by=by, progress=False).scores["accuracy"] for by in ("signal_to_noise", "magnitude")}
 
@@ -297,10 +307,8 @@ def _minimise(
     config: Mapping[str, Any],
 ) -> dict[str, Tensor]:
     """Minimise the weighted sum of the losses, and the prior's, from the present weights; return the state."""
-    tolerances = {"tolerance_grad": 1e-4, "tolerance_change": 0.0}
-    opt = torch.optim.LBFGS(
-        model.parameters(), max_iter=1000, history_size=100, line_search_fn="strong_wolfe", **tolerances
-    )
+    options: dict[str, Any] = {"tolerance_grad": 1e-4, "tolerance_change": 0.0, "line_search_fn": "strong_wolfe"}
+    opt = torch.optim.LBFGS(model.parameters(), max_iter=1000, history_size=100, **options)
     named = list(model.named_parameters())
 
     def closure() -> Tensor:
@@ -309,12 +317,12 @@ def _minimise(
         torch.autograd.backward(loss)
         return loss
 
-    opt.step(closure)  # type: ignore[arg-type]  # a loss that is a tensor
+    opt.step(closure)  # type: ignore[no-untyped-call]
     return deepcopy(model.state_dict())
 
 
 def report(results: Mapping[str, Any]) -> Report:
-    """Return a table for each part, and a figure of the pruned adapters."""
+    """Return tables of each part."""
     grouped: dict[str, list[Mapping[str, Any]]] = {}
     for key, result in results.items():
         grouped.setdefault(key.rpartition("-")[0], []).append(result)
@@ -350,36 +358,20 @@ def report(results: Mapping[str, Any]) -> Report:
             rows.append(row)
     header = ["adapter", "pruned by", *(f"{share:.0%} gone" for share in FRACTIONS)]
     tables["Pruning adapters: test accuracy"] = frame(header, rows)
-    rows = [[label] for label in POSTERIORS.values()] + [[f"{POSTERIORS['full']}, less {POSTERIORS['loss']}"]]
+    lines: list[list[Any]] = [[label] for label in POSTERIORS.values()]
+    lines.append([f"{POSTERIORS['full']}, less {POSTERIORS['loss']}"])
     for data in SETS:
         seeds = [pd.DataFrame(one) for one in grouped.get(f"sensitivity-{data.partition('/')[2]}", [])]
         for ranked in (False, True):
-            values = [(one.rank() if ranked else one).corr()["retrained"] for one in seeds]
-            cells = [Number.of([one[name] for one in values], decimals=2) for name in POSTERIORS]
-            cells.append(Number.of([one["full"] - one["loss"] for one in values], decimals=2))
-            for row, cell in zip(rows, cells, strict=True):
-                row.append(cell)
-        for row, name in zip(rows, [*POSTERIORS, "loss"], strict=True):
+            correlations = [(one.rank() if ranked else one).corr()["retrained"] for one in seeds]
+            cells = [Number.of([one[name] for one in correlations], decimals=2) for name in POSTERIORS]
+            cells.append(Number.of([one["full"] - one["loss"] for one in correlations], decimals=2))
+            for line, cell in zip(lines, cells, strict=True):
+                line.append(cell)
+        for line, name in zip(lines, [*POSTERIORS, "loss"], strict=True):
             shares = [one[name].sum() / one["retrained"].sum() for one in seeds]
-            row.append(None if name in ("loss", "gradient") else Number.of(shares, decimals=2))
+            line.append(None if name in ("loss", "gradient") else Number.of(shares, decimals=2))
     scores_of = ("correlation", "of ranks", "sum, share of the retrained")
     header = ["predicted by", *(f"{data.partition('/')[2]}: {score}" for data in SETS for score in scores_of)]
-    tables["Sensitivity: growth of the loss of examples that are left out"] = frame(header, rows)
-    return Report(tables, {"pruned": _figure(grouped)})
-
-
-def _figure(grouped: Mapping[str, list[Mapping[str, Any]]]) -> Figure:
-    """Plot the mean accuracy over the share of the adapters that is left."""
-    figure, axes = panels(1, 2, 8.0, 3.2, sharey=True)
-    for axis, rank, title in zip(axes[0], (0, 4), ("full", "rank 4"), strict=True):
-        for number, (method, (label, _)) in enumerate(METHODS.items()):
-            found = grouped.get(f"prune-{rank}-{method}", [])
-            for by, style in (("signal_to_noise", "o-"), ("magnitude", "x--")) if found else ():
-                mean = torch.tensor([one[by] for one in found]).mean(0)
-                text = f"{label}, {by.replace('_', '-')}"
-                axis.plot(FRACTIONS, mean.numpy(), style, color=f"C{number}", label=text, ms=4)
-        axis.set_title(f"{title} adapter", fontsize=10)
-        axis.set_xlabel("share of weights set to zero")
-    axes[0, 0].set_ylabel("test accuracy")
-    axes[0, 1].legend(fontsize=7)
-    return figure
+    tables["Sensitivity: growth of the loss of examples that are left out"] = frame(header, lines)
+    return Report(tables)

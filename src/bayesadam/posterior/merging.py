@@ -131,7 +131,7 @@ def _check_base(posterior: DiagonalGaussian, base: DiagonalGaussian) -> None:
 
 def _to_one_temperature(posteriors: Sequence[DiagonalGaussian]) -> list[float]:
     """Factors that convert variances to the temperature of the first posterior; 1 if a temperature is unknown."""
-    temperatures = [q.hyperparameters.get("temperature") for q in posteriors]
+    temperatures = [float(q.hyperparameters.get("temperature") or 0.0) for q in posteriors]
     return [temperatures[0] / t for t in temperatures] if all(temperatures) else [1.0] * len(posteriors)
 
 
