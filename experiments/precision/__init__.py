@@ -32,7 +32,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "ivon": ("IVON", {"lr": 0.3, "betas": [0.9, 0.999]}),
     "laplace": ("Adam, diagonal Laplace", {"lr": 0.003}),
 }
-"""Label, and options of the optimiser, which were chosen in trials on validation rows of another seed."""
+"""Label, and options of the optimiser, which were not tuned."""
 TRAINING = {"hidden": 100, "batch_size": 50, "epochs": 10, "base": 5000, "part": 1000, "validation": 1000, "test": 4000}
 ANGLES = (-60.0, -30.0, 30.0, 60.0)
 SCALES = [0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 3.0, 5.0]

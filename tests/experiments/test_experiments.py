@@ -87,7 +87,7 @@ TINY = {
     },
     "precision": {
         **{key: PARTS for key in ("merge-rotations-ivon-0", "merge-classes-laplace-0", "prune-4-bayesadam-0")},
-        "sensitivity-concrete-0": {"rows": 20, "left_out": 2, "hidden": 3},
+        "sensitivity-concrete-0": {"rows": 40, "left_out": 2, "hidden": 3},
     },
 }
 """Changes of the configs of some units that let them run in a second."""
