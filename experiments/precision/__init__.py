@@ -279,15 +279,15 @@ def sensitivity(config: Mapping[str, Any]) -> dict[str, Any]:
     for structure in ("full", "kron", "diagonal"):
         fitted = ba.posthoc.LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure)
         q = fitted.posterior(config["prior_precision"])
-        predicted[structure] = ba.sensitivity(model, q, (x, y), likelihood=likelihood)
+        predicted[structure] = ba.predictive.sensitivity(model, q, (x, y), likelihood=likelihood)
     same = ba.DiagonalGaussian(q.mean, {name: torch.ones_like(mean) for name, mean in q.mean.items()})
-    predicted["gradient"] = ba.sensitivity(model, same, (x, y), likelihood=likelihood).sqrt()
+    predicted["gradient"] = ba.predictive.sensitivity(model, same, (x, y), likelihood=likelihood).sqrt()
     for method in ("bayesadam", "ivon"):
         options = {**METHODS[method][1], "prior_precision": config["prior_precision"], "temperature": 1.0}
         settings = {"batch_size": 20, "epochs": 100, "options": options, "seed": config["seed"]}
         other = deepcopy(model)
         q = fit(method, other, (x, y), settings, likelihood)
-        predicted[method] = ba.sensitivity(other, q, (x, y), likelihood=likelihood)
+        predicted[method] = ba.predictive.sensitivity(other, q, (x, y), likelihood=likelihood)
     left_out, grown = range(min(config["left_out"], len(x))), []
     for row in left_out:
         model.load_state_dict(optimum)

@@ -69,7 +69,6 @@ if TYPE_CHECKING:
     from bayesadam.posthoc import laplace as laplace
     from bayesadam.posthoc.badam import badam as badam
     from bayesadam.predictive.predict import predict as predict
-    from bayesadam.predictive.sensitivity import sensitivity as sensitivity
     from bayesadam.pruning import pruning_curve as pruning_curve
     from bayesadam.swag import SWAG as SWAG
 
@@ -94,7 +93,7 @@ _HOMES = {
     "posterior": "DenseGaussian DiagonalGaussian KroneckerGaussian LowRankGaussian "
     "Mixture Posterior ensemble load_posterior merge",
     "posthoc": "badam laplace",
-    "predictive": "predict sensitivity",
+    "predictive": "predict",
     "pruning": "pruning_curve",
     "swag": "SWAG",
 }

@@ -11,11 +11,11 @@ from bayesadam.predictive.gaussian_outputs import (
     from_gaussian,
     uncertain_part,
 )
+from bayesadam.predictive.leave_one_out import sensitivity
 from bayesadam.predictive.mixture import MixturePredictive
 from bayesadam.predictive.plan import Options
 from bayesadam.predictive.predict import network_outputs, predict
 from bayesadam.predictive.result import ClassificationPredictive, Predictive, RegressionPredictive, from_outputs
-from bayesadam.predictive.sensitivity import sensitivity
 from bayesadam.predictive.transformed import TransformedPredictive
 
 __all__ = [
