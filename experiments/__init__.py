@@ -23,5 +23,6 @@ NAMES = (
     "char-lm",
     "bandits",
     "scale",
+    "precision",
 )
 """The experiments. The package of ``uci-table1`` is ``experiments.uci_table1``."""

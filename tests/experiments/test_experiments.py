@@ -27,6 +27,7 @@ WINDOWS = {"width": 4, "heads": 2, "layers": 1, "length": 6}
 DECODER = {"train": 20, "held_out": 4, "batch_size": 4, "sizes": WINDOWS, "samples": 2, "epochs": 0.4, "device": "cpu"}
 RESNET = {"train": 40, "held_out": 12, "batch_size": 8, "sizes": {"width": 2, "groups": 1}, "samples": 2, "epochs": 0.4}
 ENSEMBLE = {"members": 2, "hidden": 5, "steps": 8, "least_epochs": 1, "batch_size": 20, "lr": 0.01}
+PARTS = {"base": 20, "validation": 10, "part": 8, "test": 10, "epochs": 2, "hidden": 6, "batch_size": 5}
 CHEETAH = {"environment": "Pendulum-v1", "episodes": 3, "steps": 30, "every": 2, "tests": 2, "batch_size": 8}
 TINY = {
     "uci-table1": {
@@ -91,6 +92,10 @@ TINY = {
         "search-images-sgd-0": RESNET,
         "images-ivon-opt-0": RESNET,
     },
+    "precision": {
+        **{key: PARTS for key in ("merge-rotations-ivon-0", "merge-classes-laplace-0", "prune-4-bayesadam-0")},
+        "sensitivity-concrete-0": {"rows": 40, "left_out": 2, "hidden": 3},
+    },
 }
 """Changes of the configs of some units that let them run in a second."""
 
@@ -106,7 +111,7 @@ def module(name):
     return importlib.import_module(f"experiments.{name.replace('-', '_')}")
 
 
-def made_up(name, split=0):
+def made_up(name, split=0, standardize=False):
     """Return data of the shapes of a data set, from a generator of its own."""
     generator = torch.Generator().manual_seed(split)
     if name.startswith("text"):

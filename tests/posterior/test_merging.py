@@ -52,13 +52,34 @@ def test_half_precision_keeps_its_variances():
 
 
 def test_parts_of_a_data_set_make_the_whole():
-    """Conjugate: the posterior of a mean under a prior, from parts with the prior divided among them."""
+    """Conjugate: the posterior of a mean, from parts with the prior divided among them, or with a base in each."""
     y = torch.randn(12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
-    def posterior(y, prior):
+    def posterior(y, prior, center=0.0, temperature=1.0):
         precision = prior + len(y)
-        return ba.DiagonalGaussian({"mu": (y.sum() / precision).view(1)}, {"mu": torch.full((1,), 1 / precision)})
+        mean, variance = (prior * center + y.sum()) / precision, temperature / precision
+        settings = {"temperature": temperature}
+        return ba.DiagonalGaussian(
+            {"mu": mean.view(1)}, {"mu": torch.full((1,), variance).double()}, hyperparameters=settings
+        )
 
     whole, merged = posterior(y, 1.0), ba.merge([posterior(y[:5], 0.5), posterior(y[5:], 0.5)])
-    torch.testing.assert_close(merged.mean, whole.mean)
-    torch.testing.assert_close(merged.variance["mu"].double(), whole.variance["mu"].double())
+    torch.testing.assert_close(merged.tensors(), whole.tensors())
+    first = posterior(y[:4], 1.0)
+    parts = [posterior(rows, 5.0, first.mean["mu"].item()) for rows in (y[4:6], y[6:9], y[9:])]
+    merged = ba.merge(parts, base=posterior(y[:4], 1.0, temperature=0.1))
+    torch.testing.assert_close(merged.tensors(), whole.tensors())
+
+
+def test_what_the_base_lacks_and_what_it_is_narrower_in():
+    def of(**gaussians):
+        return ba.DiagonalGaussian(*({n: torch.tensor([g[i]]) for n, g in gaussians.items()} for i in (0, 1)))
+
+    parts = [of(w=(3.0, 0.5), head=(1.0, 1.0)), of(w=(1.0, 1.0), head=(4.0, 0.5))]
+    merged = ba.merge(parts, base=of(w=(1.0, 1.0), other=(0.0, 1.0)))
+    assert [merged.mean[n].item() for n in ("w", "head")] == [3.0, 3.0]
+    assert [merged.variance[n].item() for n in ("w", "head")] == [0.5, pytest.approx(1 / 3)]
+    weights = [0.25, 0.5]
+    for variance in (0.0, 0.1):  # task arithmetic
+        merged = ba.merge(parts, weights=weights, base=of(w=(2.0, variance)))
+        assert (merged.mean["w"].item(), merged.variance["w"].item()) == pytest.approx((1.75, variance))

@@ -147,6 +147,15 @@ CASES = [
     (lambda: ba.merge([diagonal(), dense()]), "posteriors must be DiagonalGaussians .* got DenseGaussian"),
     (lambda: ba.merge([diagonal(), diagonal(means({"a": ()}))]), "posteriors.1. must have the weights 'z.weight', got"),
     (lambda: ba.merge([diagonal()] * 2, weights=[1]), r"weights must have one number for each of 2 .*, got \[1.0\]"),
+    (lambda: ba.merge([diagonal()], base=dense()), "base must be a DiagonalGaussian .* got DenseGaussian"),
+    (
+        lambda: ba.merge([diagonal()], base=diagonal({"v": torch.ones(1)})),
+        r"base must have weights of .* got only \['v'\]",
+    ),
+    (
+        lambda: ba.merge([diagonal({"v": torch.ones(2)})], base=diagonal({"v": torch.ones(1)})),
+        r"base of 'v' must be of shape \(2,\), got \(1,\)",
+    ),
     (lambda: ba.merge([diagonal()] * 2, weights=[1, -1]), "weights must be positive and finite, got -1.0"),
     (lambda: diagonal().prune(-0.1), r"fraction must be in \[0, 1\], got -0.1"),
     (lambda: dense().prune(NAN), r"fraction must be in \[0, 1\], got nan"),

@@ -11,6 +11,7 @@ from bayesadam.predictive.gaussian_outputs import (
     from_gaussian,
     uncertain_part,
 )
+from bayesadam.predictive.leave_one_out import sensitivity
 from bayesadam.predictive.mixture import MixturePredictive
 from bayesadam.predictive.plan import Options
 from bayesadam.predictive.predict import network_outputs, predict
@@ -31,6 +32,7 @@ __all__ = [
     "from_outputs",
     "network_outputs",
     "predict",
+    "sensitivity",
     "uncertain_part",
     "weight_covariance",
     "with_batch_norm",
