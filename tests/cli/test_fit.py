@@ -39,7 +39,7 @@ class TestScreen:
             "predict   price: regression, its values are numbers with decimals",
             "from      2 numbers (size, block), 1 category (city), 1 true or false (new)",
             "left out  id: it numbers the rows",
-            "left out  day: it determines the held-out rows (if its season and day of the week are inputs: keep)",
+            "left out  day: it determines the held-out rows (if its season and day of the week are inputs: --keep day)",
             "held out  12 rows: the rows from day = 2020-02-24 on; 108 are trained on",
             f"the run is in {tmp_path / 'run'}/: open {tmp_path / 'run' / 'report.html'}",
             f"bayesadam predict {tmp_path / 'run'} new.csv -o predictions.csv",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from bayesadam.tables.encoder.csv_numbers import decimals_of, numbers_in
 from bayesadam.tables.encoder.describe import values_of
 from bayesadam.tables.encoder.encoder import TableEncoder, numbers_rows
-from bayesadam.tables.encoder.findings import Findings, Place, TableError, column_errors, quoted
+from bayesadam.tables.encoder.findings import Findings, Place, TableError, column_errors, option, quoted
 from bayesadam.tables.encoder.frames import as_table, cleaned
 from bayesadam.tables.encoder.read_table import TableFile, read_table
 from bayesadam.tables.encoder.spelling import spelled
@@ -131,7 +132,7 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
     encoder.fit(inputs.take(split.training))
     findings = Findings(place)
     matrix = encoder.encode(inputs, findings)
-    read = [*encoder.notes(inputs, place=place), *findings.cells]
+    read = [*encoder.notes(inputs, place=place), *map(_with_options, findings.cells)]
     groups = ranks(table.column(settings.group), "the groups") if settings.group else copies
     return Prepared(
         settings=settings,
@@ -145,9 +146,14 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
         matrix=matrix,
         groups=None if groups is None else groups[split.training],
         weights=weights,
-        left_out={**special, **encoder.left_out_},
+        left_out={name: _with_options(why, name) for name, why in {**special, **encoder.left_out_}.items()},
         notes=[*file.notes, *notes, *target.notes, *copied, *read],
     )
+
+
+def _with_options(text: str, column: str = "NAME") -> str:
+    """Return a text for users of Python, in which the settings that it advises are options of the command line."""
+    return re.sub(r"(?<=: )(keep|category|drop)(?=[;)])", lambda found: option(found[0], column), text)
 
 
 def _with_names(settings: Settings, columns: list[str]) -> tuple[Settings, list[str]]:
