@@ -14,7 +14,7 @@ from scipy.optimize import Bounds, minimize, nnls
 from torch import Tensor
 
 from bayesadam.calibration import least
-from bayesadam.likelihoods import Gamma, Likelihood, NegativeBinomial, Poisson
+from bayesadam.likelihoods import Likelihood, NegativeBinomial, Poisson
 from bayesadam.tables.estimators.named_likelihoods import minimise
 
 Floats = NDArray[np.float64]
@@ -32,8 +32,8 @@ LOWEST, HIGHEST = np.array([math.log(1e-3), math.log(1e-6), 0.0]), np.array([mat
 STEP = 1.5
 """Factor between the points at which the curvature of a loss is measured."""
 
-LOG_MEANS = (Poisson, NegativeBinomial, Gamma)
-"""Likelihoods whose output is the logarithm of the target's mean."""
+LOG_MEANS = Poisson, NegativeBinomial
+"""Likelihoods of counts, whose output is the logarithm of the mean."""
 
 SMALLEST = 1e-12
 """Lower bound of variances of standardised targets."""
@@ -183,8 +183,8 @@ def output_scale(
 def scaled(outputs: Tensor, factor: float, likelihood: Likelihood) -> Tensor:
     """Multiply the variance of draws ``(S, ...)`` of a member's outputs by a factor.
 
-    If outputs are the logarithms of means, each row's draws are also shifted so that the average of the means is that
-    of the average output: otherwise, the wider the posterior, the larger would be the predicted mean.
+    With a likelihood of counts, the draws of each row are also shifted, so that the average of their means is the mean
+    at the average output. Otherwise predicted means would grow with the variance, as the exponential is convex.
     """
     center = outputs.mean(0)
     draws = outputs if factor == 1.0 else torch.lerp(center, outputs, math.sqrt(factor))

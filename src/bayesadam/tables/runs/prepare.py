@@ -166,7 +166,7 @@ def _with_names(settings: Settings, columns: list[str]) -> tuple[Settings, list[
     wrong: list[str] = []
     notes: list[str] = []
 
-    def spelt(option: str, name: str) -> str:
+    def spelt(setting: str, name: str) -> str:
         if name not in columns:
             name = spelled(name)
         if name in columns:
@@ -177,15 +177,15 @@ def _with_names(settings: Settings, columns: list[str]) -> tuple[Settings, list[
             return column
         near = get_close_matches(name, columns, 1) or get_close_matches(name.lower(), columns, 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        wrong.append(f"{option} must be a column of the table, got {name!r}{hint}")
+        wrong.append(f"{setting} must be a column of the table, got {name!r}{hint}")
         return name
 
     changed: dict[str, Any] = {}
-    for option in ("target", *_COLUMNS, "drop", "keep", "category", "date"):
-        given = getattr(settings, option)
+    for setting in ("target", *_COLUMNS, "drop", "keep", "category", "date"):
+        given = getattr(settings, setting)
         if given is not None:
             many = isinstance(given, tuple)
-            changed[option] = tuple(spelt(option, name) for name in given) if many else spelt(option, given)
+            changed[setting] = tuple(spelt(setting, name) for name in given) if many else spelt(setting, given)
     if wrong:
         raise RunError(f"{'; '.join(wrong)}; the columns are {quoted(columns)}")
     return replace(settings, **changed), notes
