@@ -39,7 +39,7 @@ class TestScreen:
             "predict   price: regression, its values are numbers with decimals",
             "from      2 numbers (size, block), 1 category (city), 1 true or false (new)",
             "left out  id: it numbers the rows",
-            "left out  day: it determines the held-out rows (if its season and day of the week are inputs: keep)",
+            "left out  day: it determines the held-out rows (if its season and day of the week are inputs: --keep day)",
             "held out  12 rows: the rows from day = 2020-02-24 on; 108 are trained on",
             f"the run is in {tmp_path / 'run'}/: open {tmp_path / 'run' / 'report.html'}",
             f"bayesadam predict {tmp_path / 'run'} new.csv -o predictions.csv",
@@ -273,3 +273,15 @@ class TestHeldOut:
         report = read(tmp_path / "run", "report")
         assert report["data"]["rows"] == 118
         assert [price[row - 1] for row in report["held_out"]["row"]] == report["held_out"]["y"]
+
+
+def test_notes_of_the_fit_advise_options():
+    rows = np.arange(80)
+    frame = pd.DataFrame({"code": 2**60 + 12345 * rows**2, "x": rows % 7, "y": rows % 11})
+    settings = Settings("t", "y", task="regression", members=1, epochs=1)
+    notes = fit_table(settings, frame=frame).report["data"]["notes"]
+    for advice in (
+        "(if they are counts: --likelihood negative_binomial, or poisson)",
+        "(if they are codes: --category NAME; if they are no input: --drop NAME)",
+    ):
+        assert any(note.endswith(advice) for note in notes), notes

@@ -71,8 +71,8 @@ def american_hospital():
         "Progression": _with((f"{value:.0f}" for value in y), row_5="", row_6="?", row_50=""),
     }
     said = (
-        "Patient No: it numbers the rows, from 100000 on (if it is an input: keep)",
-        "column 'Visit': '1/1/2021' in line 2 is read as 2021-01-01: month, day, year (if the day comes first: day fi",
+        'Patient No: it numbers the rows, from 100000 on (if it is an input: --keep "Patient No")',
+        "column 'Visit': '1/1/2021' in line 2 is read as 2021-01-01: month, day, year (if the day comes first: --day-",
         "column 'Age': '?' in line 5 means a missing value (2 rows)",
         "column 'BMI': 'NA' in line 9 means a missing value (1 row); '-' in line 10 means a missing",
         " mmHg' in line 2 is read as ",
@@ -147,7 +147,7 @@ def iris_of_two_countries():
         "species": [["setosa", "versicolor", "virginica"][code] for code in y],
     }
     said = (
-        "Id: it numbers the rows (if it is an input: keep)",
+        "Id: it numbers the rows (if it is an input: --keep Id)",
         "column 'sepal length': '5.1 cm' in line 2 is read as 5.1",
         "sepal width: it is numbers in several units ('cm', 'in')",
         "column 'petal length': 'missing' in line 2 means a missing value (1 row)",

@@ -96,7 +96,7 @@ def test_output_scale_that_counts_were_drawn_with(factor):
         return torch.randn(*shape, 1, generator=generator, dtype=torch.float64)
 
     mean = 2.0 + 0.5 * normal(count)
-    targets = torch.poisson((mean + factor**0.5 * std * normal(count)).exp(), generator)
+    targets = torch.poisson((mean + factor**0.5 * std * normal(count) - 0.5 * factor * std**2).exp(), generator)
     places = [torch.arange(count).roll(-300 * member)[:500] for member in range(members)]
     outputs = [mean[rows] + std * normal(500, len(rows)) for rows in places]
     weight = torch.ones(count, dtype=torch.float64)
@@ -108,12 +108,15 @@ def test_output_scale_that_counts_were_drawn_with(factor):
     assert fewer.error > 1.3 * found.error
 
 
-def test_scaled_outputs():
+@pytest.mark.parametrize("factor", [0.25, 1.0, 9.0])
+def test_scaled_outputs(factor):
     outputs = torch.randn(20, 3, 2, dtype=torch.float64)
-    found = scaled(outputs, 0.25)
+    found = scaled(outputs, factor, ba.likelihoods.Gamma())
     torch.testing.assert_close(found.mean(0), outputs.mean(0))
-    torch.testing.assert_close(found.var(0), 0.25 * outputs.var(0))
-    assert scaled(outputs, 1.0) is outputs
+    torch.testing.assert_close(found.var(0), factor * outputs.var(0))
+    counts = scaled(outputs, factor, ba.likelihoods.Poisson())
+    torch.testing.assert_close(counts.var(0), factor * outputs.var(0))
+    torch.testing.assert_close(counts.exp().mean(0), outputs.mean(0).exp())
 
 
 def test_weights_of_a_pool():

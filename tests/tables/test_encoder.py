@@ -14,6 +14,7 @@ from bayesadam.sklearn import TableEncoder, TableError
 from bayesadam.tables.encoder.column_types import Category, Number, Text, Truth
 from bayesadam.tables.encoder.dates import Date
 from bayesadam.tables.encoder.findings import Findings
+from bayesadam.tables.encoder.table_target import read_target
 
 
 def learn(columns, **options):
@@ -124,7 +125,7 @@ class TestCategories:
         assert isinstance(learn({"a": values}).columns_[0], Number)
         found = learn({"a": values}, category=["a"])
         assert found.columns_ == (Category("a", ("1", "2", "3", "4"), False, False),)
-        assert found.notes(pa.table({"a": values})) == ["column 'a' is a category (if it is a quantity: keep)"]
+        assert found.notes(pa.table({"a": values})) == ["column 'a' is a category (if it is a quantity: --keep a)"]
         assert codes(found, {"a": ["02", "3.0", "x"]}).tolist() == [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
 
     @pytest.mark.parametrize(
@@ -372,15 +373,17 @@ def test_a_text_that_makes_a_category_of_numbers_is_noted():
 
 
 @pytest.mark.parametrize(
-    ("numbers", "places"),
+    ("numbers", "where"),
     [
-        ([40, 50, -999, 60, -999], ["-999 in row 2 (2 of 5 rows)"]),
-        ([0.5, 9999, 0.7], ["9999 in row 1 (1 of 3 rows)"]),
-        ([40, 90, 99, 60], []),
-        ([40, 50, -998, 60], []),
+        ([40, 50, -999, 60, -999], "-999 in row 2 (2 of 5 rows)"),
+        ([0.5, 9999, 0.7], "9999 in row 1 (1 of 3 rows)"),
+        ([40, 90, 99, 60], ""),
+        ([40, 50, -998, 60], ""),
     ],
 )
-def test_a_code_of_a_missing_value_is_noted(numbers, places):
+def test_a_code_of_a_missing_value_is_noted(numbers, where):
     table = pa.table({"humidity": numbers})
-    said = "is far from all others; if it means a missing value: missing"
-    assert TableEncoder().fit(table).notes(table) == [f"column 'humidity': {where} {said}" for where in places]
+    said = f"{where} is far from all others; if it means a missing value: --missing {where.split(' ')[0]}"
+    notes = [f"column 'humidity': {said}"] if where else []
+    assert TableEncoder().fit(table).notes(table) == notes
+    assert read_target("humidity", table.column("humidity"), "regression").notes == notes

@@ -101,7 +101,12 @@ def test_missing_values_and_a_class_of_one_row():
             "the target 'y' must be a finite number in every row, got nan in row 2 and 1 ot",
         ),
         ([1.0, np.inf] * 2, "classification", "the target 'y' must be a finite number in every row, got inf in row 1"),
-        (["1", "2", "x"], "regression", "the target 'y' must be a finite number in every row, got 'x' in row 2; what"),
+        (
+            ["1", "2", "on request"],
+            "regression",
+            "the target 'y' must be a finite number in every row, got 'on request' in row 2; if it means a missing "
+            'value: --missing "on request"',
+        ),
         ([*map(str, range(30)), "open"], None, "the target 'y' must be a finite number in every row, got 'open' in"),
         (["$5", "€6", "$7.5"], None, "the target 'y' must be numbers in one unit, got '$', '€'"),
         ([datetime.date(2020, 1, 1)] * 3, None, "the target 'y' must be numbers or classes, got dates: make numbers"),

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyarrow import compute
 
 from bayesadam.tables.encoder.column_types import MIN_ROWS, Category, Column, Number
 from bayesadam.tables.encoder.csv_numbers import NUMBER, as_text, flags, is_number, is_text, numbers_in, read_numbers
 from bayesadam.tables.encoder.dates import Date, are_cells, as_times, order_of
-from bayesadam.tables.encoder.findings import Place
+from bayesadam.tables.encoder.findings import Place, option
 
 
 def values_of(column: Column, values: pa.ChunkedArray) -> Any:
@@ -35,18 +36,19 @@ def notes(column: Column, values: pa.ChunkedArray, place: Place, *, day_first: b
     """
     name = column.name
     if isinstance(column, Number):
-        return number_notes(name, values, place, column.decimal) + _code_notes(column, values, place)
+        numbers = numbers_in(values, column.decimal, column.unit)
+        return number_notes(name, values, place, column.decimal) + code_notes(name, numbers, place)
     if isinstance(column, Date) and is_text(values.type) and not column.order.startswith(("year", "time")):
         row = int(are_cells(values).argmax())
         guess = order_of(as_text(values).combine_chunks().drop_null().unique(), day_first=day_first)
-        unsure = " (if the day comes first: day first)" if guess and guess[1] else ""
+        unsure = " (if the day comes first: --day-first)" if guess and guess[1] else ""
         day = np.datetime_as_string(as_times(values, column.order)[row], unit="D")
         return [f"column {name!r}: {values[row].as_py()!r} in {place(row)} is read as {day}: {column.order}{unsure}"]
     if not isinstance(column, Category):
         return []
     lines = []
     if is_number(values.type):
-        lines = [f"column {name!r} is a category (if it is a quantity: keep)"]
+        lines = [f"column {name!r} is a category (if it is a quantity: {option('keep', name)})"]
     elif is_text(values.type):
         lines = _nearly_numbers(name, as_text(values).combine_chunks(), place)
     if column.other:
@@ -94,13 +96,13 @@ def _nearly_numbers(name: str, text: pa.Array, place: Place) -> list[str]:
     return [f"column {name!r} is a category, as {text[row].as_py()!r} in {place(row)} is {rule}"]
 
 
-def _code_notes(column: Number, values: pa.ChunkedArray, place: Place) -> list[str]:
+def code_notes(name: str, numbers: NDArray[np.float64], place: Place) -> list[str]:
     """Return a note on -999 or the like, if it is farther from all other values than they are from each other."""
-    numbers = numbers_in(values, column.decimal, column.unit)
     for end in {np.nanmin(numbers), np.nanmax(numbers)}:
         others = numbers[~np.isnan(numbers) & (numbers != end)]
         if len(others) and np.abs(others - end).min() > np.ptp(others) and set(f"{abs(end):g}") == {"9"}:
             where = numbers == end
             rows = f"{end:g} in {place(int(where.argmax()))} ({int(where.sum()):,} of {len(numbers):,} rows)"
-            return [f"column {column.name!r}: {rows} is far from all others; if it means a missing value: missing"]
+            missing = option("missing", f"{end:g}")
+            return [f"column {name!r}: {rows} is far from all others; if it means a missing value: {missing}"]
     return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +35,12 @@ def column_errors(what: str, column: pa.ChunkedArray) -> Iterator[None]:
     except pa.ArrowException as error:
         reason = str(error).splitlines()[0]
         raise TableError(f"{what} must be numbers, text or dates, got {column.type} ({reason})") from None
+
+
+def option(name: str, value: str) -> str:
+    """Return an option of the command line, quoted for the shell."""
+    safe = shlex.quote(value)
+    return f"--{name} {safe}" if safe == value or set(value) & set('"$`\\!') else f'--{name} "{value}"'
 
 
 def row_place(row: int) -> str:

@@ -24,9 +24,9 @@ from bayesadam.tables.encoder.csv_numbers import (
     read_numbers,
 )
 from bayesadam.tables.encoder.dates import are_cells
-from bayesadam.tables.encoder.describe import number_notes
+from bayesadam.tables.encoder.describe import code_notes, number_notes
 from bayesadam.tables.encoder.encoder import FEW, are_whole
-from bayesadam.tables.encoder.findings import Place, TableError, quoted, row_place
+from bayesadam.tables.encoder.findings import Place, TableError, option, quoted, row_place
 from bayesadam.tables.encoder.frames import as_table
 
 TASKS = ("regression", "classification")
@@ -137,7 +137,8 @@ def _regression(name: str, column: pa.ChunkedArray, why: str, place: Place, deci
     numbers = values[~np.isnan(values)]
     if numbers.min() == numbers.max():
         raise TableError(f"the target {name!r} must have different values, got {numbers[0]:g} in every row")
-    notes = [*number_notes(name, column, place, decimal), *_left_out(len(values) - len(numbers))]
+    notes = number_notes(name, column, place, decimal) + code_notes(name, values, place)
+    notes += _left_out(len(values) - len(numbers))
     return Target(name, "regression", why, (), values, notes, unit or "")
 
 
@@ -180,11 +181,12 @@ def _numbers(name: str, column: pa.ChunkedArray, place: Place, decimal: str = ".
     wrong = np.isnan(values) & are_cells(column)
     if wrong.any():
         row = int(wrong.argmax())
+        cell = column[row].as_py()
         others = int(wrong.sum()) - 1
         more = f" and {others:,} other {'row' if others == 1 else 'rows'}" if others else ""
         raise TableError(
-            f"the target {name!r} must be a finite number in every row, got {column[row].as_py()!r} in {place(row)}"
-            f"{more}; what means a missing value can be named (missing)"
+            f"the target {name!r} must be a finite number in every row, got {cell!r} in {place(row)}{more}; "
+            f"if it means a missing value: {option('missing', str(cell))}"
         )
     return values
 

@@ -14,7 +14,7 @@ from scipy.optimize import Bounds, minimize, nnls
 from torch import Tensor
 
 from bayesadam.calibration import least
-from bayesadam.likelihoods import Likelihood
+from bayesadam.likelihoods import Likelihood, NegativeBinomial, Poisson
 from bayesadam.tables.estimators.named_likelihoods import minimise
 
 Floats = NDArray[np.float64]
@@ -31,6 +31,9 @@ LOWEST, HIGHEST = np.array([math.log(1e-3), math.log(1e-6), 0.0]), np.array([mat
 
 STEP = 1.5
 """Factor between the points at which the curvature of a loss is measured."""
+
+LOG_MEANS = Poisson, NegativeBinomial
+"""Likelihoods of counts, whose output is the logarithm of the mean."""
 
 SMALLEST = 1e-12
 """Lower bound of variances of standardised targets."""
@@ -154,7 +157,7 @@ def output_scale(
         """Return the negative log-likelihood of the rows, summed."""
         total = torch.full((len(targets),), -math.inf, dtype=torch.float64)
         for draws, rows in zip(outputs, places, strict=True):
-            density = likelihood.log_density(scaled(draws, factor), targets[rows]).double()
+            density = likelihood.log_density(scaled(draws, factor, likelihood), targets[rows]).double()
             total = total.index_copy(0, rows, torch.logaddexp(total[rows], density.logsumexp(0)))
         return -(weight * (total - components.log())).sum()
 
@@ -177,9 +180,17 @@ def output_scale(
     return Scales(factor, 1.0, 0.0, max(curvature, 2.0 * force) ** -0.5)
 
 
-def scaled(outputs: Tensor, factor: float) -> Tensor:
-    """Multiply the variance of draws ``(S, ...)`` by a factor."""
-    return outputs if factor == 1.0 else torch.lerp(outputs.mean(0), outputs, math.sqrt(factor))
+def scaled(outputs: Tensor, factor: float, likelihood: Likelihood) -> Tensor:
+    """Multiply the variance of draws ``(S, ...)`` of a member's outputs by a factor.
+
+    With a likelihood of counts, the draws of each row are also shifted, so that the average of their means is the mean
+    at the average output. Otherwise predicted means would grow with the variance, as the exponential is convex.
+    """
+    center = outputs.mean(0)
+    draws = outputs if factor == 1.0 else torch.lerp(center, outputs, math.sqrt(factor))
+    if not isinstance(likelihood, LOG_MEANS):
+        return draws
+    return draws - ((draws - center).logsumexp(0) - math.log(len(draws)))
 
 
 def mean_weights(predictions: Floats, target: Floats, weight: Floats, excess: float) -> Floats:

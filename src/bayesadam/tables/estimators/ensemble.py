@@ -176,7 +176,7 @@ class RegressionEnsemble(BayesianMLP):
         factor = float(self.calibration_["epistemic"][0])
         for rows in self._in_parts(X):
             predicted: Any = self._all_predictions(rows)
-            parts.append(torch.cat([scaled(pred.outputs.double(), factor) for pred in predicted]))
+            parts.append(torch.cat([scaled(pred.outputs.double(), factor, pred.likelihood) for pred in predicted]))
         outputs = torch.cat(parts, dim=1)
         likelihood = named_likelihoods.average(self._likelihoods).double()
         if not self._several:

@@ -15,8 +15,11 @@ from bayesadam.tables.report.predicted import LEVEL, Predicted, PredictedClasses
 from bayesadam.tables.report.weighted import effective, mean_and_error
 
 
-def predictions(rows: PredictedNumbers, target: str) -> Chart:
-    """Return a chart of predicted against actual values, with intervals; those that miss are marked differently."""
+def predictions(rows: PredictedNumbers, target: str, place: str) -> Chart:
+    """Return a chart of predicted against actual values, with intervals; those that miss are marked differently.
+
+    A row is named by its ``place`` in the file: "line" or "row".
+    """
     texts = column(np.concatenate([rows.y, rows.mean, rows.lower, rows.upper]))
     actual, mean, lower, upper = (texts[i * len(rows) : (i + 1) * len(rows)] for i in range(4))
     chart = Chart(
@@ -26,7 +29,7 @@ def predictions(rows: PredictedNumbers, target: str) -> Chart:
         "an interval that crosses the line contains the actual value.",
         f"actual {target}",
         f"predicted {target}",
-        {"row": [f"{row:.0f}" for row in rows.row], "actual": actual, "predicted": mean, "from": lower, "to": upper},
+        {place: [f"{row:.0f}" for row in rows.row], "actual": actual, "predicted": mean, "from": lower, "to": upper},
         height=4.6,
     )
     chart.diagonal("predicted = actual", at=float(rows.y[0]))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-from sklearn.metrics import precision_recall_curve, precision_recall_fscore_support
+from sklearn.metrics import precision_recall_curve, precision_recall_fscore_support, roc_auc_score
 
 from bayesadam.tables.report.numbers import number, percent
 from bayesadam.tables.report.predicted import (
@@ -25,6 +25,11 @@ from bayesadam.tables.report.weighted import mean_and_error, quantile
 
 OURS = "bayesadam"
 _BY_NLL = " (negative log-likelihood of the held-out rows)"
+_MODELS = {
+    "linear model": ("Ridge", "LogisticRegression"),
+    "gradient boosting": ("HistGradientBoostingRegressor", "HistGradientBoostingClassifier"),
+}
+"""Names in scikit-learn of the models of :func:`bayesadam.tables.runs.evaluation.baselines`: for numbers, classes."""
 RARE = 0.3
 """Share of the rows below which recall and precision of the rarest class are shown."""
 
@@ -49,11 +54,17 @@ def headline(
     if held_out is None or unseen is None:
         return [Markup("No prediction of a held-out row is finite, so nothing is known about new data.")]
     rare = Markup("") if isinstance(unseen, PredictedNumbers) else _rare(unseen, classes)
-    sentences = (_advice(margins), _error(held_out, unit), rare, _promise(unseen), _knows(unseen, unit))
+    sentences = (
+        _advice(margins, isinstance(held_out, PredictedNumbers)),
+        _error(held_out, unit),
+        rare,
+        _promise(unseen),
+        _knows(unseen, unit),
+    )
     return [sentence for sentence in sentences if sentence]
 
 
-def _advice(margins: Mapping[str, Any]) -> Markup:
+def _advice(margins: Mapping[str, Any], regression: bool) -> Markup:
     """Say which model to use by the NLL: one that is clearly better than ours, or else one as good, or else ours.
 
     A difference is clear if it is more than two of its standard errors.
@@ -62,17 +73,26 @@ def _advice(margins: Mapping[str, Any]) -> Markup:
     clear = {model: above for model, (above, error) in comparable.items() if abs(above) > 2.0 * error}
     alike = [model for model in comparable if model not in clear]
     if clear and min(clear.values()) < 0:
-        text = "<strong>The {} is better here: use it.</strong> The difference is beyond chance{}."
-        return _fill(text, min(clear, key=lambda model: clear[model]), _BY_NLL)
+        text = "<strong>The {} is better here: use it.</strong> The difference is beyond chance{}.{}"
+        best = min(clear, key=lambda model: clear[model])
+        return _fill(text, best, _BY_NLL, _how(best, regression))
     if alike:
-        text = "<strong>The {} is as good here: use it, as it is simpler.</strong> No difference is beyond chance{}."
-        return _fill(text, alike[0], _BY_NLL)
+        text = "<strong>The {} is as good here: use it, as it is simpler.</strong> No difference is beyond chance{}.{}"
+        return _fill(text, alike[0], _BY_NLL, _how(alike[0], regression))
     text = "<strong>Use this model:</strong> it is better than the {}, beyond chance{}."
     return _fill(text, " and the ".join(clear), _BY_NLL) if clear else Markup("")
 
 
+def _how(model: str, regression: bool) -> Markup:
+    """Say how to get a model of scikit-learn for the columns of the table."""
+    if model not in _MODELS:
+        return Markup("")
+    text = " It is scikit-learn's <code>make_pipeline(TableEncoder(), StandardScaler(), {}())</code>."
+    return _fill(text, _MODELS[model][not regression])
+
+
 def _rare(rows: PredictedClasses, classes: Sequence[str]) -> Markup:
-    """Return recall and precision of the rarest class, as predicted and with the threshold of the largest F1 score."""
+    """Return AUROC, recall and precision of the rarest class, as predicted and with the threshold of the largest F1."""
     counts = np.bincount(rows.label, rows.weight, minlength=len(classes))
     rarest = int(np.where(counts > 0, counts, np.inf).argmin())
     share = float(counts[rarest] / counts.sum())
@@ -84,13 +104,20 @@ def _rare(rows: PredictedClasses, classes: Sequence[str]) -> Markup:
     )
     precisions, recalls, thresholds = precision_recall_curve(right, rows.probs[:, rarest], sample_weight=rows.weight)
     best = int((precisions * recalls / np.maximum(precisions + recalls, 1e-12))[:-1].argmax())
+    area = roc_auc_score(right, rows.probs[:, rarest], sample_weight=rows.weight)
     text = (
-        "Of {}, {} are <strong>{}</strong>. It finds {} of them (recall), and {} of those that it calls so are "
-        "(precision). Call a row so from a probability of <strong>{}</strong> on, and these are {} and {}."
+        "Of {}, {} are <strong>{}</strong> (AUROC {}). If the most probable class is predicted, {} of them are found "
+        "(recall), and {}. If this class is predicted from a probability "
+        "of <strong>{}</strong> on, the recall is {} and the precision {}; this threshold was chosen on these rows, so "
+        "expect less of both for new rows."
     )
-    where = counted(rows, "row", " that its networks had not seen")
     shares = recall, precision, thresholds[best], recalls[best], precisions[best]
-    return _fill(text, where, percent(share, 1), classes[rarest], *(percent(float(value)) for value in shares))
+    where = counted(rows, "row", " that its networks had not seen")
+    found, sure, *rest = (percent(float(value)) for value in shares)
+    sure = (
+        f"{sure} of the rows predicted as this class are right (precision)" if given.any() else "no row is so predicted"
+    )
+    return _fill(text, where, percent(share, 1), classes[rarest], f"{area:.2f}", found, sure, *rest)
 
 
 def _error(rows: Predicted, unit: str) -> Markup:

@@ -52,7 +52,7 @@ def _charts(data: Mapping[str, Any], target: str, held_out: Any, unseen: Any) ->
         "inputs": [drawn.effect(entry, f"dependence-{i}", task, target, classes) for i, entry in enumerate(entries)]
     }
     if isinstance(held_out, PredictedNumbers):
-        sections["predictions"] = [drawn.predictions(held_out, target)]
+        sections["predictions"] = [drawn.predictions(held_out, target, data["data"].get("place", "row"))]
     if unseen is not None and len(unseen) >= FEW:
         sections["calibration"] = [(drawn.coverage if task == "regression" else drawn.reliability)(unseen)]
         if np.isfinite(unseen.errors[1]).all():
@@ -66,7 +66,8 @@ def _tables(data: Mapping[str, Any], held_out: Any) -> dict[str, Any]:
     settings = {name: value for name, value in given["config"].items() if value not in (None, [], False)}
     tables = {
         "scores": {"columns": scores(metrics), "models": list(metrics), "ours": OURS, "meanings": meanings(metrics)},
-        "surprises": data["surprises"] and {"rows": data["surprises"], "target": data["target"]},
+        "surprises": data["surprises"]
+        and {"rows": data["surprises"], "target": data["target"], "place": data["data"].get("place", "row")},
         "data": data["data"],
         "reproduce": {**given, "config": json.dumps(settings, indent=2, ensure_ascii=False)},
     }

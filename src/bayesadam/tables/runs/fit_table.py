@@ -19,6 +19,7 @@ from bayesadam.tables.encoder.encoder import Encoded
 from bayesadam.tables.estimators.choice import described
 from bayesadam.tables.estimators.classifier import BayesianMLPClassifier
 from bayesadam.tables.estimators.members import ROWS
+from bayesadam.tables.estimators.named_likelihoods import IF_COUNTS
 from bayesadam.tables.estimators.regressor import BayesianMLPRegressor
 from bayesadam.tables.estimators.threads import threads_for
 from bayesadam.tables.report import write_report
@@ -194,7 +195,9 @@ def _train(prepared: Prepared, watcher: Watcher) -> Any:
         except (ValueError, TypeError, FloatingPointError) as error:
             raise RunError(f"the fit is not possible: {error}") from error
     if not estimator.interrupted_:
-        prepared.notes.extend(dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught))
+        messages = dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught)
+        option = "if they are counts: --likelihood negative_binomial, or poisson"
+        prepared.notes.extend(message.replace(IF_COUNTS, option) for message in messages)
     return estimator
 
 

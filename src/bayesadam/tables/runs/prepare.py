@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from bayesadam.tables.encoder.csv_numbers import decimals_of, numbers_in
 from bayesadam.tables.encoder.describe import values_of
 from bayesadam.tables.encoder.encoder import TableEncoder, numbers_rows
-from bayesadam.tables.encoder.findings import Findings, Place, TableError, column_errors, quoted
+from bayesadam.tables.encoder.findings import Findings, Place, TableError, column_errors, option, quoted
 from bayesadam.tables.encoder.frames import as_table, cleaned
 from bayesadam.tables.encoder.read_table import TableFile, read_table
 from bayesadam.tables.encoder.spelling import spelled
@@ -131,7 +132,7 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
     encoder.fit(inputs.take(split.training))
     findings = Findings(place)
     matrix = encoder.encode(inputs, findings)
-    read = [*encoder.notes(inputs, place=place), *findings.cells]
+    read = [*encoder.notes(inputs, place=place), *map(_with_options, findings.cells)]
     groups = ranks(table.column(settings.group), "the groups") if settings.group else copies
     return Prepared(
         settings=settings,
@@ -145,9 +146,14 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
         matrix=matrix,
         groups=None if groups is None else groups[split.training],
         weights=weights,
-        left_out={**special, **encoder.left_out_},
+        left_out={name: _with_options(why, name) for name, why in {**special, **encoder.left_out_}.items()},
         notes=[*file.notes, *notes, *target.notes, *copied, *read],
     )
+
+
+def _with_options(text: str, column: str = "NAME") -> str:
+    """Return a text for users of Python, in which the settings that it advises are options of the command line."""
+    return re.sub(r"(?<=: )(keep|category|drop)(?=[;)])", lambda found: option(found[0], column), text)
 
 
 def _with_names(settings: Settings, columns: list[str]) -> tuple[Settings, list[str]]:
@@ -160,7 +166,7 @@ def _with_names(settings: Settings, columns: list[str]) -> tuple[Settings, list[
     wrong: list[str] = []
     notes: list[str] = []
 
-    def spelt(option: str, name: str) -> str:
+    def spelt(setting: str, name: str) -> str:
         if name not in columns:
             name = spelled(name)
         if name in columns:
@@ -171,15 +177,15 @@ def _with_names(settings: Settings, columns: list[str]) -> tuple[Settings, list[
             return column
         near = get_close_matches(name, columns, 1) or get_close_matches(name.lower(), columns, 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        wrong.append(f"{option} must be a column of the table, got {name!r}{hint}")
+        wrong.append(f"{setting} must be a column of the table, got {name!r}{hint}")
         return name
 
     changed: dict[str, Any] = {}
-    for option in ("target", *_COLUMNS, "drop", "keep", "category", "date"):
-        given = getattr(settings, option)
+    for setting in ("target", *_COLUMNS, "drop", "keep", "category", "date"):
+        given = getattr(settings, setting)
         if given is not None:
             many = isinstance(given, tuple)
-            changed[option] = tuple(spelt(option, name) for name in given) if many else spelt(option, given)
+            changed[setting] = tuple(spelt(setting, name) for name in given) if many else spelt(setting, given)
     if wrong:
         raise RunError(f"{'; '.join(wrong)}; the columns are {quoted(columns)}")
     return replace(settings, **changed), notes

@@ -71,6 +71,7 @@ def report_data(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "data": {
             "file": prepared.file.name,
+            "place": prepared.file.unit,
             "rows": len(prepared.y),
             "train_rows": len(split.training),
             "held_out_rows": len(split.held_out),
