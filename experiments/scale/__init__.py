@@ -67,8 +67,9 @@ METHODS: Mapping[str, Mapping[str, tuple[Options, Sequence[float]]]] = {
     },
 }
 """By problem and method: options other than the learning rate, and the learning rates that are tried; none for
-untouched BayesAdam, which is in a second row with the best of three, as the others. The options of ``ivon-opt`` are those of its authors' scripts for GPT-2 and CIFAR-10.
-The first method of a problem is the one that the others are compared with.
+untouched BayesAdam, which is in a second row with the best of three, as the others. The options of ``ivon-opt`` are
+those of its authors' scripts for GPT-2 and CIFAR-10. The first method of a problem is the one that the others are
+compared with.
 """
 LABELS = {
     "adamw": ("AdamW", "0.35"),
