@@ -10,12 +10,13 @@ et al. 2022, section 3.2), so that its few large values do not determine the fun
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import solve
 from scipy.special import log_softmax
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, RidgeCV
@@ -139,10 +140,7 @@ def linear_parts(rows: TrainingRows, classes: int) -> Iterator[tuple[LinearPart,
     left_out = np.any(folds, axis=0)
     for pieces, used in _designs(inputs, classes if classes > 2 else 1):
         if not classes:
-            unseen = np.full(targets.shape, np.nan)
-            for fold in folds:
-                unseen[fold] = _ridge(inputs, pieces, targets, weight, used & ~fold).outputs(inputs[fold])
-            yield _ridge(inputs, pieces, targets, weight, used), unseen
+            yield _ridge(inputs, pieces, targets, weight, used, folds)
             continue
         candidates = []
         for strength in STRENGTHS:
@@ -190,15 +188,40 @@ def spread(count: int, most: int) -> NDArray[np.bool_]:
     return used
 
 
-def _ridge(inputs: Floats, pieces: Pieces, targets: Floats, weight: Floats, rows: NDArray[np.bool_]) -> LinearPart:
-    """Fit a ridge regression to some of the rows."""
-    features = _encoded(inputs[rows], *pieces)
+def _ridge(
+    inputs: Floats,
+    pieces: Pieces,
+    targets: Floats,
+    weight: Floats,
+    used: NDArray[np.bool_],
+    folds: Sequence[NDArray[np.bool_]],
+) -> tuple[LinearPart, Floats]:
+    """Fit a ridge regression to the rows that are used, and predict every fold by one of the others' rows.
+
+    The fit to all rows chooses the penalties of all fits. The products of features, of which those of a fold are
+    subtracted, are computed once.
+    """
+    features, own = _encoded(inputs[used], *pieces), weight[used, None]
     mean, scale = features.mean(0), 1.0 / np.maximum(features.std(0), 1e-6)
-    model = RidgeCV(PENALTIES, alpha_per_target=True, gcv_mode="svd").fit(
-        (features - mean) * scale, targets[rows], weight[rows]
-    )
-    coefficient = np.atleast_2d(model.coef_) * scale  # one target: scikit-learn drops the axis
-    return LinearPart(*pieces, coefficient, np.atleast_1d(model.intercept_) - coefficient @ mean)
+    features = (features - mean) * scale
+    model = RidgeCV(PENALTIES, alpha_per_target=True, gcv_mode="svd").fit(features, targets[used], own[:, 0])
+    penalties, count = np.broadcast_to(model.alpha_, targets.shape[1]), features.shape[1]
+
+    def part(coefficient: Floats, intercept: Floats) -> LinearPart:
+        return LinearPart(*pieces, coefficient * scale, intercept - (coefficient * scale) @ mean)
+
+    table = np.column_stack([features, np.ones(len(features)), targets[used]])
+    total, unseen = table.T @ (own * table), np.full(targets.shape, np.nan)
+    for fold in folds:
+        at = fold[used]
+        products = total - table[at].T @ (own[at] * table[at])
+        square, right = products[: count + 1, : count + 1], products[: count + 1, count + 1 :]
+        penalised = np.eye(count + 1)
+        penalised[count, count] = 0.0  # the intercept
+        pairs = zip(penalties, right.T, strict=True)
+        rows = np.stack([solve(square + penalty * penalised, column, assume_a="pos") for penalty, column in pairs])
+        unseen[fold] = part(rows[:, :count], rows[:, count]).outputs(inputs[fold])
+    return part(np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_)), unseen  # with one target they are flat
 
 
 def _logistic(
