@@ -16,10 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solve
 from scipy.special import log_softmax
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression, RidgeCV
 
 from bayesadam.tables.estimators import plan
 from bayesadam.tables.estimators.calibration import effective_rows
@@ -45,7 +42,7 @@ STRENGTHS = (0.01, 0.05, 0.3)
 """Candidates for scikit-learn's ``C``, the inverse strength of the penalty; ``C`` is chosen on left-out rows."""
 
 PENALTIES = 10.0 ** np.arange(-4.0, 5.0)
-"""Candidates for the penalty of a ridge regression, which is chosen by leave-one-out errors."""
+"""Candidates for the penalty of a ridge regression."""
 
 FEWEST = 40
 """Minimum number of rows for these regressions."""
@@ -196,32 +193,49 @@ def _ridge(
     used: NDArray[np.bool_],
     folds: Sequence[NDArray[np.bool_]],
 ) -> tuple[LinearPart, Floats]:
-    """Fit a ridge regression to the rows that are used, and predict every fold by one of the others' rows.
+    """Fit a ridge regression to the rows that are used, and predict each fold by a fit to the rows of the others.
 
-    The fit to all rows chooses the penalties of all fits. The products of features, of which those of a fold are
-    subtracted, are computed once.
+    The products of the features are summed once over all rows, and those of a fold are then subtracted.
     """
     features, own = _encoded(inputs[used], *pieces), weight[used, None]
     mean, scale = features.mean(0), 1.0 / np.maximum(features.std(0), 1e-6)
-    features = (features - mean) * scale
-    model = RidgeCV(PENALTIES, alpha_per_target=True, gcv_mode="svd").fit(features, targets[used], own[:, 0])
-    penalties, count = np.broadcast_to(model.alpha_, targets.shape[1]), features.shape[1]
+    table = np.column_stack([(features - mean) * scale, np.ones(len(features)), targets[used]])
+    products, unseen = table.T @ (own * table), np.full(targets.shape, np.nan)
 
-    def part(coefficient: Floats, intercept: Floats) -> LinearPart:
+    def part(products: Floats, count: int) -> LinearPart:
+        coefficient, intercept = _solved(products, features.shape[1], count)
         return LinearPart(*pieces, coefficient * scale, intercept - (coefficient * scale) @ mean)
 
-    table = np.column_stack([features, np.ones(len(features)), targets[used]])
-    total, unseen = table.T @ (own * table), np.full(targets.shape, np.nan)
     for fold in folds:
         at = fold[used]
-        products = total - table[at].T @ (own[at] * table[at])
-        square, right = products[: count + 1, : count + 1], products[: count + 1, count + 1 :]
-        penalised = np.eye(count + 1)
-        penalised[count, count] = 0.0  # the intercept
-        pairs = zip(penalties, right.T, strict=True)
-        rows = np.stack([solve(square + penalty * penalised, column, assume_a="pos") for penalty, column in pairs])
-        unseen[fold] = part(rows[:, :count], rows[:, count]).outputs(inputs[fold])
-    return part(np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_)), unseen  # with one target they are flat
+        others = products - table[at].T @ (own[at] * table[at])
+        unseen[fold] = part(others, np.count_nonzero(~at)).outputs(inputs[fold])
+    return part(products, len(table)), unseen
+
+
+def _solved(products: Floats, features: int, count: int) -> tuple[Floats, Floats]:
+    """Return coefficients ``(K, E)`` and intercepts ``(K,)`` of a ridge regression.
+
+    The penalty of each target has the least generalised cross-validation score (Golub, Heath and Wahba 1979, eq. 1.4).
+
+    Args:
+        products: Sums of the products of ``E`` features, a one, and ``K`` targets, ``(E + 1 + K, E + 1 + K)``.
+        features: Number ``E`` of features.
+        count: Number of rows.
+    """
+    sums = products[features]
+    centred = products - np.outer(sums, sums) / sums[features]
+    values, vectors = np.linalg.eigh(centred[:features, :features])
+    values, total = np.maximum(values, 0.0), centred.diagonal()[features + 1 :]
+    right = vectors.T @ centred[:features, features + 1 :]
+    shrunk = right / (values + PENALTIES[:, None])[..., None]  # (penalties, E, K)
+    squares = total - (shrunk * (2.0 * right - values[:, None] * shrunk)).sum(1)
+    freedom = 1.0 + (values / (values + PENALTIES[:, None])).sum(1, keepdims=True)
+    # The squares of a fit through all targets are rounding errors.
+    scores = np.maximum(squares, 1e-10 * total) / np.maximum(count - freedom, 1e-10 * count) ** 2
+    best = shrunk[scores.argmin(0), :, np.arange(len(total))]
+    coefficient = best @ vectors.T
+    return coefficient, (sums[features + 1 :] - coefficient @ sums[:features]) / sums[features]
 
 
 def _logistic(
@@ -234,6 +248,9 @@ def _logistic(
     strength: float,
 ) -> LinearPart:
     """Fit a logistic regression to some rows. A class without any of them gets constant log odds of about one row."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
     features = _encoded(inputs[rows], *pieces)
     mean, scale = features.mean(0), 1.0 / np.maximum(features.std(0), 1e-6)
     model = LogisticRegression(C=strength, max_iter=100)
