@@ -203,7 +203,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         if self._method.posterior == "anchored":
             shown, weights, options["prior"] = randomized(self.network_, data, likelihoods, self.prior_precision, seed)
         batch_size = self.batch_size or min(count, FULL_BATCH)
-        least = self.default_steps * (1 if self._method.posterior != "anchored" else 2)  # these have to reach optima
+        least = self.default_steps * (2 if self._method.posterior == "anchored" else 1)  # its members end at an optimum
         longest = max(len(x) for x, _ in data)
         training = Training(
             models,
