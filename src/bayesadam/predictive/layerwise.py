@@ -239,7 +239,7 @@ def _recorded(layers: list[_Layer], calls: list[_Call]) -> Iterator[None]:
 
 
 @torch.enable_grad()
-def _gradients(output: Tensor, inputs: Sequence[Any], direction: Tensor, *, retain: bool, **options: bool) -> Any:
+def _gradients(output: Tensor, inputs: Sequence[Any], direction: Tensor, *, retain: bool, **options: Any) -> Any:
     """Gradients of a sum: with the direction as an argument of its own, PyTorch imports SymPy, which takes a while."""
     product = (output * direction).sum()
-    return torch.autograd.grad(product, inputs, retain_graph=retain, allow_unused=True, **options)
+    return torch.autograd.grad(product, list(inputs), retain_graph=retain, allow_unused=True, **options)

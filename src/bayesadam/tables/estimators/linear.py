@@ -209,7 +209,7 @@ def _ridge(
     for fold in folds:
         at = fold[used]
         others = products - table[at].T @ (own[at] * table[at])
-        unseen[fold] = part(others, np.count_nonzero(~at)).outputs(inputs[fold])
+        unseen[fold] = part(others, int(np.count_nonzero(~at))).outputs(inputs[fold])
     return part(products, len(table)), unseen
 
 
