@@ -162,3 +162,18 @@ for name in lazy:  # there without an import of their own
     assert getattr(bayesadam, name).__name__ == f"bayesadam.{name}"
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_fits_of_tables_do_not_import_the_compiler():
+    """PyTorch's compiler and SymPy take longer than a fit of some hundred rows."""
+    code = """
+import sys
+import numpy as np
+from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
+
+x = np.random.default_rng(0).standard_normal((120, 3))
+for kind, y in ((BayesianMLPRegressor, x[:, 0]), (BayesianMLPClassifier, x[:, 0] > 0)):
+    kind(members=2, epochs=2, random_state=0).fit(x, y).predict(x)
+assert not {"torch._dynamo", "sympy"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

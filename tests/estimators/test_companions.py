@@ -8,8 +8,10 @@ import torch
 from scipy.optimize import lsq_linear
 from scipy.special import log_softmax
 from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegressor
+from sklearn.linear_model import Ridge
 
 from bayesadam.sklearn import BayesianMLPRegressor
+from bayesadam.tables.estimators import linear
 from bayesadam.tables.estimators.calibration import PRIOR, mean_weights
 from bayesadam.tables.estimators.companions import companions
 from bayesadam.tables.estimators.ensemble import _member_moments
@@ -91,6 +93,37 @@ class TestParts:
                 np.zeros(len(root), np.int64),
                 np.zeros(1),
             )
+
+    def test_numbers_of_each_fold_are_those_of_a_ridge_regression_to_the_others(self, additive, monkeypatch):
+        monkeypatch.setattr(linear, "PENALTIES", np.array([3.0]))
+        x, y = standardised(additive[0]), np.stack([standardised(additive[1]), additive[0][:, 0]], axis=1)
+        weight = np.random.default_rng(1).uniform(0.5, 1.5, len(x))
+        data = rows(x, y, weight / weight.mean())
+        (part, unseen), _ = linear_parts(data, 0)
+        spread = (x - x.min(0)) / np.ptp(x, axis=0)  # one piece for every input
+        features = (spread - spread.mean(0)) / spread.std(0)
+        for at in [data.plan.fold == fold for fold in range(10)]:
+            model = Ridge(3.0).fit(features[~at], y[~at], data.weight[~at])
+            np.testing.assert_allclose(unseen[at], model.predict(features[at]), rtol=1e-8, atol=1e-8)
+        model = Ridge(3.0).fit(features, y, data.weight)
+        np.testing.assert_allclose(part.outputs(x), model.predict(features), rtol=1e-8, atol=1e-8)
+
+    def test_the_penalty_has_the_least_score_of_generalised_cross_validation(self):
+        generator = np.random.default_rng(0)
+        x = generator.standard_normal((60, 8))
+        y = np.stack([x @ np.ones(8), x[:, 0] + 2.0 * generator.standard_normal(60)], axis=1)
+        (part, _), *_ = linear_parts(rows(x, y), 0)
+        features, chosen = (x - x.mean(0)) / x.std(0), []
+        for output, own in enumerate(y.T):
+            scores = []
+            for penalty in linear.PENALTIES:
+                inverse = np.linalg.inv(features.T @ features + penalty * np.eye(8))
+                hat = features @ inverse @ features.T + 1.0 / 60
+                scores.append(np.sum((own - hat @ own) ** 2) / (60 - np.trace(hat)) ** 2)
+            chosen.append(int(np.argmin(scores)))
+            best = Ridge(linear.PENALTIES[chosen[-1]]).fit(features, own).predict(features)
+            np.testing.assert_allclose(part.outputs(x)[:, output], best, rtol=1e-8, atol=1e-8)
+        assert chosen[0] < chosen[1]
 
     def test_pieces_describe_skewed_inputs(self, additive):
         x, y = standardised(additive[0]), standardised(additive[1])[:, None]

@@ -345,6 +345,13 @@ def test_a_time_budget_ends_within_a_pass_over_the_rows():
     assert model.stopped_ == "time"
 
 
+@pytest.mark.parametrize(("options", "epochs"), [({}, 30), ({"noise": 1.0}, 60), ({"epochs": 5}, 5)])
+def test_default_steps(options, epochs, curve, monkeypatch):
+    monkeypatch.setattr(BayesianMLPRegressor, "default_steps", 30)
+    model = BayesianMLPRegressor(members=2, hidden=(2,), early_stopping=False, **options).fit(*curve)
+    assert model.epochs_ == epochs
+
+
 def test_early_stopping_by_rows_left_out(curve):
     x, _ = curve
     generator = np.random.default_rng(3)

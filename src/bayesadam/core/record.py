@@ -185,6 +185,10 @@ class _Recorder(TorchDispatchMode):
         self.varying = {variable for variable, tensor in inputs if tensor.ndim}
         self.alive: list[Tensor] = [tensor for _, tensor in inputs]  # kept alive, so that no other tensor gets its id
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # PyTorch would import its compiler, which takes seconds, to keep it from compiling a recording
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

@@ -6,6 +6,7 @@ copy or a checkpoint is in ``param_groups`` or ``state``; the engine holds the d
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -144,7 +145,7 @@ class PerturbedOptimizer(Optimizer):
         model = self._take_names()
         if model is not None:
             param_group = attach.named_alike(param_group, self.param_groups, names_in(model))
-        super().add_param_group(param_group)
+        inspect.unwrap(Optimizer.add_param_group)(self, param_group)  # its wrapper imports the compiler, for seconds
         *others, added = self.param_groups
         try:
             self.check_added(added)

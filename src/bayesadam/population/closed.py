@@ -74,7 +74,7 @@ class ClosedForm:
                 inputs.append(learned)
             with torch.enable_grad():
                 losses = self._losses(inputs[0], learned, constants, batch)
-                grads = torch.autograd.grad(losses, inputs, torch.ones_like(losses), create_graph=curvature == "exact")
+                grads = torch.autograd.grad(losses.sum(), inputs, create_graph=curvature == "exact")
         rows, squares = trace.backward(grads[0].detach(), squares=curvature == "empirical_fisher")
         firsts, seconds = [rows, *(grad.detach() for grad in grads[1:])], []
         if curvature == "exact":

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bayesadam.modules.calls import call
+from bayesadam.modules.calls import call, computes_as
 from bayesadam.modules.mean_network import MeanNetwork
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.posthoc.trained_network import Hessians, TrainedNetwork, too_large
@@ -14,6 +14,8 @@ from bayesadam.predictive.jacobian import Pulled
 
 CHUNK = 2**22
 """Approximate number of values in one batch of Jacobians."""
+
+ELEMENTWISE = (nn.Tanh, nn.ReLU, nn.SiLU, nn.GELU, nn.Sigmoid)
 
 
 class FullSum:
@@ -31,6 +33,7 @@ class FullSum:
         size = sum(p.numel() for p in self.parameters.values())
         if size > MAX_WEIGHTS:
             raise too_large("full", size, "'kron', 'last_layer' or 'diagonal'")
+        self.is_perceptron = _is_perceptron(network)
         device = next(iter(self.parameters.values())).device
         self.matrix = torch.zeros(size, size, dtype=torch.float64, device=device)
 
@@ -46,8 +49,12 @@ class FullSum:
         vectors = torch.stack([*hessians.columns()[0]], dim=1)
         step = max(1, CHUNK // (vectors.shape[1] * len(self.matrix)))
         for start in range(0, len(output), step):
-            part = self.pulled(rows.part(start, start + step), list(self.parameters), vectors[start : start + step])
-            pulled = torch.cat(list(part.values()), dim=2).flatten(0, 1).double()
+            each, part = vectors[start : start + step], rows.part(start, start + step)
+            if self.is_perceptron and isinstance(part.batch, Tensor) and part.batch.ndim == 2:
+                pulled = _of_perceptron(self.network.model, part.batch, each)
+            else:
+                pulled = torch.cat(list(self.pulled(part, list(self.parameters), each).values()), dim=2)
+            pulled = pulled.flatten(0, 1).double()
             self.matrix.addmm_(pulled.T, pulled)
         return hessians
 
@@ -59,3 +66,39 @@ class FullSum:
 
     def close(self) -> None:
         """Do nothing, since the model has no hooks."""
+
+
+def _is_perceptron(network: TrainedNetwork) -> bool:
+    """Whether a network is linear layers and element-wise functions, one after another, with all weights trainable."""
+    model = network.model
+    layers = list(model.named_children()) if type(model) is nn.Sequential else []
+    names = [f"{name}.{part}" for name, layer in layers for part, _ in layer.named_parameters()]
+    plain = all(
+        (computes_as(layer, nn.Linear) or type(layer) in ELEMENTWISE) and not getattr(layer, "inplace", False)
+        for _, layer in layers
+    )
+    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    distinct = type(model) is nn.Sequential and len(layers) == len(model)  # a layer that is used twice is named once
+    return plain and distinct and not hooked and network.output is None and names == list(network.trainable)
+
+
+@torch.enable_grad()
+def _of_perceptron(model: nn.Module, x: Tensor, vectors: Tensor) -> Tensor:
+    """Products of vectors ``(N, R, K)`` with the Jacobians, ``(N, R, D)``, without a map, which takes seconds at first:
+    the gradient of a layer's weight is the product of its input with the gradient of its output.
+    """
+    linear: list[tuple[nn.Module, Tensor, Tensor]] = []
+    hidden = x
+    for layer in model.children():
+        before, hidden = hidden, layer(hidden)
+        if isinstance(layer, nn.Linear):
+            linear.append((layer, before.detach(), hidden))
+    columns = []
+    for vector in vectors.unbind(1):
+        slopes = torch.autograd.grad((hidden * vector).sum(), [output for *_, output in linear], retain_graph=True)
+        parts = []
+        for (layer, before, _), slope in zip(linear, slopes, strict=True):
+            parts.append((slope.unsqueeze(2) * before.unsqueeze(1)).flatten(1))
+            parts += [slope] if layer.bias is not None else []
+        columns.append(torch.cat(parts, dim=1))
+    return torch.stack(columns, dim=1)

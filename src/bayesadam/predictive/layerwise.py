@@ -14,7 +14,7 @@ with respect to their weights are formed, for some data points at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -98,7 +98,7 @@ class Layerwise:
         for k in range(outputs):
             basis = output.new_zeros(count, outputs)
             basis[:, k] = 1.0
-            arrived = _gradients(output, calls, basis.view_as(output), retain=True)
+            arrived = _gradients(output, [call.edge for call in calls], basis.view_as(output), retain=True)
             for into, grad in zip(grads, arrived, strict=True):
                 into[:, k] = 0.0 if grad is None else grad
         self._check_rows(output, calls, grads)
@@ -178,7 +178,8 @@ class Layerwise:
         weights = torch.arange(1, count + 1, device=output.device).cos().to(output.dtype)
         direction = weights.unsqueeze(1).expand(count, outputs).reshape(output.shape)
         good = []
-        for grad, arrived in zip(grads, _gradients(output, calls, direction, retain=False), strict=True):
+        edges = [call.edge for call in calls]
+        for grad, arrived in zip(grads, _gradients(output, edges, direction, retain=False), strict=True):
             expected = grad.sum(1) * weights.view(-1, *[1] * (grad.ndim - 2))
             got = torch.zeros_like(expected) if arrived is None else arrived.to(expected.dtype)
             good.append(torch.dist(expected, got) <= precision(output) ** 0.5 * grad.norm())
@@ -189,12 +190,11 @@ class Layerwise:
         """Compare the closed forms with autograd in one direction of the outputs."""
         direction = torch.arange(1, output.numel() + 1, device=output.device).cos().to(output.dtype).view_as(output)
         good = []
-        for call, grad in zip(calls, _gradients(output, calls, direction, retain=True), strict=True):
+        edges = [call.edge for call in calls]
+        for call, grad in zip(calls, _gradients(output, edges, direction, retain=True), strict=True):
             names = call.layer.names
             tensors = [self.network.tensors[name] for name in names.values()]
-            exact = torch.autograd.grad(
-                output, tensors, direction, retain_graph=True, allow_unused=True, materialize_grads=True
-            )
+            exact = _gradients(output, tensors, direction, retain=True, materialize_grads=True)
             grad = torch.zeros(call.shape, device=output.device, dtype=output.dtype) if grad is None else grad
             tolerance = precision(grad) ** 0.5
             with without_autocast([grad]):
@@ -238,6 +238,8 @@ def _recorded(layers: list[_Layer], calls: list[_Call]) -> Iterator[None]:
         yield
 
 
-def _gradients(output: Tensor, calls: list[_Call], direction: Tensor, *, retain: bool) -> tuple[Tensor | None, ...]:
-    edges = [call.edge for call in calls]
-    return torch.autograd.grad(output, edges, direction, retain_graph=retain, allow_unused=True)
+@torch.enable_grad()
+def _gradients(output: Tensor, inputs: Sequence[Any], direction: Tensor, *, retain: bool, **options: Any) -> Any:
+    """Gradients of a sum: with the direction as an argument of its own, PyTorch imports SymPy, which takes a while."""
+    product = (output * direction).sum()
+    return torch.autograd.grad(product, list(inputs), retain_graph=retain, allow_unused=True, **options)

@@ -55,7 +55,7 @@ MOST_SAMPLES = 10_000
 class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     """The base class of both estimators, which document the parameters."""
 
-    default_steps = 2_000
+    default_steps = 1_000
 
     method: str = "auto"
     _: KW_ONLY
@@ -203,6 +203,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         if self._method.posterior == "anchored":
             shown, weights, options["prior"] = randomized(self.network_, data, likelihoods, self.prior_precision, seed)
         batch_size = self.batch_size or min(count, FULL_BATCH)
+        least = self.default_steps * (2 if self._method.posterior == "anchored" else 1)  # its members end at an optimum
         longest = max(len(x) for x, _ in data)
         training = Training(
             models,
@@ -212,7 +213,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             likelihoods,
             self._method.train,
             options,
-            self.epochs or max(1, default_steps(longest, batch_size, self.default_steps) // -(-longest // batch_size)),
+            self.epochs or max(1, default_steps(longest, batch_size, least) // -(-longest // batch_size)),
             batch_size,
             seed,
             sample_weight=weights,

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.linear_model import RidgeCV
 
 from bayesadam.scaling import column_scales, standardized
 from bayesadam.tables.estimators.calibration import SMALLEST
@@ -124,6 +123,8 @@ def transform_nlls(
     Returns:
         ``(transforms, N)`` for each of the targets.
     """
+    from sklearn.linear_model import RidgeCV  # which predictions do not need
+
     design = _features(inputs)
     pairs = [(column, name) for column, tried in zip(target.T, names, strict=True) for name in tried]
     nlls = np.empty((len(pairs), len(target)))

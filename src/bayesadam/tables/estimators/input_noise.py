@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.optim.adam import adam
 
 from bayesadam.tables.estimators.calibration import SMALLEST, Scales, variance_scales
 
@@ -24,6 +25,9 @@ UNITS, LR, DECAY = 8, 0.02, 1.0
 STEPS, LOOK, PATIENCE = 400, 10, 6
 """Maximum number of steps, number of steps between two evaluations on the rows that the networks leave out, and number
 of evaluations without improvement after which the training ends."""
+
+ADAM: dict[str, Any] = {"amsgrad": False, "maximize": False, "weight_decay": 0.0, "eps": 1e-8}
+ADAM |= {"lr": LR, "beta1": 0.9, "beta2": 0.999}
 
 BATCH = 2_048
 BEND = 3.0
@@ -193,7 +197,9 @@ def _fit(left_out: LeftOut, epistemic: Floats) -> tuple[NoisePattern, Floats] | 
     whole = float((weight * square).mean())
     level = math.log(max(whole - float((weight * spread).mean()), 0.1 * whole, SMALLEST))
     networks = _Networks(len(names), features.shape[1], level)
-    optimizer = torch.optim.Adam(networks.parameters(), lr=LR)
+    parameters = networks.parameters()
+    means, squares = ([torch.zeros_like(value) for value in parameters] for _ in range(2))
+    counts = [torch.zeros(()) for _ in parameters]
     generator = torch.Generator().manual_seed(0)
 
     def losses(log_noise: Tensor, at: Any) -> Tensor:
@@ -212,10 +218,10 @@ def _fit(left_out: LeftOut, epistemic: Floats) -> tuple[NoisePattern, Floats] | 
                 break
         at = torch.randint(rows, (BATCH,), generator=generator) if rows > BATCH else torch.arange(rows)
         others = 1.0 - in_fold[:, at]
-        means = (losses(networks(features[at]), at) * others).sum(1) / others.sum(1).clamp_min(1.0)
-        optimizer.zero_grad()
-        (means.sum() + 0.5 * DECAY / rows * networks.decay()).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        of_folds = (losses(networks(features[at]), at) * others).sum(1) / others.sum(1).clamp_min(1.0)
+        grads = torch.autograd.grad(of_folds.sum() + 0.5 * DECAY / rows * networks.decay(), parameters)
+        with torch.no_grad():  # the optimiser as a function: the class imports the compiler, which takes seconds
+            adam(parameters, [*grads], means, squares, [], counts, **ADAM)
     if best == 0:
         return None
     arrays, constant = chosen

@@ -10,15 +10,13 @@ et al. 2022, section 3.2), so that its few large values do not determine the fun
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression, RidgeCV
 
 from bayesadam.tables.estimators import plan
 from bayesadam.tables.estimators.calibration import effective_rows
@@ -44,7 +42,7 @@ STRENGTHS = (0.01, 0.05, 0.3)
 """Candidates for scikit-learn's ``C``, the inverse strength of the penalty; ``C`` is chosen on left-out rows."""
 
 PENALTIES = 10.0 ** np.arange(-4.0, 5.0)
-"""Candidates for the penalty of a ridge regression, which is chosen by leave-one-out errors."""
+"""Candidates for the penalty of a ridge regression."""
 
 FEWEST = 40
 """Minimum number of rows for these regressions."""
@@ -139,10 +137,7 @@ def linear_parts(rows: TrainingRows, classes: int) -> Iterator[tuple[LinearPart,
     left_out = np.any(folds, axis=0)
     for pieces, used in _designs(inputs, classes if classes > 2 else 1):
         if not classes:
-            unseen = np.full(targets.shape, np.nan)
-            for fold in folds:
-                unseen[fold] = _ridge(inputs, pieces, targets, weight, used & ~fold).outputs(inputs[fold])
-            yield _ridge(inputs, pieces, targets, weight, used), unseen
+            yield _ridge(inputs, pieces, targets, weight, used, folds)
             continue
         candidates = []
         for strength in STRENGTHS:
@@ -190,15 +185,57 @@ def spread(count: int, most: int) -> NDArray[np.bool_]:
     return used
 
 
-def _ridge(inputs: Floats, pieces: Pieces, targets: Floats, weight: Floats, rows: NDArray[np.bool_]) -> LinearPart:
-    """Fit a ridge regression to some of the rows."""
-    features = _encoded(inputs[rows], *pieces)
+def _ridge(
+    inputs: Floats,
+    pieces: Pieces,
+    targets: Floats,
+    weight: Floats,
+    used: NDArray[np.bool_],
+    folds: Sequence[NDArray[np.bool_]],
+) -> tuple[LinearPart, Floats]:
+    """Fit a ridge regression to the rows that are used, and predict each fold by a fit to the rows of the others.
+
+    The products of the features are summed once over all rows, and those of a fold are then subtracted.
+    """
+    features, own = _encoded(inputs[used], *pieces), weight[used, None]
     mean, scale = features.mean(0), 1.0 / np.maximum(features.std(0), 1e-6)
-    model = RidgeCV(PENALTIES, alpha_per_target=True, gcv_mode="svd").fit(
-        (features - mean) * scale, targets[rows], weight[rows]
-    )
-    coefficient = np.atleast_2d(model.coef_) * scale  # one target: scikit-learn drops the axis
-    return LinearPart(*pieces, coefficient, np.atleast_1d(model.intercept_) - coefficient @ mean)
+    table = np.column_stack([(features - mean) * scale, np.ones(len(features)), targets[used]])
+    products, unseen = table.T @ (own * table), np.full(targets.shape, np.nan)
+
+    def part(products: Floats, count: int) -> LinearPart:
+        coefficient, intercept = _solved(products, features.shape[1], count)
+        return LinearPart(*pieces, coefficient * scale, intercept - (coefficient * scale) @ mean)
+
+    for fold in folds:
+        at = fold[used]
+        others = products - table[at].T @ (own[at] * table[at])
+        unseen[fold] = part(others, int(np.count_nonzero(~at))).outputs(inputs[fold])
+    return part(products, len(table)), unseen
+
+
+def _solved(products: Floats, features: int, count: int) -> tuple[Floats, Floats]:
+    """Return coefficients ``(K, E)`` and intercepts ``(K,)`` of a ridge regression.
+
+    The penalty of each target has the least generalised cross-validation score (Golub, Heath and Wahba 1979, eq. 1.4).
+
+    Args:
+        products: Sums of the products of ``E`` features, a one, and ``K`` targets, ``(E + 1 + K, E + 1 + K)``.
+        features: Number ``E`` of features.
+        count: Number of rows.
+    """
+    sums = products[features]
+    centred = products - np.outer(sums, sums) / sums[features]
+    values, vectors = np.linalg.eigh(centred[:features, :features])
+    values, total = np.maximum(values, 0.0), centred.diagonal()[features + 1 :]
+    right = vectors.T @ centred[:features, features + 1 :]
+    shrunk = right / (values + PENALTIES[:, None])[..., None]  # (penalties, E, K)
+    squares = total - (shrunk * (2.0 * right - values[:, None] * shrunk)).sum(1)
+    freedom = 1.0 + (values / (values + PENALTIES[:, None])).sum(1, keepdims=True)
+    # The squares of a fit through all targets are rounding errors.
+    scores = np.maximum(squares, 1e-10 * total) / np.maximum(count - freedom, 1e-10 * count) ** 2
+    best = shrunk[scores.argmin(0), :, np.arange(len(total))]
+    coefficient = best @ vectors.T
+    return coefficient, (sums[features + 1 :] - coefficient @ sums[:features]) / sums[features]
 
 
 def _logistic(
@@ -211,6 +248,9 @@ def _logistic(
     strength: float,
 ) -> LinearPart:
     """Fit a logistic regression to some rows. A class without any of them gets constant log odds of about one row."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
     features = _encoded(inputs[rows], *pieces)
     mean, scale = features.mean(0), 1.0 / np.maximum(features.std(0), 1e-6)
     model = LogisticRegression(C=strength, max_iter=100)

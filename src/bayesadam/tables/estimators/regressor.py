@@ -68,8 +68,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         members: Number of networks in the ensemble. The default, ``None``, is 20 for up to 5,000 rows, 10 for up to
             20,000, and 5 for more. With more than 20,000 rows, all members leave out the same tenth of the rows, but at
             most 10,000 rows.
-        epochs: Number of epochs. With ``None``, there are 2,000 steps, or 20 epochs if that is more, but at most 20,000
-            steps.
+        epochs: Number of epochs. With ``None``, there are 1,000 steps (2,000 with ``"anchored"``), or 20 epochs if that
+            is more, but at most 20,000 steps.
         batch_size: Rows of a minibatch. With ``None``, it has all rows, but at most 1,024.
         lr: Learning rate. It is constant in the first half of the training, and decreases to 0 along half a cosine in
             the second half.

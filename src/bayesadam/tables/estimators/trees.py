@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegressor
 
 from bayesadam.tables.estimators.linear import FOLDS, spread
 from bayesadam.tables.estimators.plan import AT_ONCE
@@ -108,6 +107,8 @@ def tree_parts(rows: TrainingRows, classes: int) -> Iterator[tuple[TreesPart, Fl
         The trees and predictions, numbers ``(N, K)`` or log probabilities ``(N, C)``, which are NaN for rows that no
         member leaves out; nothing with fewer than 100 rows, or if a fold has all rows of all classes but one.
     """
+    from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegressor  # predictions do not need it
+
     inputs, targets, weight = rows.arrays()
     inputs, folds = inputs.astype(np.float32), rows.plan.masks(FOLDS)
     used = spread(len(inputs), max(1_000, LARGEST // max(1, inputs.shape[1])))
