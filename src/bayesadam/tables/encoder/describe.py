@@ -41,7 +41,7 @@ def notes(column: Column, values: pa.ChunkedArray, place: Place, *, day_first: b
     if isinstance(column, Date) and is_text(values.type) and not column.order.startswith(("year", "time")):
         row = int(are_cells(values).argmax())
         guess = order_of(as_text(values).combine_chunks().drop_null().unique(), day_first=day_first)
-        unsure = " (if the day comes first: --day-first)" if guess and guess[1] else ""
+        unsure = f" (if the day comes first: {option('day-first')})" if guess and guess[1] else ""
         day = np.datetime_as_string(as_times(values, column.order)[row], unit="D")
         return [f"column {name!r}: {values[row].as_py()!r} in {place(row)} is read as {day}: {column.order}{unsure}"]
     if not isinstance(column, Category):

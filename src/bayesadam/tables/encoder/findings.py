@@ -37,8 +37,10 @@ def column_errors(what: str, column: pa.ChunkedArray) -> Iterator[None]:
         raise TableError(f"{what} must be numbers, text or dates, got {column.type} ({reason})") from None
 
 
-def option(name: str, value: str) -> str:
-    """Return an option of the command line, quoted for the shell."""
+def option(name: str, value: str | None = None) -> str:
+    """Return an option of the command line, with its value quoted for the shell."""
+    if value is None:
+        return f"--{name}"
     safe = shlex.quote(value)
     return f"--{name} {safe}" if safe == value or set(value) & set('"$`\\!') else f'--{name} "{value}"'
 

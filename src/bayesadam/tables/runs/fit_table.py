@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from bayesadam.files import write_json, write_text
 from bayesadam.tables.encoder.encoder import Encoded
+from bayesadam.tables.encoder.findings import option
 from bayesadam.tables.estimators.choice import described
 from bayesadam.tables.estimators.classifier import BayesianMLPClassifier
 from bayesadam.tables.estimators.members import ROWS
@@ -196,8 +197,8 @@ def _train(prepared: Prepared, watcher: Watcher) -> Any:
             raise RunError(f"the fit is not possible: {error}") from error
     if not estimator.interrupted_:
         messages = dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught)
-        option = "if they are counts: --likelihood negative_binomial, or poisson"
-        prepared.notes.extend(message.replace(IF_COUNTS, option) for message in messages)
+        if_counts = f"if they are counts: {option('likelihood', 'negative_binomial')}, or poisson"
+        prepared.notes.extend(message.replace(IF_COUNTS, if_counts) for message in messages)
     return estimator
 
 
