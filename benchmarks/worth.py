@@ -142,8 +142,7 @@ def main() -> None:
     parser.add_argument("--task", nargs="+", choices=names, default=names, metavar="NAME")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    path = options.output / "worth.json"
-    runs: dict[str, Any] = earlier(path).get("runs", {})
+    runs: dict[str, Any] = earlier(options.output / "worth.json").get("runs", {})
     for task in CASES:
         for seed in SEEDS if task.name in options.task else ():
             done = runs.setdefault(task.name, {})
@@ -153,7 +152,8 @@ def main() -> None:
             found = trainings(task, data, seed)
             done[str(seed)] = {way: scores(one, data, posterior=has) for way, (one, has) in found.items()}
             told = {name: summary(of_seeds) for name, of_seeds in runs.items() if of_seeds}
-            save(path, {**conditions("torch", "bayesadam"), "tasks": told, "runs": runs})
+            report = {**conditions("torch", "bayesadam"), "tasks": told, "runs": runs}
+            save(options.output / "worth.json", report)
             nlls = ", ".join(f"{way} {one['nll']:.3f}" for way, one in done[str(seed)].items())
             print(f"{task.name} seed {seed}, {time.perf_counter() - start:.0f} s: {nlls}", flush=True)
     for name, ways in ((name, summary(of_seeds)) for name, of_seeds in runs.items() if of_seeds):

@@ -53,7 +53,7 @@ WAITS = {
     "badam": 32,
     "calibrate": 117,
     "compare": 531,
-    "tune_posterior": 173,
+    "tune_posterior": 181,
     "pruning_curve": 20,
     "elbo": 2,
     "train_ensemble": 20,
