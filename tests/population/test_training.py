@@ -12,8 +12,8 @@ from torch import nn
 import bayesadam as ba
 from bayesadam import population
 from bayesadam.curvature.totals import Scratch
-from bayesadam.population import chunk
-from bayesadam.population.perceptron import IN_PLACE, Perceptron, plain_layers
+from bayesadam.population import chunk, plain_layers
+from bayesadam.population.perceptron import IN_PLACE, Perceptron
 from population.conftest import ROUNDING, assert_same, rows_of, train
 from population.problems import F64, NAN, draw, mlp, models_of, noise_of, regression
 

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from bayesadam.curvature.totals import Scratch
 from bayesadam.likelihoods import Likelihood
 from bayesadam.modules.calls import call_with
+from bayesadam.modules.perceptrons import Layers, plain_layers
 from bayesadam.population.batches import Batch
 from bayesadam.population.curvature import Gradients, diagonal
 from bayesadam.population.layout import Layout
 from bayesadam.population.objective import Member
-from bayesadam.population.perceptron import Layers, Perceptron, plain_layers
+from bayesadam.population.perceptron import Perceptron
 
 Tensors = Mapping[str, Tensor]
 

@@ -9,21 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.curvature.totals import Scratch
+from bayesadam.modules.perceptrons import Layers
 
-ELEMENTWISE = (
-    nn.ReLU,
-    nn.LeakyReLU,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.GELU,
-    nn.SiLU,
-    nn.ELU,
-    nn.Softplus,
-    nn.Identity,
-    nn.Dropout,
-)
 Weights = Mapping[str, Tensor]
-Layers = list[tuple[str, nn.Module]]
 
 
 def _tanh_(hidden: Tensor) -> Tensor:
@@ -49,7 +37,7 @@ class Perceptron:
     In memory, units come before data points; the first layer is one product with ``x`` for all samples.
 
     Args:
-        layers: Layers with the prefix of their parameters' names, see :func:`plain_layers`.
+        layers: Layers with the prefix of their parameters' names, see :func:`bayesadam.population.plain_layers`.
         weights: Weights by name, ``(k, S, *shape)``.
         x: Inputs ``(k, M, D)``, the same for all samples.
         scratch: Memory of the intermediate results and the outputs, which a further pass in it overwrites: fresh memory
@@ -179,20 +167,3 @@ class _Linear:
         inputs = self.inputs.square() if squared else self.inputs
         product = torch.bmm(signal, inputs.transpose(1, 2))
         return [product, signal.sum(2)] if self.bias else [product]
-
-
-def plain_layers(model: nn.Module) -> Layers | None:
-    """The layers of a plain multi-layer perceptron, or ``None`` for any other network."""
-    if type(model) is nn.Linear:
-        return [("", model)]
-    if type(model) is not nn.Sequential or not any(type(layer) is nn.Linear for layer in model):
-        return None
-    layers = [(f"{name}.", layer) for name, layer in model.named_children()]
-    # A layer or a parameter that is used twice is named once.
-    distinct = len(layers) == len(model)
-    distinct &= len(list(model.parameters())) == sum(len(list(layer.parameters())) for _, layer in layers)
-    plain = all(type(layer) is nn.Linear or type(layer) in ELEMENTWISE for _, layer in layers)
-    first = next(i for i, (_, layer) in enumerate(layers) if type(layer) is nn.Linear)
-    plain &= not any(type(layer) is nn.Dropout for _, layer in layers[:first])  # one mask for all samples of a member
-    hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules())
-    return layers if distinct and plain and not hooked else None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bayesadam.modules.calls import call, computes_as
+from bayesadam.modules.calls import call
 from bayesadam.modules.mean_network import MeanNetwork
+from bayesadam.modules.perceptrons import Layers, plain_layers
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.posthoc.trained_network import Hessians, TrainedNetwork, too_large
 from bayesadam.predictive.batches import Rows
@@ -14,8 +15,6 @@ from bayesadam.predictive.jacobian import Pulled
 
 CHUNK = 2**22
 """Approximate number of values in one batch of Jacobians."""
-
-ELEMENTWISE = (nn.Tanh, nn.ReLU, nn.SiLU, nn.GELU, nn.Sigmoid)
 
 
 class FullSum:
@@ -33,7 +32,7 @@ class FullSum:
         size = sum(p.numel() for p in self.parameters.values())
         if size > MAX_WEIGHTS:
             raise too_large("full", size, "'kron', 'last_layer' or 'diagonal'")
-        self.is_perceptron = _is_perceptron(network)
+        self.layers = _perceptron(network)
         device = next(iter(self.parameters.values())).device
         self.matrix = torch.zeros(size, size, dtype=torch.float64, device=device)
 
@@ -50,8 +49,8 @@ class FullSum:
         step = max(1, CHUNK // (vectors.shape[1] * len(self.matrix)))
         for start in range(0, len(output), step):
             each, part = vectors[start : start + step], rows.part(start, start + step)
-            if self.is_perceptron and isinstance(part.batch, Tensor) and part.batch.ndim == 2:
-                pulled = _of_perceptron(self.network.model, part.batch, each)
+            if self.layers and isinstance(part.batch, Tensor) and part.batch.ndim == 2:
+                pulled = _of_perceptron(self.layers, part.batch, each)
             else:
                 pulled = torch.cat(list(self.pulled(part, list(self.parameters), each).values()), dim=2)
             pulled = pulled.flatten(0, 1).double()
@@ -68,28 +67,22 @@ class FullSum:
         """Do nothing, since the model has no hooks."""
 
 
-def _is_perceptron(network: TrainedNetwork) -> bool:
-    """Whether a network is linear layers and element-wise functions, one after another, with all weights trainable."""
-    model = network.model
-    layers = list(model.named_children()) if type(model) is nn.Sequential else []
-    names = [f"{name}.{part}" for name, layer in layers for part, _ in layer.named_parameters()]
-    plain = all(
-        (computes_as(layer, nn.Linear) or type(layer) in ELEMENTWISE) and not getattr(layer, "inplace", False)
-        for _, layer in layers
-    )
-    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    distinct = type(model) is nn.Sequential and len(layers) == len(model)  # a layer that is used twice is named once
-    return plain and distinct and not hooked and network.output is None and names == list(network.trainable)
+def _perceptron(network: TrainedNetwork) -> Layers:
+    """The layers of a plain perceptron all of whose weights are trainable; none of another network."""
+    layers = plain_layers(network.model) or []
+    names = [f"{name}{part}" for name, layer in layers for part, _ in layer.named_parameters()]
+    in_place = any(getattr(layer, "inplace", False) for _, layer in layers)  # the gradient would be of another tensor
+    return layers if network.output is None and names == list(network.trainable) and not in_place else []
 
 
 @torch.enable_grad()
-def _of_perceptron(model: nn.Module, x: Tensor, vectors: Tensor) -> Tensor:
+def _of_perceptron(layers: Layers, x: Tensor, vectors: Tensor) -> Tensor:
     """Products of vectors ``(N, R, K)`` with the Jacobians, ``(N, R, D)``, without a map, which takes seconds at first:
     the gradient of a layer's weight is the product of its input with the gradient of its output.
     """
     linear: list[tuple[nn.Module, Tensor, Tensor]] = []
     hidden = x
-    for layer in model.children():
+    for _, layer in layers:
         before, hidden = hidden, layer(hidden)
         if isinstance(layer, nn.Linear):
             linear.append((layer, before.detach(), hidden))
