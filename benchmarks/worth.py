@@ -15,6 +15,7 @@ in its 90% intervals.
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import replace
 from typing import Any
@@ -106,11 +107,11 @@ def trainings(task: Task, data: Data, seed: int) -> dict[str, tuple[Trained, boo
 
 def _average(likelihoods: list[ba.likelihoods.Likelihood]) -> ba.likelihoods.Likelihood:
     """The likelihood whose learned numbers are the means of those of several."""
-    first = likelihoods[0]
+    average = copy.deepcopy(likelihoods[0])
     with torch.no_grad():
-        for name, parameter in first.named_parameters():
+        for name, parameter in average.named_parameters():
             parameter.copy_(torch.stack([one.get_parameter(name) for one in likelihoods]).mean(0))
-    return first
+    return average
 
 
 def scores(trained: Trained, data: Data, *, posterior: bool) -> dict[str, float]:
