@@ -17,9 +17,6 @@ from bayesadam.tables.encoder.encoder import are_whole
 
 NAMES = ("gaussian", "student_t", "poisson", "negative_binomial", "log_normal", "gamma")
 
-IF_COUNTS = "if they are counts: likelihood='negative_binomial', or 'poisson'"
-"""What the warning about small whole targets advises."""
-
 FEW = 50
 """Rows from which on targets can look like counts: fewer are whole by chance or by hand."""
 

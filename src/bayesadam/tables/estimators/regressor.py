@@ -286,7 +286,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         else:
             names = ["none" if wanted in (None, "auto") else wanted] * y.shape[1]
         if isinstance(self.likelihood, str) and self._gaussian and any(map(named_likelihoods.may_be_counts, y.T)):
-            told = f"the targets are small whole numbers ({named_likelihoods.IF_COUNTS})"
+            advice = "likelihood='negative_binomial' or likelihood='poisson'"
+            told = f"the targets are small whole numbers (if they are counts: {advice})"
             warnings.warn(told, UserWarning, stacklevel=4)
         fitted = [target_transform.fitted(name, column, weight) for name, column in zip(names, y.T, strict=True)]
         if self._gaussian and wanted == "auto":
