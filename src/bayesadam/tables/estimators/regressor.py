@@ -28,7 +28,7 @@ from bayesadam.tables.estimators.conformal import check_method
 from bayesadam.tables.estimators.ensemble import RegressionEnsemble
 from bayesadam.tables.estimators.input_noise import check_noise
 from bayesadam.tables.estimators.inputs import checked
-from bayesadam.tables.estimators.rows import as_array, require_single
+from bayesadam.tables.estimators.rows import as_array, require_single, require_targets
 from bayesadam.tables.estimators.threads import few_threads
 
 
@@ -265,9 +265,9 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
     def _validated(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Array, Array]:
         inputs: Array
         target: Array
-        inputs, target = checked(
-            self, X, numbers_of_text(y), reset=True, sample_weight=sample_weight, multi_output=True, y_numeric=True
-        )
+        y = numbers_of_text(y)
+        require_targets(y)
+        inputs, target = checked(self, X, y, reset=True, sample_weight=sample_weight, multi_output=True, y_numeric=True)
         target = np.ascontiguousarray(target, dtype=np.float64)  # PyTorch does not read reversed arrays
         require_single("X", inputs)
         require_single("y", target)
