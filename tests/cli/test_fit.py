@@ -87,7 +87,7 @@ class TestScreen:
         fitted("predict", tmp_path / "auto", amounts, "-o", tmp_path / "p.csv", "--coverage", 0.99)
         assert min(csv.read_csv(tmp_path / "p.csv")["lower"].to_pylist()) >= 0.0
         assert load_estimator(tmp_path / "root").target_transform_ == "sqrt"
-        assert load_estimator(tmp_path / "gamma").likelihood_ == "gamma"
+        assert isinstance(load_estimator(tmp_path / "gamma").likelihood_, ba.likelihoods.Gamma)
 
     def test_rows_count_by_their_weights(self):
         """Those of hardly any weight are far from the others; one of no weight is left out."""
