@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.calibration.held_out import HeldOut, Scored, best_temperature, mean
+from bayesadam.calibration.held_out import HeldOut, Scored, best_temperature, mean, tempered_by_data
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.predictive.pairs import Data
@@ -113,6 +113,8 @@ def compare(
         batch_size: Rows per forward pass, as in :func:`bayesadam.predict`.
         batch_norm: How batch norm statistics are found, as in :func:`bayesadam.predict`.
 
+    Temperatures are those of :func:`bayesadam.calibrate`.
+
     Returns:
         Candidates ``"mean network"`` and ``"posterior"``, and both ``"with temperature"`` if the likelihood has one.
         Their score is the mean negative log predictive density of the targets, in nats per row (or per element of a
@@ -134,23 +136,17 @@ def compare(
 
 
 def _tempered(method: str, score: Scored, likelihood: Likelihood) -> Candidate:
-    """The candidate with a temperature: that of all rows, scored by cross-validation.
-
-    In classification the logarithm of the temperature has a standard normal prior. Without it the temperature of rows
-    with few or no mistakes would be close to 0, and the next mistake would cost hundreds of nats.
-    """
+    """The candidate with a temperature: that of all rows, as :func:`calibrate` finds it, scored by cross-validation."""
     log_loss = torch.empty_like(score(likelihood))
     rows = torch.arange(len(log_loss), device=log_loss.device)
 
-    def fitted(part: Tensor) -> float:
-        if not len(part):
-            return 1.0
-        prior = 1.0 / log_loss[part].numel() if likelihood.defines("log_probs") else 0.0
-        return best_temperature(lambda tempered: score(tempered)[part], likelihood, prior=prior)[0]
+    def scored(part: Tensor) -> Callable[[Likelihood], Tensor]:
+        return lambda tempered: score(tempered)[part]
 
     parts = [rows[number::FOLDS] for number in range(min(FOLDS, len(rows)))]
     for number, part in enumerate(parts):
         others = torch.cat([rows[:0], *parts[:number], *parts[number + 1 :]])
-        log_loss[part] = score(likelihood.tempered(fitted(others)))[part]
-    temperature = fitted(rows)
-    return Candidate(method, likelihood.tempered(temperature), temperature, log_loss.flatten())
+        temperature = best_temperature(scored(others), likelihood)[0] if len(others) else 1.0
+        log_loss[part] = score(likelihood.tempered(temperature))[part]
+    temperature, _ = best_temperature(score, likelihood, warn=True)
+    return Candidate(method, tempered_by_data(likelihood, temperature), temperature, log_loss.flatten())
