@@ -1,11 +1,14 @@
 """Comparing the mean network with samples: what each scores, and what is used."""
 
+from collections import UserDict
+
 import pytest
 import torch
 from torch import nn
 
 import bayesadam as ba
 from bayesadam.likelihoods import Poisson
+from modules import module_of
 
 
 def nll(model, q, data, likelihood, **options):
@@ -106,3 +109,27 @@ def test_rows_that_are_all_predicted_correctly_have_no_temperature(classes):
     with_temperature = found.candidates["mean network with temperature"]
     assert with_temperature.temperature == 1.0
     assert with_temperature.nll == pytest.approx(found.candidates["mean network"].nll)
+
+
+def test_pairs_dicts_and_loaders_of_them_are_the_same_data(classes):
+    """The dicts are those of the Trainer, whose model takes the labels; `predict` takes the inputs out of any of them."""
+    network, _, _, (x, y), _, likelihood = classes
+
+    def forward(self, x, labels=None):
+        return {"logits": self.network(x), "loss": None if labels is None else likelihood.nll(self.network(x), labels)}
+
+    model = module_of(forward, network=network)
+    options = {"likelihood": likelihood, "output": lambda out: out["logits"]}
+    q = ba.laplace(model, (x, y), **options)
+    expected = ba.compare(model, q, (x, y), **options)
+    pairs = list(zip(x.split(70), y.split(70), strict=True))
+    dicts = [{"x": inputs, "labels": labels} for inputs, labels in pairs]
+    for data in (pairs, {"x": x, "labels": y}, dicts, map(UserDict, dicts)):
+        found = ba.compare(model, q, data, **options)
+        for name, candidate in found.candidates.items():
+            torch.testing.assert_close(candidate.log_loss, expected.candidates[name].log_loss, rtol=1e-4, atol=1e-5)
+    for data in (pairs, {"x": x, "labels": y}, dicts):
+        predicted = ba.predict(model, q, data, **options)
+        assert ba.metrics.nll(predicted, y) == pytest.approx(expected.candidates["posterior"].nll, rel=1e-4)
+        same = ba.laplace(model, data, **options)
+        torch.testing.assert_close(same.variance, q.variance, rtol=1e-4, atol=0.0)

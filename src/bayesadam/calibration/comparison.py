@@ -87,6 +87,7 @@ def compare(
     output: Callable[[Any], Tensor] | None = None,
     batch_size: int | None = None,
     batch_norm: Any = "auto",
+    progress: bool | None = None,
 ) -> Comparison:
     """Compare the mean network with the posterior on held-out data, each with and without a temperature.
 
@@ -99,12 +100,14 @@ def compare(
         ba.predict(model, q, x_new, **found.options)
 
     A temperature is scored by cross-validation: each tenth of the rows (every tenth one) with the temperature of the
-    other nine, so that no row is scored by a temperature that it helped to choose.
+    other nine, so that no row is scored by a temperature that it helped to choose. Temperatures are those of
+    :func:`bayesadam.calibrate`.
 
     Args:
         model: The trained network.
         posterior: Posterior over its weights.
-        held_out: Rows that the network was *not* trained on: a pair ``(inputs, targets)``, or a loader of such pairs.
+        held_out: Rows that the network was *not* trained on: a pair ``(inputs, targets)``, a dict with ``"labels"``, or
+            a loader of such batches, from which :func:`bayesadam.predict` takes the inputs.
         likelihood: Likelihood of the targets given the network's outputs.
         method: Method with the posterior, as in :func:`bayesadam.predict`.
         mc_samples: Number of samples, as in :func:`bayesadam.predict`.
@@ -112,8 +115,7 @@ def compare(
         output: Function that takes the output tensor out of what the model returns, as in :func:`bayesadam.predict`.
         batch_size: Rows per forward pass, as in :func:`bayesadam.predict`.
         batch_norm: How batch norm statistics are found, as in :func:`bayesadam.predict`.
-
-    Temperatures are those of :func:`bayesadam.calibrate`.
+        progress: Whether to show a progress bar, as in :func:`bayesadam.predict`.
 
     Returns:
         Candidates ``"mean network"`` and ``"posterior"``, and both ``"with temperature"`` if the likelihood has one.
@@ -124,8 +126,8 @@ def compare(
         ValueError: There are no data, or :func:`bayesadam.predict` raises it.
     """
     check_likelihood(likelihood)
-    options = {"seed": seed, "output": output, "batch_size": batch_size, "batch_norm": batch_norm}
-    rows = HeldOut(model, held_out, likelihood, mc_samples=mc_samples, **options)
+    options = {"output": output, "batch_size": batch_size, "batch_norm": batch_norm, "progress": progress}
+    rows = HeldOut(model, held_out, likelihood, mc_samples=mc_samples, seed=seed, **options)
     candidates = {}
     for name, how in (("mean network", "mean"), ("posterior", method)):
         score = rows.scored(posterior, method=how)

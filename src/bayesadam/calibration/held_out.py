@@ -18,7 +18,7 @@ from bayesadam.checks import check_model
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import NetworkDistribution, Posterior
 from bayesadam.predictive.batches import joined, tensors_of
-from bayesadam.predictive.pairs import Data, batches
+from bayesadam.predictive.pairs import Data, batches, is_single
 from bayesadam.predictive.plan import Options
 from bayesadam.predictive.predict import NetworkOutputs, network_outputs
 from bayesadam.predictive.result import Predictive
@@ -67,7 +67,8 @@ class HeldOut:
 
     Args:
         model: The network, as for :func:`bayesadam.predict`.
-        data: A pair ``(inputs, targets)``, or a loader of such pairs, which is iterated over once and kept in memory.
+        data: A pair ``(inputs, targets)``, a dict with ``"labels"``, or a loader of such batches, which is iterated
+            over once and kept in memory.
         likelihood: Likelihood of the targets given the network's outputs.
         options: Further arguments of :func:`bayesadam.predict`.
 
@@ -82,7 +83,7 @@ class HeldOut:
             raise ValueError("data must have at least one batch, got none")
         self.model = model
         self.likelihood = likelihood
-        self.inputs: Any = pairs[0][0] if isinstance(data, tuple) else pairs
+        self.inputs: Any = pairs[0][0] if is_single(data) else pairs
         target = joined([target for _, target in pairs], "targets")
         self.target = target.to(next(model.parameters(), target).device)
         counted = likelihood.counted(self.target)

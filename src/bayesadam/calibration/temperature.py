@@ -44,6 +44,7 @@ def calibrate(
     output: Callable[[Any], Tensor] | None = None,
     batch_size: int | None = None,
     batch_norm: Any = "auto",
+    progress: bool | None = None,
 ) -> Likelihood:
     """Find the temperature that gives held-out targets the highest density, and return the likelihood at it.
 
@@ -63,7 +64,8 @@ def calibrate(
 
     Args:
         model: The trained network.
-        held_out: Rows that the network was *not* trained on: a pair ``(inputs, targets)``, or a loader of such pairs.
+        held_out: Rows that the network was *not* trained on: a pair ``(inputs, targets)``, a dict with ``"labels"``, or
+            a loader of such batches, from which :func:`bayesadam.predict` takes the inputs.
         likelihood: Likelihood of the targets given the network's outputs.
         posterior: Posterior whose predictive distribution is calibrated; by default the network itself is calibrated.
         train: Training data. Held-out rows that also occur in them are reported in a warning.
@@ -74,6 +76,7 @@ def calibrate(
         batch_size: Rows per forward pass, as in :func:`bayesadam.predict`.
         batch_norm: How batch norm statistics are found, as in :func:`bayesadam.predict`. Without a posterior
             ``"auto"`` leaves the network as it is.
+        progress: Whether to show a progress bar, as in :func:`bayesadam.predict`.
 
     Returns:
         ``likelihood.tempered(temperature)``, with a temperature in [1e-20, 1e4] for classes and in [1e-20, 1e20] for
@@ -89,8 +92,8 @@ def calibrate(
     likelihood.tempered(1.0)  # raises before the network is run
     if posterior is None and isinstance(batch_norm, str):
         batch_norm = None
-    options = {"seed": seed, "output": output, "batch_size": batch_size, "batch_norm": batch_norm}
-    rows = HeldOut(model, held_out, likelihood, mc_samples=mc_samples, **options)
+    options = {"output": output, "batch_size": batch_size, "batch_norm": batch_norm, "progress": progress}
+    rows = HeldOut(model, held_out, likelihood, mc_samples=mc_samples, seed=seed, **options)
     check_apart(rows, train)
     given, method = (AsItIs(), "mean") if posterior is None else (posterior, method)
     score = rows.scored(given, method=method)

@@ -138,9 +138,9 @@ def tune_posterior(
     Args:
         posterior: Posterior to tune, or a function that makes one from the keyword arguments in ``candidates``.
         model: The network that the posterior belongs to.
-        held_out: Rows that the network was *not* trained on, on any device: a pair ``(inputs, targets)``, or a loader
-            of such pairs, which is iterated over once and kept in memory. With training rows the width becomes too
-            small.
+        held_out: Rows that the network was *not* trained on, on any device: a pair ``(inputs, targets)``, a dict with
+            ``"labels"``, or a loader of such batches, which is iterated over once and kept in memory. With training
+            rows the width becomes too small.
         likelihood: Likelihood of the targets given the network's outputs.
         candidates: Numbers by argument name, all combinations of which are tried, if ``posterior`` is a function.
             Default: the prior precisions 0.01, 1, 100, 10,000.
