@@ -19,13 +19,18 @@ def nll(model, data, likelihood, **options):
     return ba.metrics.nll(pred, data[1])
 
 
+def prior(temperature, rows):
+    """Minus the logarithm of a Cauchy density of the logarithm, for each row."""
+    return math.log(1.0 + math.log(temperature) ** 2) / rows
+
+
 def test_is_the_best_temperature_of_the_held_out_rows(classes):
     model, _, _, held_out, test, likelihood = classes
     found = ba.calibrate(model, held_out, likelihood=likelihood)
     with torch.no_grad():
         z = model(held_out[0]).double()
     best = minimize_scalar(
-        lambda t: nn.functional.cross_entropy(z / t, held_out[1]).item(),
+        lambda t: nn.functional.cross_entropy(z / t, held_out[1]).item() + prior(t, len(z)),
         (0.1, 10.0),
         method="bounded",
         bounds=(0.1, 10),
@@ -46,6 +51,7 @@ def test_it_works_with_a_posterior_and_every_method(classes, posterior):
         temperatures.append(found.temperature.item())
         scores = [
             ba.metrics.nll(ba.predict(model, q, held_out[0], likelihood=likelihood.tempered(t), **options), held_out[1])
+            + prior(t, len(held_out[1]))
             for t in (0.99 * temperatures[-1], temperatures[-1], 1.01 * temperatures[-1])
         ]
         assert min(scores) == scores[1]
@@ -66,13 +72,22 @@ def test_noise_of_any_scale(regression, size):
 
 @pytest.mark.parametrize("factor", [1e-9, 1e-3, 300.0])
 def test_logits_of_another_scale(classes, factor):
-    """Their best temperature is larger by the same factor, however small they are."""
+    """Their best temperature is larger by the same factor, but for the prior, however small they are."""
     model, _, _, held_out, _, likelihood = classes
     expected = factor * ba.calibrate(model, held_out, likelihood=likelihood).temperature.item()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "held_out favours more confident predictions")
         found = ba.calibrate(model, held_out, likelihood=likelihood, output=lambda logits: factor * logits)
-    assert found.temperature.item() == pytest.approx(expected, rel=3e-3)
+    assert found.temperature.item() == pytest.approx(expected, rel=3e-2)
+
+
+@pytest.mark.filterwarnings("ignore:held_out favours more confident predictions")
+def test_few_rows_with_one_mistake_do_not_make_predictions_certain():
+    """The mistake is nearly a tie, so that without a prior the temperature is .134."""
+    margins = torch.tensor([0.02, *[1.0] * 19])
+    logits = torch.stack([torch.zeros(20), margins], 1)
+    found = ba.calibrate(nn.Identity(), (logits, (margins > 0.1).long()), likelihood=ba.Categorical())
+    assert found.temperature.item() == pytest.approx(0.224, rel=5e-3)
 
 
 def test_an_end_of_the_range_is_warned_of(classes, regression):

@@ -87,7 +87,7 @@ class TestScreen:
         fitted("predict", tmp_path / "auto", amounts, "-o", tmp_path / "p.csv", "--coverage", 0.99)
         assert min(csv.read_csv(tmp_path / "p.csv")["lower"].to_pylist()) >= 0.0
         assert load_estimator(tmp_path / "root").target_transform_ == "sqrt"
-        assert load_estimator(tmp_path / "gamma").likelihood_ == "gamma"
+        assert isinstance(load_estimator(tmp_path / "gamma").likelihood_, ba.likelihoods.Gamma)
 
     def test_rows_count_by_their_weights(self):
         """Those of hardly any weight are far from the others; one of no weight is left out."""
@@ -275,13 +275,15 @@ class TestHeldOut:
         assert [price[row - 1] for row in report["held_out"]["row"]] == report["held_out"]["y"]
 
 
-def test_notes_of_the_fit_advise_options():
+def test_advice_is_of_arguments_in_python_and_of_options_in_the_report():
     rows = np.arange(80)
     frame = pd.DataFrame({"code": 2**60 + 12345 * rows**2, "x": rows % 7, "y": rows % 11})
     settings = Settings("t", "y", task="regression", members=1, epochs=1)
-    notes = fit_table(settings, frame=frame).report["data"]["notes"]
+    result = fit_table(settings, frame=frame)
+    assert any("(if they are counts: likelihood='negative_binomial' or" in note for note in result.notes), result.notes
+    notes = result.report["data"]["notes"]
     for advice in (
-        "(if they are counts: --likelihood negative_binomial, or poisson)",
-        "(if they are codes: --category NAME; if they are no input: --drop NAME)",
+        "(if they are counts: --likelihood negative_binomial or --likelihood poisson)",
+        "(if they are codes: --category code; if they are no input: --drop code)",
     ):
         assert any(note.endswith(advice) for note in notes), notes

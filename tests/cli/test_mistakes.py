@@ -73,7 +73,10 @@ class TestOptions:
             (["--members", "0"], "invalid value for '--members'"),
             (["--time-budget", "0"], "the fit is not possible: time_budget must be a positive, finite number, got 0.0"),
             (["--noise", "-1"], "the fit is not possible: noise must be one of"),
-            (["--noise", "input", "--likelihood", "gamma"], "the fit is not possible: noise must be 'auto' with likel"),
+            (
+                ["--noise", "input", "--likelihood", "gamma"],
+                "the fit is not possible: noise must be 'auto' with --like",
+            ),
             (["--noise", "1e-12"], "the fit is not possible: the gradient of member 0 must be finite"),
             (["--held-out", "0.9"], "invalid value for '--held-out'"),
             (["--held-out", "0"], "the share of the held-out rows must be in (0, 0.5], got 0.0"),

@@ -9,6 +9,7 @@ from bayesadam.sklearn import METHODS, RunError, Settings
 from bayesadam.tables.cli import options
 from bayesadam.tables.encoder.table_target import TASKS
 from bayesadam.tables.estimators import named_likelihoods, target_transform
+from bayesadam.tables.runs.settings import with_options
 
 
 @pytest.mark.parametrize(
@@ -57,3 +58,20 @@ def test_settings_survive_the_config(tmp_path, given):
 def test_types_of_settings(given, message):
     with pytest.raises(RunError, match=f"^the setting {re.escape(message)}$"):
         Settings(**{"data": "t.csv", "target": "y", **given})
+
+
+@pytest.mark.parametrize(
+    ("python", "option"),
+    [
+        ("(if it is an input: keep=['Patient No'])", '(if it is an input: --keep "Patient No")'),
+        ("keep=['a']; drop=['b\"c']", "--keep a; --drop 'b\"c'"),
+        ('keep=["it\'s"]', '--keep "it\'s"'),
+        ("missing=['-999'].", "--missing -999."),
+        ("category=['a\\\\b']", "--category 'a\\b'"),
+        ("day_first=True", "--day-first"),
+        ("noise must be 'auto' with likelihood='gamma'", "noise must be 'auto' with --likelihood gamma"),
+        ("target_transform='log', keep=(), drop=['a', 'b'], column 'keep'", None),
+    ],
+)
+def test_advice_on_the_command_line(python, option):
+    assert with_options(python) == (option or python)

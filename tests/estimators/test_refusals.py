@@ -14,6 +14,7 @@ Y = np.sin(X[:, 0]) + 5.0
 LABELS = np.array(["ash", "oak"])[np.arange(60) % 2]
 TEXT = pd.DataFrame({"size": np.linspace(0.0, 1.0, 60), "city": LABELS})
 NO_FINITE = r"must be finite \(below 1e\+38\)"
+NO_TARGET = "^y must have a target in every row, got"
 
 
 def regressor(**options):
@@ -68,7 +69,10 @@ def test_options(options, message):
     [
         (changed(X, (4, 1), 1e200), Y, {}, f"^X {NO_FINITE}, got .* at \\(4, 1\\)$"),
         (X, changed(Y, 3, -2e38), {}, f"^y {NO_FINITE}, got .* at \\(3,\\)$"),
-        (TEXT, changed(Y, 3, np.nan), {}, "y contains NaN"),
+        (TEXT, changed(Y, 3, np.nan), {}, f"{NO_TARGET} 1 row of 60 without a target: leave out such rows$"),
+        (X, changed(Y, [3, 8], np.nan), {}, f"{NO_TARGET} 2 rows of 60 without a target: leave out such rows$"),
+        (X, np.stack([changed(Y, 3, np.nan), changed(Y, [3, 5], np.nan)], axis=1), {}, f"{NO_TARGET} 2 rows of 60 "),
+        (X, pd.Series(["$5", None, "", *["$7"] * 57]), {}, f"{NO_TARGET} 2 rows of 60 "),
         (TEXT, Y[:-1], {}, "inconsistent numbers of samples"),
         (changed(changed(X, (1, 0), np.nan), (4, 1), np.inf), Y, {}, "^column 'x1' must hold finite .*'inf' in row 4$"),
         (TEXT.assign(city="Rome", size=1), Y, {}, "there must be a column to predict from, got none"),
@@ -87,10 +91,19 @@ def test_data(x, y, options, message):
     assert not hasattr(model, "n_features_in_")
 
 
-@pytest.mark.parametrize("label", [None, pd.NA, 1])
-def test_labels(label):
-    with pytest.raises(ValueError, match="^y must (have no missing values, got|be all texts or all numbers, got both)"):
-        BayesianMLPClassifier(**TINY).fit(X, np.array([label, *LABELS[1:]], dtype=object))
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (np.array([1, *LABELS[1:]], dtype=object), "^y must be all texts or all numbers, got both"),
+        (np.array([None, *LABELS[1:]], dtype=object), f"{NO_TARGET} 1 row of 60 "),
+        (pd.Series([pd.NA, *LABELS[1:]], dtype="string"), f"{NO_TARGET} 1 row of 60 "),
+        ([np.nan, *LABELS[1:].tolist()], f"{NO_TARGET} 1 row of 60 "),  # of which NumPy makes the text "nan"
+        (changed(np.arange(60) % 2, 0, np.nan), f"{NO_TARGET} 1 row of 60 "),
+    ],
+)
+def test_labels(y, message):
+    with pytest.raises(ValueError, match=message):
+        BayesianMLPClassifier(**TINY).fit(X, y)
 
 
 @pytest.mark.parametrize("method", ["anchored", "vogn"])

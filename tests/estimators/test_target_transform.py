@@ -6,6 +6,7 @@ import torch
 from sklearn.base import clone
 from sklearn.preprocessing import PowerTransformer
 
+import bayesadam as ba
 from bayesadam.functional.monotone import Identity
 from bayesadam.predictive import GaussianPredictive, TransformedPredictive
 from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
@@ -41,7 +42,7 @@ class TestChoice:
     def test_amounts_are_taken_by_their_logarithm(self, model, amounts):
         x, y, _ = amounts
         assert model.target_transform_ in ("log", "log1p")
-        assert model.likelihood_ == "gaussian"
+        assert isinstance(model.likelihood_, ba.Gaussian)
         plain = clone(model).set_params(target_transform="none").fit(x[:300], y[:300])
         new = torch.from_numpy(y[300:])
         gain = model.predictive(x[300:]).log_prob(new) - plain.predictive(x[300:]).log_prob(new)

@@ -109,7 +109,7 @@ def test_several_targets(data):
     assert model.predict(x).shape == (160, 2)
     assert model.predict_interval(x).shape == (160, 2, 2)
     assert model.sample_y(x, 5).shape == (160, 2, 5)
-    first, second = model._likelihoods[0].dispersion
+    first, second = model.likelihood_.dispersion
     assert 0.1 < first < 0.6  # drawn with 0.25
     assert second < 0.5 * first
 
@@ -122,9 +122,37 @@ def test_what_is_read_predicts_the_same(name, method, fitted, data, tmp_path):
     target = torch.from_numpy(data[1][name].astype(np.float64))
     expected = model.predictive(data[0]).log_prob(target)
     torch.testing.assert_close(same.predictive(data[0]).log_prob(target), expected, rtol=1e-6, atol=1e-6)
+    learned = (each.likelihood_.state_dict() for each in (same, model))
+    torch.testing.assert_close(*learned, rtol=0.0, atol=0.0)
+
+
+class Peaked(ba.likelihoods.Likelihood):
+    """Laplace noise, whose scale is a parameter; it has a buffer that is no number to average."""
+
+    def __init__(self):
+        super().__init__()
+        self.log_scale = torch.nn.Parameter(torch.zeros(()))
+        self.register_buffer("version", torch.tensor(3))
+
+    def distribution(self, output):
+        return torch.distributions.Laplace(output, self.log_scale.exp(), validate_args=False)
 
 
 class TestOwn:
+    @pytest.mark.parametrize("calibrate", [True, False])
+    def test_learned_parameters_are_readable(self, calibrate, data):
+        x, own = data[0], Peaked()
+        y = 2.0 * x[:, 0] + 0.3 * np.random.default_rng(1).laplace(size=160)
+        model = BayesianMLPRegressor("ensemble", likelihood=own, calibrate=calibrate, **SMALL).fit(x, y)
+        found = model.likelihood_
+        assert 0.2 < found.log_scale.exp().item() < 0.45
+        members = [likelihood.log_scale.item() for likelihood in model._likelihoods]
+        assert found.log_scale.item() == pytest.approx(np.mean(members), rel=1e-6)
+        assert (members[0] == members[1]) == calibrate  # they are then fitted to the rows left out, for all members
+        np.testing.assert_allclose(model.predictive(x).aleatoric, 2.0 * found.log_scale.exp().item() ** 2, rtol=1e-6)
+        assert found.version == 3
+        assert own.log_scale == 0.0
+
     def test_a_density_alone(self, data, tmp_path):
         x, y = data[0], data[1]["gamma"]
         model = clone(BayesianMLPRegressor(likelihood=Exponential(), **SMALL)).fit(x, y)
@@ -141,10 +169,12 @@ class TestOwn:
         options = {"calibrate": False, **SMALL}
         model = BayesianMLPRegressor(likelihood=ba.Gaussian(1e-4), **options).fit(x, y)
         np.testing.assert_allclose(model.predictive(x).aleatoric, 1e4, rtol=1e-5)
+        assert model.likelihood_.noise_precision.item() == pytest.approx(1e-4, rel=1e-5)
         fixed = ba.likelihoods.StudentT(5.0, scale=100.0)
         model = BayesianMLPRegressor("ensemble", likelihood=fixed, **options).fit(x, y)
         np.testing.assert_allclose(model.predictive(x).aleatoric, 1e4 * 5 / 3, rtol=1e-5)
         assert fixed.scale.item() == pytest.approx(100.0)
+        assert model.likelihood_.scale.item() == pytest.approx(100.0, rel=1e-5)
         assert np.corrcoef(model.predict(x), x[:, 0])[0, 1] > 0.9
 
 

@@ -137,6 +137,7 @@ MODELS = [
         of(lambda: nn.Sequential(nn.Flatten(0, 1), nn.Linear(3, 1)), torch.randn(6, 4, 3), method="moments"),
         r"^output must have the 6 rows .*, got shape \(24, 1\)$",
     ),
+    (of(linear, [(X, X, X)]), r"^a batch must be inputs or a pair .*, got tuple of \['Tensor', 'Tensor', 'Tensor'\]$"),
     (of(linear, X[:2], output=torch.sum), r"^output must have the 2 rows .*, got shape \(\)$"),
 ]
 

@@ -389,7 +389,7 @@ class TestText:
         for entry in data["explained"]["dependence"]:
             entry["curves"][0] |= {"bands": [[[None, None]] * 2] * 2}
         text = words(data, tmp_path)
-        assert "On 40 held-out rows, the typical error" in text
+        assert "On 40 held-out rows, the typical error of bayesadam" in text
         assert "Interval coverage" in text
         assert "Error against predicted uncertainty" not in text
 
@@ -417,9 +417,9 @@ class TestHeadline:
             "The gradient boosting is better here: use it. The difference is beyond chance (negative log-likelihood "
             "of the held-out rows). It is scikit-learn's make_pipeline(TableEncoder(), StandardScaler(), "
             "HistGradientBoostingRegressor()). "
-            f"On 40 held-out rows, the typical error (root mean square) is 5.00, and the 95% intervals are typically "
-            f"{width:.2f} wide (0 without the inputs). Of 40 rows that its networks had not seen, the intervals cover "
-            "100%, as they should. "
+            "On 40 held-out rows, the typical error of bayesadam (root mean square) is 5.00, and its 95% intervals are "
+            f"typically {width:.2f} wide (0 if they ignored the inputs). Of 40 rows that its networks had not seen, "
+            "the intervals cover 100%, as they should. "
             "It knows when it is wrong: the error is 1.00 on the half it is surest of, 7.00 on the other half."
         )
 
@@ -428,7 +428,7 @@ class TestHeadline:
         [
             (
                 {"linear model": [0.1, 0.06], "gradient boosting": [0.5, 0.1]},
-                "The linear model is as good here: use it",
+                "The linear model is as good here: use it, as it is simpler. The difference between it and bayesadam",
             ),
             ({"linear model": [0.2, 0.05], "gradient boosting": [0.1, 0.1]}, "The gradient boosting is as good here"),
             (
@@ -468,7 +468,7 @@ class TestHeadline:
         held_out = predicted(regression_rows(np.full(30, 2.0), np.zeros(30), np.full(30, 2.0)), "regression")
         unseen = predicted(regression_rows(rng.normal(size=400), np.zeros(400), np.full(400, 0.5)), "regression")
         text = " ".join(headline.headline(held_out, unseen, {}))
-        assert "On 30 held-out rows, the typical error (root mean square) is <strong>2.00</strong>" in text
+        assert "On 30 held-out rows, the typical error of bayesadam (root mean square) is <strong>2.00</strong>" in text
         assert re.search(
             r"Of 400 rows .* cover <strong>6\d%</strong>, less than they promise: they are too narrow", text
         )
@@ -480,8 +480,9 @@ class TestHeadline:
         held_out = {"label": [0] * 80 + [1] * 20, "probs": [[sure, 1.0 - sure]] * 100}
         held_out |= dict.fromkeys(("entropy", "mutual_information", "row"), [0.0] * 100)
         assert sentences("classification", held_out).startswith(
-            "On 100 held-out rows, it is right in 80.0% (80.0% without the inputs). On 100 rows that its networks had "
-            f"not seen, it is {100 * sure:.1f}% sure on average, and right in 80.0%, {verdict}"
+            "On 100 held-out rows, bayesadam is right in 80.0% (80.0% if it always named the most frequent class). On "
+            f"100 rows that its networks had not seen, it is {100 * sure:.1f}% sure on average, and right in 80.0%, "
+            f"{verdict}"
         )
 
 
@@ -588,11 +589,13 @@ class TestNumbers:
 
     def test_epistemic_share(self):
         text = verdict.epistemic(predicted(digits()["held_out"], "classification"), None)
-        assert text.startswith("Of the entropy of the predictions, 25% is uncertainty about the weights")
+        assert text.startswith(
+            "Of the uncertainty of the predictions (entropy), 25% is there because few rows are like"
+        )
         rows = predicted(houses()["held_out"], "regression")
         for error, bounds in (
             (None, "25% is"),
-            (0.1, "25% (the rows left out allow 20% to 31%) is"),
+            (0.1, "25% (20% to 31% is possible) is"),
             (0.5, "9% to 68%"),
         ):
             assert bounds in verdict.epistemic(rows, error)

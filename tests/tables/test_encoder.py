@@ -125,7 +125,7 @@ class TestCategories:
         assert isinstance(learn({"a": values}).columns_[0], Number)
         found = learn({"a": values}, category=["a"])
         assert found.columns_ == (Category("a", ("1", "2", "3", "4"), False, False),)
-        assert found.notes(pa.table({"a": values})) == ["column 'a' is a category (if it is a quantity: --keep a)"]
+        assert found.notes(pa.table({"a": values})) == ["column 'a' is a category (if it is a quantity: keep=['a'])"]
         assert codes(found, {"a": ["02", "3.0", "x"]}).tolist() == [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
 
     @pytest.mark.parametrize(
@@ -383,7 +383,7 @@ def test_a_text_that_makes_a_category_of_numbers_is_noted():
 )
 def test_a_code_of_a_missing_value_is_noted(numbers, where):
     table = pa.table({"humidity": numbers})
-    said = f"{where} is far from all others; if it means a missing value: --missing {where.split(' ')[0]}"
+    said = f"{where} is far from all others; if it means a missing value: missing=['{where.split(' ')[0]}']"
     notes = [f"column 'humidity': {said}"] if where else []
     assert TableEncoder().fit(table).notes(table) == notes
     assert read_target("humidity", table.column("humidity"), "regression").notes == notes

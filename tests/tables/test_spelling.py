@@ -74,4 +74,6 @@ def test_many_whole_numbers_that_are_not_exact_are_noted():
     assert [own.kind for own in encoder.columns_] == ["number", "number"]
     (note,) = findings.cells
     assert note.startswith("column 'code': 60 rows have whole numbers beyond 2**53 (")
-    assert note.endswith("whose last digits are lost (if they are codes: category; if they are no input: drop)")
+    assert note.endswith(
+        "whose last digits are lost (if they are codes: category=['code']; if they are no input: drop=['code'])"
+    )

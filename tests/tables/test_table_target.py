@@ -105,7 +105,7 @@ def test_missing_values_and_a_class_of_one_row():
             ["1", "2", "on request"],
             "regression",
             "the target 'y' must be a finite number in every row, got 'on request' in row 2; if it means a missing "
-            'value: --missing "on request"',
+            "value: missing=['on request']",
         ),
         ([*map(str, range(30)), "open"], None, "the target 'y' must be a finite number in every row, got 'open' in"),
         (["$5", "€6", "$7.5"], None, "the target 'y' must be numbers in one unit, got '$', '€'"),
@@ -124,6 +124,8 @@ def test_text_targets_in_python():
     prices = ["$1,234.50", "$7", "$8.25"]
     for values in (prices, np.array(prices), pd.Series(prices)):
         assert numbers_of_text(values).tolist() == [1234.5, 7.0, 8.25]
+    with pytest.raises(TableError, match=r"got 'on request' in row 3$"):  # an estimator has no argument for it
+        numbers_of_text([*prices, "on request"])
     for values in ([1.0, 2.0], np.ones((2, 2)), np.array([1, 2.5], dtype=object)):
         assert numbers_of_text(values) is values
     for values in (np.array(["2020"], "M8[Y]"), pd.Series(pd.to_datetime(["2020"], utc=True)), pd.to_timedelta([1])):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.calibration.held_out import HeldOut, Scored, best_temperature, mean
+from bayesadam.calibration.held_out import HeldOut, Scored, best_temperature, mean, tempered_by_data
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.predictive.pairs import Data
@@ -87,6 +87,7 @@ def compare(
     output: Callable[[Any], Tensor] | None = None,
     batch_size: int | None = None,
     batch_norm: Any = "auto",
+    progress: bool | None = None,
 ) -> Comparison:
     """Compare the mean network with the posterior on held-out data, each with and without a temperature.
 
@@ -99,12 +100,14 @@ def compare(
         ba.predict(model, q, x_new, **found.options)
 
     A temperature is scored by cross-validation: each tenth of the rows (every tenth one) with the temperature of the
-    other nine, so that no row is scored by a temperature that it helped to choose.
+    other nine, so that no row is scored by a temperature that it helped to choose. Temperatures are those of
+    :func:`bayesadam.calibrate`.
 
     Args:
         model: The trained network.
         posterior: Posterior over its weights.
-        held_out: Rows that the network was *not* trained on: a pair ``(inputs, targets)``, or a loader of such pairs.
+        held_out: Rows that the network was *not* trained on: a pair ``(inputs, targets)``, a dict with ``"labels"``, or
+            a loader of such batches, from which :func:`bayesadam.predict` takes the inputs.
         likelihood: Likelihood of the targets given the network's outputs.
         method: Method with the posterior, as in :func:`bayesadam.predict`.
         mc_samples: Number of samples, as in :func:`bayesadam.predict`.
@@ -112,6 +115,7 @@ def compare(
         output: Function that takes the output tensor out of what the model returns, as in :func:`bayesadam.predict`.
         batch_size: Rows per forward pass, as in :func:`bayesadam.predict`.
         batch_norm: How batch norm statistics are found, as in :func:`bayesadam.predict`.
+        progress: Whether to show a progress bar, as in :func:`bayesadam.predict`.
 
     Returns:
         Candidates ``"mean network"`` and ``"posterior"``, and both ``"with temperature"`` if the likelihood has one.
@@ -122,8 +126,8 @@ def compare(
         ValueError: There are no data, or :func:`bayesadam.predict` raises it.
     """
     check_likelihood(likelihood)
-    options = {"seed": seed, "output": output, "batch_size": batch_size, "batch_norm": batch_norm}
-    rows = HeldOut(model, held_out, likelihood, mc_samples=mc_samples, **options)
+    options = {"output": output, "batch_size": batch_size, "batch_norm": batch_norm, "progress": progress}
+    rows = HeldOut(model, held_out, likelihood, mc_samples=mc_samples, seed=seed, **options)
     candidates = {}
     for name, how in (("mean network", "mean"), ("posterior", method)):
         score = rows.scored(posterior, method=how)
@@ -134,23 +138,17 @@ def compare(
 
 
 def _tempered(method: str, score: Scored, likelihood: Likelihood) -> Candidate:
-    """The candidate with a temperature: that of all rows, scored by cross-validation.
-
-    In classification the logarithm of the temperature has a standard normal prior. Without it the temperature of rows
-    with few or no mistakes would be close to 0, and the next mistake would cost hundreds of nats.
-    """
+    """The candidate with a temperature: that of all rows, as :func:`calibrate` finds it, scored by cross-validation."""
     log_loss = torch.empty_like(score(likelihood))
     rows = torch.arange(len(log_loss), device=log_loss.device)
 
-    def fitted(part: Tensor) -> float:
-        if not len(part):
-            return 1.0
-        prior = 1.0 / log_loss[part].numel() if likelihood.defines("log_probs") else 0.0
-        return best_temperature(lambda tempered: score(tempered)[part], likelihood, prior=prior)[0]
+    def scored(part: Tensor) -> Callable[[Likelihood], Tensor]:
+        return lambda tempered: score(tempered)[part]
 
     parts = [rows[number::FOLDS] for number in range(min(FOLDS, len(rows)))]
     for number, part in enumerate(parts):
         others = torch.cat([rows[:0], *parts[:number], *parts[number + 1 :]])
-        log_loss[part] = score(likelihood.tempered(fitted(others)))[part]
-    temperature = fitted(rows)
-    return Candidate(method, likelihood.tempered(temperature), temperature, log_loss.flatten())
+        temperature = best_temperature(scored(others), likelihood)[0] if len(others) else 1.0
+        log_loss[part] = score(likelihood.tempered(temperature))[part]
+    temperature, _ = best_temperature(score, likelihood, warn=True)
+    return Candidate(method, tempered_by_data(likelihood, temperature), temperature, log_loss.flatten())

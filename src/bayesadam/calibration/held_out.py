@@ -18,13 +18,19 @@ from bayesadam.checks import check_model
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import NetworkDistribution, Posterior
 from bayesadam.predictive.batches import joined, tensors_of
-from bayesadam.predictive.pairs import Data, batches
+from bayesadam.predictive.pairs import Data, batches, is_single
 from bayesadam.predictive.plan import Options
 from bayesadam.predictive.predict import NetworkOutputs, network_outputs
 from bayesadam.predictive.result import Predictive
 
 BRACKET, STEPS = (1e-4, 1e4), 21
 """First bracket of the search for a temperature, and its steps in one bracket, after which it is known to 0.1%."""
+
+AROUND = 4.0
+"""Factor, in both directions, of the first bracket of the search with the prior."""
+
+MANY = 10_000
+"""Rows from which on the prior would change a temperature by less than the precision of the search."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,8 @@ class HeldOut:
 
     Args:
         model: The network, as for :func:`bayesadam.predict`.
-        data: A pair ``(inputs, targets)``, or a loader of such pairs, which is iterated over once and kept in memory.
+        data: A pair ``(inputs, targets)``, a dict with ``"labels"``, or a loader of such batches, which is iterated
+            over once and kept in memory.
         likelihood: Likelihood of the targets given the network's outputs.
         options: Further arguments of :func:`bayesadam.predict`.
 
@@ -76,7 +83,7 @@ class HeldOut:
             raise ValueError("data must have at least one batch, got none")
         self.model = model
         self.likelihood = likelihood
-        self.inputs: Any = pairs[0][0] if isinstance(data, tuple) else pairs
+        self.inputs: Any = pairs[0][0] if is_single(data) else pairs
         target = joined([target for _, target in pairs], "targets")
         self.target = target.to(next(model.parameters(), target).device)
         counted = likelihood.counted(self.target)
@@ -134,47 +141,65 @@ def temperatures(likelihood: Likelihood) -> tuple[float, float]:
 
 
 def best_temperature(
-    score: Callable[..., Tensor], likelihood: Likelihood, *, prior: float = 0.0
+    score: Callable[..., Tensor], likelihood: Likelihood, *, warn: bool = False
 ) -> tuple[float, float]:
-    """Return the temperature with the lowest mean score, and this score.
+    """Return the temperature that rows choose, and their mean score at it; 1 if every lower temperature is better.
+
+    Of noise it is the one with the lowest mean score. Of classes its logarithm also has a standard Cauchy prior: few
+    rows with one mistake or none would choose a temperature near 0, with which the next mistake would cost hundreds of
+    nats. The prior hardly moves what hundreds of rows choose, whatever the scale of their logits is.
 
     Args:
         score: The score of every row with a tempered likelihood.
         likelihood: The likelihood that is tempered.
-        prior: Half the squared logarithm of the temperature, times this number, is added to the mean score.
+        warn: Whether to warn if every lower temperature is better, or every higher one.
     """
+    low, high = limits = temperatures(likelihood)
+
+    def at(value: float) -> float:
+        return mean(score(likelihood.tempered(value)))
+
+    temperature, value = least_within(at, BRACKET, limits, STEPS)
+    coldest, hottest = is_near(temperature, low), is_near(temperature, high)
+    if warn and (coldest or hottest):
+        _warn_of_end(likelihood, coldest)
+    if coldest:
+        return 1.0, at(1.0)
+    rows = score(likelihood).numel()
+    if hottest or not likelihood.defines("log_probs") or rows >= MANY or not math.isfinite(value):
+        return temperature, value
 
     def penalised(value: float) -> float:
-        return mean(score(likelihood.tempered(value))) + 0.5 * prior * math.log(value) ** 2
+        return at(value) + math.log1p(math.log(value) ** 2) / rows
 
-    return least_within(penalised, BRACKET, temperatures(likelihood), STEPS)
+    # From this temperature on, because the scores of logits of another scale are flat near 1.
+    bracket = max(low, temperature / AROUND), min(high, temperature * AROUND)
+    temperature, _ = least_within(penalised, bracket, limits, STEPS)
+    return temperature, at(temperature)
+
+
+def _warn_of_end(likelihood: Likelihood, coldest: bool) -> None:
+    low, high = temperatures(likelihood)
+    if coldest:
+        observation = f"every lower one is better, down to {low:g}: the temperature remains 1"
+        exact = "All these rows are predicted correctly", "The predictions of these rows are equal to their targets"
+        reason = f"{exact[not likelihood.defines('log_probs')]}, as rows are that a network was trained on"
+    else:
+        observation = f"every higher one is better, up to {high:g}: this is the temperature now"
+        reason = "The network predicts these rows no better than chance, or its outputs have another scale"
+    warnings.warn(
+        f"held_out must determine a temperature, got rows for which {observation}. {reason}",
+        UserWarning,
+        stacklevel=4,
+    )
 
 
 def tempered_by_data(likelihood: Likelihood, temperature: float) -> Likelihood:
-    """Return the likelihood at a temperature that held-out rows chose, marked as calibrated."""
+    """Return the likelihood at a temperature that held-out rows chose, marked as calibrated unless it remained 1."""
     tempered = likelihood.tempered(temperature)
-    tempered.calibrated = True
+    if temperature != 1.0:
+        tempered.calibrated = True
     return tempered
-
-
-def is_coldest(likelihood: Likelihood, temperature: float) -> bool:
-    """Whether every lower temperature is better, so that there is no optimum; warn if so, or if every higher one is."""
-    low, high = temperatures(likelihood)
-    coldest = is_near(temperature, low)
-    if coldest or is_near(temperature, high):
-        if coldest:
-            observation = f"every lower one is better, down to {low:g}: the temperature remains 1"
-            exact = "All these rows are predicted correctly", "The predictions of these rows are equal to their targets"
-            reason = f"{exact[not likelihood.defines('log_probs')]}, as rows are that a network was trained on"
-        else:
-            observation = f"every higher one is better, up to {high:g}: this is the temperature now"
-            reason = "The network predicts these rows no better than chance, or its outputs have another scale"
-        warnings.warn(
-            f"held_out must determine a temperature, got rows for which {observation}. {reason}",
-            UserWarning,
-            stacklevel=3,
-        )
-    return coldest
 
 
 def check_apart(held_out: HeldOut, train: Data | None) -> None:

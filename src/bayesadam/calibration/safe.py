@@ -16,7 +16,7 @@ from bayesadam.likelihoods import Likelihood, RegressionLikelihood
 from bayesadam.modules.exclusive import in_eval_mode
 from bayesadam.posterior.gaussian_posterior import GaussianPosterior, Self
 from bayesadam.predictive.last_layer import outputs_at_weights, run_to_layer
-from bayesadam.predictive.pairs import Data, Remembered, batches_of_rows, evenly
+from bayesadam.predictive.pairs import Data, Remembered, batches_of_rows, evenly, is_single
 
 SAFE = "safe"
 """Value of ``prior_precision`` that stands for 1, followed by a reduction to the largest harmless width."""
@@ -69,7 +69,7 @@ class Watched:
         output: Callable[[Any], Tensor] | None,
         batch_size: int | None,
     ) -> None:
-        self.data = data if isinstance(data, tuple) else Remembered(data, ROWS)
+        self.data = data if is_single(data) else Remembered(data, ROWS)
         self._model = model
         self._likelihood = likelihood
         self._options: dict[str, Any] = {"output": output, "batch_size": batch_size}

@@ -15,7 +15,6 @@ from bayesadam.calibration.held_out import (
     best_temperature,
     check_apart,
     check_surer,
-    is_coldest,
     mean,
     temperatures,
     tempered_by_data,
@@ -139,9 +138,9 @@ def tune_posterior(
     Args:
         posterior: Posterior to tune, or a function that makes one from the keyword arguments in ``candidates``.
         model: The network that the posterior belongs to.
-        held_out: Rows that the network was *not* trained on, on any device: a pair ``(inputs, targets)``, or a loader
-            of such pairs, which is iterated over once and kept in memory. With training rows the width becomes too
-            small.
+        held_out: Rows that the network was *not* trained on, on any device: a pair ``(inputs, targets)``, a dict with
+            ``"labels"``, or a loader of such batches, which is iterated over once and kept in memory. With training
+            rows the width becomes too small.
         likelihood: Likelihood of the targets given the network's outputs.
         candidates: Numbers by argument name, all combinations of which are tried, if ``posterior`` is a function.
             Default: the prior precisions 0.01, 1, 100, 10,000.
@@ -263,11 +262,9 @@ class _Search:
         score = self.rows.scored(posterior) if mixture else self.rows.scored(posterior, method="mean", batch_norm=None)
         densities = score(self.rows.likelihood)
         self.count, self.before = densities.numel(), mean(densities)
-        self.network_temperature, self.calibrated = self._tempered(score)
-        finite = math.isfinite(self.calibrated)
-        if finite and self.temperature is None and is_coldest(self.rows.likelihood, self.network_temperature):
+        self.network_temperature, self.calibrated = self._tempered(score, warn=True)
+        if self.temperature is None and self.network_temperature == 1.0:  # every lower one is better
             self.temperature = [1.0]
-            self.network_temperature, self.calibrated = 1.0, self.before
 
     def widest_as_good(self) -> dict[str, float]:
         """Return the row of the widest posterior, up to its own width, that predicts as well as the best one.
@@ -295,10 +292,10 @@ class _Search:
 
         return score_at
 
-    def _tempered(self, score: Callable[..., Tensor]) -> tuple[float, float]:
+    def _tempered(self, score: Callable[..., Tensor], *, warn: bool = False) -> tuple[float, float]:
         """Find the best temperature, and the mean score at it."""
         if self.temperature is None:
-            return best_temperature(score, self.rows.likelihood)
+            return best_temperature(score, self.rows.likelihood, warn=warn)
         tried = [
             (mean(score(self.rows.likelihood if value == 1.0 else self.rows.likelihood.tempered(value))), value)
             for value in self.temperature

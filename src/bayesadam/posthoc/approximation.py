@@ -84,8 +84,9 @@ class LaplaceApproximation:
     Args:
         model: The trained model. A posterior covers its trainable parameters. It may be wrapped in
             ``torch.compile``, or in ``DistributedDataParallel``, and then only this process's data count.
-        data: A pair ``(inputs, targets)``, or a loader of such pairs. Inputs are a tensor, a tuple (``model(*inputs)``)
-            or a dict (``model(**inputs)``), whose first tensor has the examples along its first axis.
+        data: A pair ``(inputs, targets)``, a dict with ``"labels"`` (``model(**data)``), or a loader of such batches.
+            Inputs are a tensor, a tuple (``model(*inputs)``) or a dict (``model(**inputs)``), whose first tensor has
+            the examples along its first axis.
         likelihood: Likelihood of the targets given the outputs.
         structure: Structure of the curvature matrix, see above.
         curvature: Kind of curvature, see above.
@@ -331,7 +332,7 @@ def laplace(
 
     Args:
         model: The trained model.
-        data: A pair ``(inputs, targets)``, or a loader of such pairs.
+        data: As for :class:`LaplaceApproximation`.
         likelihood: Likelihood of the targets given the outputs.
         structure: ``"diagonal"``, ``"kron"``, ``"full"``, ``"last_layer"`` or ``"last_layer_kron"``.
         curvature: ``"ggn"`` or ``"empirical_fisher"``.

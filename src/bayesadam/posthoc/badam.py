@@ -74,9 +74,9 @@ def badam(
         weights: Interpretation of the trained weights. ``"map"``: they are the mode of the posterior, which becomes the
             mean. ``"mle"``: they maximise the likelihood, because the loss had no prior; the mean is then
             ``theta sqrt(v) / (sqrt(v) + lambda / N)``.
-        data: A pair ``(inputs, targets)``, or a loader of such pairs, on which the posterior is compared with the
-            network itself. The default width depends on them, and a warning is issued if a given prior precision makes
-            predictions clearly worse. Training data may be used.
+        data: Data as for :func:`bayesadam.laplace`, on which the posterior is compared with the network itself. The
+            default width depends on them, and a warning is issued if a given prior precision makes predictions clearly
+            worse. Training data may be used.
         likelihood: Likelihood of the targets given the outputs; required with ``data``.
         output: Function that takes the output tensor out of what the model returns; used with ``data``.
         batch_size: Rows per forward pass; used with ``data``.

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.likelihoods.parameters import check_densities
 from bayesadam.posterior.dense import MAX_WEIGHTS
-from bayesadam.predictive.batches import Rows, placed
-from bayesadam.predictive.pairs import Data, batches_of_rows, length
+from bayesadam.predictive.batches import Rows, inputs_and_target, placed
+from bayesadam.predictive.pairs import Data, batches_of_rows, is_single, length
 from bayesadam.predictive.plan import warn_of_probabilities
 from bayesadam.progress import progress_bar
 
@@ -180,7 +180,7 @@ def go_through(
     sums: list[Tensor] = []
     device = next(iter(network.trainable.values())).device
     bar: AbstractContextManager[Any] = nullcontext()
-    if progress or not isinstance(data, tuple):
+    if progress or not is_single(data):
         bar = progress_bar("fitting the curvature", length(data, batch_size), progress)
     with bar as advance:
         for rows, target in _rows_that_count(network.likelihood, data, batch_size):
@@ -207,8 +207,8 @@ def _rows_that_count(likelihood: Likelihood, data: Data, batch_size: int | None)
     """
     all_count = False
     for number, (rows, target) in enumerate(batches_of_rows(data, None, batch_size)):
-        if number == 0 and isinstance(data, tuple):
-            counted = likelihood.counted(data[1])
+        if number == 0 and is_single(data):
+            counted = likelihood.counted(inputs_and_target(data)[1])
             all_count = counted is None or bool(counted.all())
         counted = None if all_count else likelihood.counted(target)
         if counted is not None:

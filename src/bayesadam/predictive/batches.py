@@ -44,6 +44,38 @@ def as_batches(inputs: Any) -> tuple[Iterable[Any], bool]:
     return [inputs] if single else inputs, single
 
 
+def inputs_and_target(batch: Any) -> tuple[Any, Any]:
+    """The inputs of a loader's batch, as a model takes them, and its target, or ``None`` if it has none.
+
+    Every function of the library that takes a loader reads its batches by this one.
+
+    Args:
+        batch: A pair ``(inputs, targets)``; a dict, whose targets are its entry ``"labels"``, and which the model takes
+            whole, as in the Trainer of Hugging Face; or inputs alone.
+
+    Raises:
+        ValueError: A list or tuple has more entries than a pair, or none.
+    """
+    if isinstance(batch, Mapping):
+        return batch, batch.get("labels")
+    if not isinstance(batch, list | tuple) or isinstance(batch, PackedSequence):
+        return batch, None
+    if len(batch) not in (1, 2):
+        raise ValueError(
+            "a batch must be inputs or a pair of inputs and targets (several inputs are a tuple or dict in it), "
+            f"got {described(batch)}"
+        )
+    inputs, target = (*batch, None)[:2]
+    return tuple(inputs) if isinstance(inputs, list) else inputs, target  # the default collate function makes lists
+
+
+def described(value: Any) -> str:
+    """The type of a value for messages, and those of its entries."""
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {[type(item).__name__ for item in value]}"
+    return type(value).__name__
+
+
 def repeatable(inputs: Any) -> Any:
     """The same inputs in a form that can be iterated over repeatedly in one order; batches of a loader are kept."""
     batches, single = as_batches(inputs)
@@ -55,10 +87,8 @@ def groups(batches: Iterable[Any], device: torch.device, single: bool, limit: in
     group: list[Rows] = []
     size = 0
     for batch in batches:
-        if not single and isinstance(batch, list | tuple) and not isinstance(batch, PackedSequence):
-            batch = batch[0]
-            if isinstance(batch, list):  # the default collate function makes lists of tuples
-                batch = tuple(batch)
+        if not single:
+            batch, _ = inputs_and_target(batch)
         group.append(Rows(placed(batch, device)))
         for value in tensors_of(batch):
             size += value.data.nbytes

@@ -50,7 +50,7 @@ def sensitivity(
             evaluation mode, every row for itself.
         posterior: Gaussian posterior of the training; its temperature should be 1, since the result is in proportion
             to its variances.
-        data: A pair ``(inputs, targets)`` or a loader of such pairs, of the training.
+        data: Data of the training, as for :func:`bayesadam.laplace`.
         likelihood: Likelihood of the targets given the output, as in the training.
         output: Function that takes the output tensor out of what the model returns, as for :func:`bayesadam.predict`.
         batch_size: Rows of a pair in one pass, as for :func:`bayesadam.predict`. Gradients of as many rows as fit into

@@ -1,18 +1,18 @@
-"""Iterating over data: a pair of inputs and targets in batches of rows, or a loader of such pairs."""
+"""Iterating over inputs with targets: a pair or a dict of tensors in batches of rows, or a loader of such batches."""
 
 from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bayesadam.predictive.batches import Rows, placed
+from bayesadam.predictive.batches import Rows, described, inputs_and_target, placed
 
-Data = tuple[Any, Tensor] | Iterable[Any]
+Data = tuple[Any, Tensor] | Mapping[str, Any] | Iterable[Any]
 
 
 def batches(data: Data, device: torch.device | None, batch_size: int | None = None) -> Iterator[tuple[Any, Tensor]]:
@@ -26,26 +26,26 @@ def batches_of_rows(
     """Yield inputs and targets on the device.
 
     Args:
-        data: A tuple ``(inputs, targets)``, or an iterable of such pairs.
+        data: A tuple ``(inputs, targets)``, a dict with ``"labels"``, or a loader of such batches, see
+            :func:`inputs_and_target`.
         device: Device to move them to; ``None`` leaves them where they are.
-        batch_size: Rows of a tuple in one batch, default see ``predictive.batches.ROWS``; a loader keeps its own.
+        batch_size: Rows of a tuple or dict in one batch, default see ``predictive.batches.ROWS``; a loader keeps its
+            own.
 
     Raises:
-        ValueError: The data are no loader, a batch is not a pair, or its inputs and targets have different numbers of
+        ValueError: The data are no loader, a batch has no targets, or its inputs and targets have different numbers of
             rows.
     """
-    single = isinstance(data, tuple)
+    single = is_single(data)
     if not single:
         _check(data)
-    for pair in [data] if single else data:
-        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[1], Tensor):
+    for batch in [data] if single else data:
+        inputs, target = inputs_and_target(batch)
+        if not isinstance(target, Tensor):
             raise ValueError(
-                "data must give pairs of inputs and a tensor of targets (a single pair is a tuple), "
-                f"got {_described(pair)}"
+                "data must give pairs of inputs and a tensor of targets, or dicts with 'labels' (a single pair is a "
+                f"tuple), got {described(batch)}"
             )
-        inputs, target = pair
-        if isinstance(inputs, list):  # the default collate function makes lists of tuples
-            inputs = tuple(inputs)
         rows = Rows(inputs)
         if target.ndim == 0 or len(target) != rows.count:
             raise ValueError(
@@ -57,8 +57,13 @@ def batches_of_rows(
             yield part.on(device), placed(target[start : start + step], device)
 
 
+def is_single(data: Data) -> bool:
+    """Whether data are one batch, which is divided, and no loader."""
+    return isinstance(data, tuple | Mapping)
+
+
 class Remembered:
-    """A loader of pairs that can be iterated over as before and keeps the first rows that it yields.
+    """A loader of inputs with targets that can be iterated over as before and keeps the first rows that it yields.
 
     Batches whose targets have another shape, as sequences of another length have, are not kept.
 
@@ -77,12 +82,12 @@ class Remembered:
         self._left = count
 
     def __iter__(self) -> Iterator[Any]:
-        for pair in self.data:
-            for rows, target in batches_of_rows([pair], None) if self._left > 0 else ():
+        for batch in self.data:
+            for rows, target in batches_of_rows([batch], None) if self._left > 0 else ():
                 if not self._pairs or target.shape[1:] == self._pairs[0][1].shape[1:]:
                     self._pairs.append((rows.part(0, self._left).batch, target[: self._left]))
                     self._left -= rows.count
-            yield pair
+            yield batch
 
     def __length_hint__(self) -> int:
         return operator.length_hint(self.data)
@@ -95,8 +100,8 @@ class Remembered:
         return self._pairs
 
 
-def evenly(data: tuple[Any, Tensor], count: int) -> tuple[Any, Tensor]:
-    """At most ``count`` rows of a pair, evenly spaced, so that sorted data are covered, too."""
+def evenly(data: Data, count: int) -> Data:
+    """At most ``count`` rows of a pair or dict, evenly spaced, so that sorted data are covered, too."""
     parts = list(batches_of_rows(data, None, batch_size=sys.maxsize))
     if not parts:
         return data
@@ -109,8 +114,8 @@ def evenly(data: tuple[Any, Tensor], count: int) -> tuple[Any, Tensor]:
 
 def length(data: Data, batch_size: int | None = None) -> int | None:
     """Number of batches, if it is known."""
-    if isinstance(data, tuple):
-        rows = Rows(data[0])
+    if is_single(data):
+        rows = Rows(inputs_and_target(data)[0])
         return -(-rows.count // (batch_size or rows.default_batch_size))
     return operator.length_hint(data) or None
 
@@ -119,12 +124,6 @@ def _check(data: Any) -> None:
     """Raise ``ValueError`` if data, which are no pair, cannot be a loader, such as a data set of single rows."""
     if not isinstance(data, Iterable):
         raise ValueError(
-            f"data must be a pair of inputs and targets, or a loader of such pairs, got {type(data).__name__} "
-            "(a DataLoader makes batches of a data set)"
+            "data must be a pair of inputs and targets, a dict with 'labels', or a loader of them, got "
+            f"{type(data).__name__} (a DataLoader makes batches of a data set)"
         )
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, tuple | list):
-        return f"{type(value).__name__} of {[type(item).__name__ for item in value]}"
-    return type(value).__name__

@@ -67,9 +67,10 @@ def predict(
         posterior: Posterior over the model's weights, or another distribution over networks, such as
             :class:`bayesadam.MCDropout`.
         inputs: A tensor; a tuple (``model(*inputs)``); a dict (``model(**inputs)``); or a loader that yields batches of
-            any of these. A model that takes the dict itself needs it in a tuple, ``(inputs,)``. If a batch is a list or
-            tuple, as ``(inputs, targets)``, only its first entry is used. Inputs are moved to the model's device. A
-            ``PackedSequence`` is used like a tensor with a row for each sequence.
+            any of these, or pairs ``(inputs, targets)``, of which the inputs are used. A tuple or list from a loader is
+            always such a pair, or has one entry; several inputs are a tuple in it. A model that takes the dict itself
+            needs it in a tuple, ``(inputs,)``. Inputs are moved to the model's device. A ``PackedSequence`` is used
+            like a tensor with a row for each sequence.
         likelihood: Likelihood of the targets given the output, one of :mod:`bayesadam.likelihoods` or your own. It
             determines the class of the result.
         mc_samples: Number of posterior samples. For a mixture it is rounded up to a multiple of the number of

@@ -64,12 +64,13 @@ def _fit(settings: Settings, out: Path, *, force: bool, begin: float) -> None:
     from bayesadam.tables.report.scores import meanings
     from bayesadam.tables.runs.fit_table import fit_table
     from bayesadam.tables.runs.run_folder import REPORT
+    from bayesadam.tables.runs.settings import with_options
 
     screen = Screen(Console(), Console(stderr=True))
     with writing_to("--out", out), screen.bar:
         result = fit_table(settings, out=out, watcher=screen, force=force)
     for note in result.notes:
-        say(f"  note      {note}")
+        say(f"  note      {with_options(note)}")
     say(score_table(result.metrics))
     say(f"(the {meanings(result.metrics)})")
     say(f"{perf_counter() - begin:.0f} s; the run is in {out}/: open {out / REPORT}")

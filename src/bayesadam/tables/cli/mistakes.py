@@ -67,7 +67,7 @@ def one_line() -> Iterator[None]:
     try:
         from bayesadam.tables.encoder.findings import TableError
         from bayesadam.tables.encoder.memory import NotEnoughMemory
-        from bayesadam.tables.runs.settings import RunError
+        from bayesadam.tables.runs.settings import RunError, with_options
     except ImportError as error:
         fail(_needs(error))
     gc.freeze()  # `main` turned the garbage collector off for the imports; it need never look at what was imported
@@ -75,7 +75,7 @@ def one_line() -> Iterator[None]:
     try:
         yield
     except (RunError, TableError, NotEnoughMemory) as error:
-        fail(str(error))
+        fail(with_options(str(error)))
     except ImportError as error:
         fail(_needs(error))
     except KeyboardInterrupt:

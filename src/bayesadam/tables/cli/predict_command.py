@@ -30,6 +30,7 @@ def predict(
         from bayesadam.tables.encoder.read_table import is_parquet, read_table
         from bayesadam.tables.runs.predict_table import STDOUT, formula_notes, predict_table, write_predictions
         from bayesadam.tables.runs.run_folder import load_run
+        from bayesadam.tables.runs.settings import with_options
 
         estimator = load_run(run)
         if out != STDOUT:
@@ -53,7 +54,7 @@ def predict(
         with writing_to(OUTPUT if out == STDOUT else "--out", out, "a file"):
             write_predictions(table, out)
         for note in [*notes, *([] if is_parquet(out) else formula_notes(table))]:
-            say(f"note: {note}", err if out == STDOUT else None)
+            say(f"note: {with_options(note)}", err if out == STDOUT else None)
         if out != STDOUT:
             say(f"predictions of {len(table):,} rows are in {out}")
 

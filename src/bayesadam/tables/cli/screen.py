@@ -16,6 +16,7 @@ from bayesadam.tables.encoder.column_types import Column
 from bayesadam.tables.report.scores import scores
 from bayesadam.tables.runs.fit_table import Watcher
 from bayesadam.tables.runs.prepare import Prepared
+from bayesadam.tables.runs.settings import with_options
 
 _LINES = 10
 """Number of lines about the training if stderr is not a terminal."""
@@ -60,10 +61,10 @@ class Screen(Watcher):
             self._row("", f"{len(target.classes)} classes: {_listed([str(label) for label in target.classes])}")
         self._row("from", _inputs(prepared.encoder.columns_))
         for name, reason in prepared.left_out.items():
-            self._row("left out", f"{name}: {reason}")
+            self._row("left out", f"{name}: {with_options(reason)}")
         self._row("held out", f"{len(split.held_out):,} rows: {split.how}; {len(split.training):,} are trained on")
         for note in prepared.notes:
-            self._row("note", note)
+            self._row("note", with_options(note))
         self.bar.update(self._task, visible=True)
 
     def epoch(self, status: Any) -> None:

@@ -13,7 +13,7 @@ from pyarrow import compute
 from bayesadam.tables.encoder.column_types import MIN_ROWS, Category, Column, Number
 from bayesadam.tables.encoder.csv_numbers import NUMBER, as_text, flags, is_number, is_text, numbers_in, read_numbers
 from bayesadam.tables.encoder.dates import Date, are_cells, as_times, order_of
-from bayesadam.tables.encoder.findings import Place, option
+from bayesadam.tables.encoder.findings import Place
 
 
 def values_of(column: Column, values: pa.ChunkedArray) -> Any:
@@ -41,14 +41,14 @@ def notes(column: Column, values: pa.ChunkedArray, place: Place, *, day_first: b
     if isinstance(column, Date) and is_text(values.type) and not column.order.startswith(("year", "time")):
         row = int(are_cells(values).argmax())
         guess = order_of(as_text(values).combine_chunks().drop_null().unique(), day_first=day_first)
-        unsure = f" (if the day comes first: {option('day-first')})" if guess and guess[1] else ""
+        unsure = " (if the day comes first: day_first=True)" if guess and guess[1] else ""
         day = np.datetime_as_string(as_times(values, column.order)[row], unit="D")
         return [f"column {name!r}: {values[row].as_py()!r} in {place(row)} is read as {day}: {column.order}{unsure}"]
     if not isinstance(column, Category):
         return []
     lines = []
     if is_number(values.type):
-        lines = [f"column {name!r} is a category (if it is a quantity: {option('keep', name)})"]
+        lines = [f"column {name!r} is a category (if it is a quantity: keep=[{name!r}])"]
     elif is_text(values.type):
         lines = _nearly_numbers(name, as_text(values).combine_chunks(), place)
     if column.other:
@@ -103,6 +103,6 @@ def code_notes(name: str, numbers: NDArray[np.float64], place: Place) -> list[st
         if len(others) and np.abs(others - end).min() > np.ptp(others) and set(f"{abs(end):g}") == {"9"}:
             where = numbers == end
             rows = f"{end:g} in {place(int(where.argmax()))} ({int(where.sum()):,} of {len(numbers):,} rows)"
-            missing = option("missing", f"{end:g}")
-            return [f"column {name!r}: {rows} is far from all others; if it means a missing value: {missing}"]
+            advice = f"if it means a missing value: missing=['{end:g}']"
+            return [f"column {name!r}: {rows} is far from all others; {advice}"]
     return []

@@ -54,7 +54,6 @@ _IDENTIFIER = re.compile(
 _YEARS = 1500, 2200
 _OWN = 0.9
 """Minimum share of different values in a column of row numbers; equal values belong to copies of rows."""
-_KEEP = " (if it is an input: keep)"
 
 
 @dataclass(frozen=True)
@@ -298,11 +297,11 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if are_whole(numbers) and self.keep is not None and name not in self.keep:
             if numbers_rows(pa.chunked_array([values])):
                 start = "" if values[0] <= FEW else f", from {values[0]:.0f} on"
-                return f"it numbers the rows{start}{_KEEP}"
+                return f"it numbers the rows{start}{_if_input(name)}"
             if _IDENTIFIER.search(name):
                 distinct = len(np.unique(numbers))
                 if distinct > MAX_LEVELS or distinct * MIN_ROWS > len(numbers):
-                    return f"it is an identifier by its name, with {distinct:,} different values{_KEEP}"
+                    return f"it is an identifier by its name, with {distinct:,} different values{_if_input(name)}"
                 return Category.fit(column, name)
         return Number.fit(column, name, decimal, unit)
 
@@ -329,8 +328,12 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if mostly and read.unit is not None and not codes:
             return self._choose_number(name, column, decimal, read.unit)
         if len(counts) == sum(counts.values()) and name not in (self.keep or ()):
-            return f"it is text that is different in every row, like a name or an identifier{_KEEP}"
+            return f"it is text that is different in every row, like a name or an identifier{_if_input(name)}"
         return Text.fit(column, name) or "it is text without letters"
+
+
+def _if_input(name: str) -> str:
+    return f" (if it is an input: keep=[{name!r}])"
 
 
 def numbers_rows(column: pa.ChunkedArray) -> bool:

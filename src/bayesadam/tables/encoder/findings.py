@@ -1,8 +1,11 @@
-"""Notes on values of a table that are unlike the training rows, or that cannot be read."""
+"""Notes on values of a table that are unlike the training rows, or that cannot be read.
+
+What notes and errors advise is written as an argument in Python, for example ``keep=['Patient No']``. Only where the
+command line or the report shows it, ``bayesadam.tables.runs.settings.with_options`` makes an option of it.
+"""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,14 +38,6 @@ def column_errors(what: str, column: pa.ChunkedArray) -> Iterator[None]:
     except pa.ArrowException as error:
         reason = str(error).splitlines()[0]
         raise TableError(f"{what} must be numbers, text or dates, got {column.type} ({reason})") from None
-
-
-def option(name: str, value: str | None = None) -> str:
-    """Return an option of the command line, with its value quoted for the shell."""
-    if value is None:
-        return f"--{name}"
-    safe = shlex.quote(value)
-    return f"--{name} {safe}" if safe == value or set(value) & set('"$`\\!') else f'--{name} "{value}"'
 
 
 def row_place(row: int) -> str:
@@ -110,7 +105,8 @@ class Findings:
     def inexact(self, name: str, column: pa.ChunkedArray, where: Mask) -> None:
         """Note whole numbers whose last digits are lost."""
         words = f"whole numbers beyond 2**53 ({self._examples(column, where)}), whose last digits are lost"
-        self.cells += _line(name, where, f"{words} (if they are codes: category; if they are no input: drop)")
+        advice = f"(if they are codes: category=[{name!r}]; if they are no input: drop=[{name!r}])"
+        self.cells += _line(name, where, f"{words} {advice}")
 
     def new_levels(self, name: str, column: pa.ChunkedArray, where: Mask) -> None:
         """Note levels that are not among the column's levels."""

@@ -26,7 +26,7 @@ from bayesadam.tables.encoder.csv_numbers import (
 from bayesadam.tables.encoder.dates import are_cells
 from bayesadam.tables.encoder.describe import code_notes, number_notes
 from bayesadam.tables.encoder.encoder import FEW, are_whole
-from bayesadam.tables.encoder.findings import Place, TableError, option, quoted, row_place
+from bayesadam.tables.encoder.findings import Place, TableError, quoted, row_place
 from bayesadam.tables.encoder.frames import as_table
 
 TASKS = ("regression", "classification")
@@ -63,7 +63,13 @@ class Target:
 
 
 def read_target(
-    name: str, column: pa.ChunkedArray, task: str | None = None, *, place: Place = row_place, decimal: str | None = None
+    name: str,
+    column: pa.ChunkedArray,
+    task: str | None = None,
+    *,
+    place: Place = row_place,
+    decimal: str | None = None,
+    advise: bool = True,
 ) -> Target:
     """Find the task from the values of all rows, and convert them.
 
@@ -73,6 +79,7 @@ def read_target(
         task: One of ``TASKS``, if the user chose it.
         place: Function that returns the place of a row for messages.
         decimal: Decimal mark of numbers that are text. With ``None`` it is found.
+        advise: Whether errors advise the setting ``missing``, which an estimator's targets do not have.
 
     Raises:
         TableError: The column has dates, text among numbers, too many classes, or only one value.
@@ -89,7 +96,7 @@ def read_target(
     decimal = decimal or (decimal_of(levels_of(column)) if is_text(kind) else None) or "."
     task, why = _task(column, decimal) if task is None else (task, "as it was asked for")
     if task == "regression":
-        return _regression(name, column, why, place, decimal)
+        return _regression(name, column, why, place, decimal, advise)
     return _classification(name, column, why, place)
 
 
@@ -104,7 +111,7 @@ def numbers_of_text(values: Any) -> Any:
         return values
     column = as_table(pd.DataFrame({"y": values})).column("y")
     if is_text(column.type) or pa.types.is_temporal(column.type):
-        return read_target("y", column, "regression").values
+        return read_target("y", column, "regression", advise=False).values
     return values
 
 
@@ -127,13 +134,13 @@ def _task(column: pa.ChunkedArray, decimal: str) -> tuple[str, str]:
     return "classification" if few else "regression", f"its values are {len(exact):,} different whole numbers"
 
 
-def _regression(name: str, column: pa.ChunkedArray, why: str, place: Place, decimal: str) -> Target:
+def _regression(name: str, column: pa.ChunkedArray, why: str, place: Place, decimal: str, advise: bool) -> Target:
     read = read_numbers(levels_of(column), decimal) if is_text(column.type) else None
     unit = "" if read is None else read.unit
     if read is not None and unit is None:
         units = quoted(sorted(set(read.units[~np.isnan(read.values)])))
         raise TableError(f"the target {name!r} must be numbers in one unit, got {units}")
-    values = _numbers(name, column, place, decimal)
+    values = _numbers(name, column, place, decimal, advise)
     numbers = values[~np.isnan(values)]
     if numbers.min() == numbers.max():
         raise TableError(f"the target {name!r} must have different values, got {numbers[0]:g} in every row")
@@ -175,7 +182,9 @@ def _classification(name: str, column: pa.ChunkedArray, why: str, place: Place) 
     return Target(name, "classification", why, tuple(labels), codes, [*notes, *_left_out(column.null_count)])
 
 
-def _numbers(name: str, column: pa.ChunkedArray, place: Place, decimal: str = ".") -> NDArray[np.float64]:
+def _numbers(
+    name: str, column: pa.ChunkedArray, place: Place, decimal: str = ".", advise: bool = True
+) -> NDArray[np.float64]:
     """Return the numbers in a target's column, with nan for missing values."""
     values = numbers_in(column, decimal)
     wrong = np.isnan(values) & are_cells(column)
@@ -184,9 +193,9 @@ def _numbers(name: str, column: pa.ChunkedArray, place: Place, decimal: str = ".
         cell = column[row].as_py()
         others = int(wrong.sum()) - 1
         more = f" and {others:,} other {'row' if others == 1 else 'rows'}" if others else ""
+        advice = f"; if it means a missing value: missing=[{str(cell)!r}]" if advise else ""
         raise TableError(
-            f"the target {name!r} must be a finite number in every row, got {cell!r} in {place(row)}{more}; "
-            f"if it means a missing value: {option('missing', str(cell))}"
+            f"the target {name!r} must be a finite number in every row, got {cell!r} in {place(row)}{more}{advice}"
         )
     return values
 

@@ -100,7 +100,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         Args:
             X: Inputs ``(N, D)``: numbers, or a data frame whose columns may hold numbers, truth values, categories,
                 text or dates, and may have missing values. ``inputs_`` describes how the columns were interpreted.
-            y: Targets ``(N,)``; for regression also ``(N, K)``.
+            y: Targets ``(N,)``; for regression also ``(N, K)``. Rows without a target must be left out.
             sample_weight: Weights of the rows, ``(N,)``. Only their ratios matter. They are importances: the noise and
                 the calibration are those of rows that occur as often as their weights say. They must be ``None`` with
                 the method ``"anchored"``.

@@ -64,8 +64,8 @@ SENTENCES = {
 def described(estimator: Any) -> str:
     """Return a sentence on a fitted regressor's likelihood and transform, or "" for a Gaussian without transform."""
     name, chosen = estimator.target_transform_, estimator.target_transform == "auto"
-    if estimator.likelihood_ != "gaussian":
-        name, chosen = estimator.likelihood_, False
+    if estimator.likelihood != "gaussian":
+        name, chosen = estimator.likelihood, False
     if not isinstance(name, str) or name not in SENTENCES:
         return ""
     why = ", because this describes training rows that were left out better" if chosen else ""

@@ -20,7 +20,7 @@ from bayesadam.tables.estimators.calibration import pool, temperature, tempered
 from bayesadam.tables.estimators.companions import Companion, Companions
 from bayesadam.tables.estimators.inputs import checked
 from bayesadam.tables.estimators.member_training import weighted_mean
-from bayesadam.tables.estimators.rows import TrainingRows, as_array, require_comparable, require_single
+from bayesadam.tables.estimators.rows import TrainingRows, as_array, require_comparable, require_single, require_targets
 from bayesadam.tables.estimators.threads import few_threads
 
 
@@ -127,6 +127,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     _companions: list[Companion] = field(init=False)
 
     def _validated(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Array, Array]:
+        require_targets(y)
         labels = np.asarray(y)
         if labels.ndim and labels.dtype == object:  # scikit-learn has messages for other types
             require_comparable("y", labels)

@@ -38,8 +38,10 @@ class RegressionEnsemble(BayesianMLP):
 
     noise: str | float
 
-    likelihood_: Any
+    likelihood_: Likelihood
     noise_: Any
+    _likelihood_given: Any
+    """The value of ``likelihood`` in the fit, a name or a likelihood."""
     _several: bool
     _template: Likelihood
     _start: Tensor | None = None
@@ -55,7 +57,7 @@ class RegressionEnsemble(BayesianMLP):
     @property
     def _gaussian(self) -> bool:
         """Whether targets are Gaussian, so that predictions have a closed form and are calibrated."""
-        given = self.likelihood_
+        given = self._likelihood_given
         return given.defines("mean_and_log_variance") if isinstance(given, Likelihood) else given == "gaussian"
 
     @property
@@ -117,6 +119,7 @@ class RegressionEnsemble(BayesianMLP):
             self.left_out_ = rows, self._in_units(mean, self._beyond(inputs[rows], epistemic, noise), noise)
         elif self._calibrates and not self._gaussian and len(rows) >= 2:
             scales = [self._output_scale(training_rows)] * width
+        self.likelihood_ = self._shared_likelihood()
         self.noise_ = self._noise_names()
         factors = {name: np.array([getattr(each, name) for each in scales]) for name in _FACTORS}
         self.calibration_ = {**factors, "weights": shares}
@@ -170,6 +173,14 @@ class RegressionEnsemble(BayesianMLP):
         self._likelihoods = [fitted for _ in self._likelihoods]
         return scale
 
+    def _shared_likelihood(self) -> Likelihood:
+        """Return the likelihood with the averages of the members' parameters, in the units of the targets."""
+        likelihood = named_likelihoods.average(self._likelihoods).double()
+        if not self._template.defines("rescaled"):
+            return likelihood
+        scale = self._y_std if self._several else self._y_std[0]
+        return likelihood.rescaled(torch.as_tensor(scale, device=self.device))
+
     def _mixture(self, X: ArrayLike) -> MixturePredictive:
         """Return the mixture over the samples of all members, in the units of the targets and float64."""
         parts = []
@@ -178,15 +189,11 @@ class RegressionEnsemble(BayesianMLP):
             predicted: Any = self._all_predictions(rows)
             parts.append(torch.cat([scaled(pred.outputs.double(), factor, pred.likelihood) for pred in predicted]))
         outputs = torch.cat(parts, dim=1)
-        likelihood = named_likelihoods.average(self._likelihoods).double()
+        mean, std = torch.as_tensor(self._y_mean).to(outputs), torch.as_tensor(self._y_std).to(outputs)
+        outputs = mean + std * outputs  # as they are if the targets are not standardised
         if not self._several:
             outputs = outputs[..., 0]
-        independent = self._method.predict == "linearized"
-        pred = MixturePredictive(outputs, likelihood, independent=independent)
-        if not self._template.defines("rescaled"):
-            return pred
-        scales = (self._y_mean, self._y_std) if self._several else (self._y_mean[0], self._y_std[0])
-        return pred.rescale(*map(torch.as_tensor, scales))
+        return MixturePredictive(outputs, self.likelihood_, independent=self._method.predict == "linearized")
 
     def _standardised(self, X: Tensor) -> tuple[Array, Array, Array]:
         """Return mean, epistemic and aleatoric variance of the calibrated ensemble, each ``(N, K)``."""

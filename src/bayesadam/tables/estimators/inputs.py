@@ -73,6 +73,7 @@ def _learn_columns(estimator: Any, X: Any, sample_weight: ArrayLike | None) -> T
     encoder.fit(table)
     left_out = [f"{name!r} ({why})" for name, why in encoder.left_out_.items() if "the same" not in why]
     if left_out and estimator.encoder is None:
-        warnings.warn(f"columns are left out: {', '.join(left_out)}", UserWarning, stacklevel=6)
+        told = f"columns are left out: {', '.join(left_out)}; encoder=TableEncoder(...) can say otherwise"
+        warnings.warn(told, UserWarning, stacklevel=6)
     estimator.inputs_ = encoder
     return encoder

@@ -139,6 +139,8 @@ def _restored(state: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor
     if posterior.shapes != layers:
         raise ValueError(f"its network must have the weights of its posterior, got hidden={estimator.hidden!r:.100}")
     estimator._likelihoods = [likelihood.to(estimator.device) for likelihood in likelihoods]
+    if isinstance(estimator, BayesianMLPRegressor):
+        estimator.likelihood_ = estimator._shared_likelihood()
     estimator.network_ = estimator._network(width)
     estimator.posterior_ = posterior
     _predict_once(estimator)
@@ -162,7 +164,7 @@ def _restored_targets(estimator: Any, state: dict[str, Any], sizes: Mapping[str,
     """Read what a regression has learned about its targets; return the members' likelihoods."""
     estimator._y_mean, estimator._y_std = _arrays(state["targets"], {"mean": "K", "std": "K"}, sizes).values()
     estimator._several = state["several"]
-    estimator.likelihood_ = state["likelihood"]
+    estimator._likelihood_given = state["likelihood"]
     estimator._functions = [monotone(record.pop("name"), record) for record in state["transforms"]]
     estimator.target_transform_ = target_transform.names_of(estimator._functions, estimator._several)
     estimator._reach = part_of(state["reach"], sizes)

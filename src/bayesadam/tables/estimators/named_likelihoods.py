@@ -17,9 +17,6 @@ from bayesadam.tables.encoder.encoder import are_whole
 
 NAMES = ("gaussian", "student_t", "poisson", "negative_binomial", "log_normal", "gamma")
 
-IF_COUNTS = "if they are counts: likelihood='negative_binomial', or 'poisson'"
-"""What the warning about small whole targets advises."""
-
 FEW = 50
 """Rows from which on targets can look like counts: fewer are whole by chance or by hand."""
 
@@ -96,7 +93,9 @@ def average(members: Sequence[Likelihood]) -> Likelihood:
     """Return one likelihood with the means of the members' parameters, most of which are stored as logarithms."""
     states = [member.state_dict() for member in members]
     result = copy.deepcopy(members[0])
-    result.load_state_dict({name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]})
+    numbers = [name for name, value in states[0].items() if value.is_floating_point()]
+    means = {name: torch.stack([state[name] for state in states]).mean(0) for name in numbers}
+    result.load_state_dict({**states[0], **means})
     return result
 
 

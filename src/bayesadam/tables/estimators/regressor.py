@@ -28,7 +28,7 @@ from bayesadam.tables.estimators.conformal import check_method
 from bayesadam.tables.estimators.ensemble import RegressionEnsemble
 from bayesadam.tables.estimators.input_noise import check_noise
 from bayesadam.tables.estimators.inputs import checked
-from bayesadam.tables.estimators.rows import as_array, require_single
+from bayesadam.tables.estimators.rows import as_array, require_single, require_targets
 from bayesadam.tables.estimators.threads import few_threads
 
 
@@ -116,7 +116,11 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         network_: ``nn.Module`` of one member.
         target_transform_: Name of the transform; a list of names for targets ``(N, K)``.
         method_: Name of the method that trained the members.
-        likelihood_: The likelihood's name, or the likelihood that was given.
+        likelihood_: The likelihood with its learned parameters, in the units of the targets, for example
+            ``likelihood_.dispersion`` with ``"negative_binomial"``. If it is not Gaussian, all members share it in
+            predictions: its parameters are fitted to the rows left out, or without calibration they are the averages of
+            those that each member has learned. For a Gaussian one they are always these averages, in the units of the
+            transformed targets, before ``calibration_`` and a noise that depends on the inputs.
         calibration_: ``{"epistemic": a, "aleatoric": b, "error": e, "weights": w}`` with one number per output: the
             factors of both variances, and the standard deviation of the logarithm of ``a`` (0 without calibration). If
             this is above about 0.5, the rows left out hardly distinguish epistemic from aleatoric variance. With a
@@ -265,9 +269,9 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
     def _validated(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Array, Array]:
         inputs: Array
         target: Array
-        inputs, target = checked(
-            self, X, numbers_of_text(y), reset=True, sample_weight=sample_weight, multi_output=True, y_numeric=True
-        )
+        y = numbers_of_text(y)
+        require_targets(y)
+        inputs, target = checked(self, X, y, reset=True, sample_weight=sample_weight, multi_output=True, y_numeric=True)
         target = np.ascontiguousarray(target, dtype=np.float64)  # PyTorch does not read reversed arrays
         require_single("X", inputs)
         require_single("y", target)
@@ -280,13 +284,14 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         self._learn_x(X, weight)
         scales = (self._x_mean, self._x_std)
         wanted = "none" if self._known_noise else self.target_transform  # the noise is in the targets' units
-        self.likelihood_ = self.likelihood
+        self._likelihood_given = self.likelihood
         if wanted == "auto" and isinstance(self.likelihood, str) and self.likelihood == "gaussian":
             names = choose(X, scales, y, weight, groups)
         else:
             names = ["none" if wanted in (None, "auto") else wanted] * y.shape[1]
         if isinstance(self.likelihood, str) and self._gaussian and any(map(named_likelihoods.may_be_counts, y.T)):
-            told = f"the targets are small whole numbers ({named_likelihoods.IF_COUNTS})"
+            advice = "likelihood='negative_binomial' or likelihood='poisson'"
+            told = f"the targets are small whole numbers (if they are counts: {advice})"
             warnings.warn(told, UserWarning, stacklevel=4)
         fitted = [target_transform.fitted(name, column, weight) for name, column in zip(names, y.T, strict=True)]
         if self._gaussian and wanted == "auto":
@@ -296,7 +301,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         self._template, self._start = self._likelihood_of(y.shape[1]), None
         if self._template.defines("rescaled") or isinstance(self._template, HeteroscedasticGaussian):
             self._y_mean, self._y_std = column_scales(target_transform.transformed(fitted, y), weight)
-            given = isinstance(self.likelihood_, Likelihood) or self._known_noise
+            given = isinstance(self.likelihood, Likelihood) or self._known_noise
             if given and self._template.defines("rescaled"):
                 self._template = self._template.rescaled(torch.from_numpy(1.0 / self._y_std)).float()
         else:
@@ -335,6 +340,6 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         if self._known_noise:
             noise = torch.full((outputs,), float(self.noise), dtype=torch.float64)
             return Gaussian(torch.ones(outputs)).rescaled(noise).float()
-        if self.likelihood_ == "gaussian":
+        if self._likelihood_given == "gaussian":
             return Gaussian(torch.full((outputs,), 10.0), learned=True).float()
-        return named_likelihoods.made(self.likelihood_, outputs).float()
+        return named_likelihoods.made(self._likelihood_given, outputs).float()

@@ -70,6 +70,17 @@ def require_single(name: str, values: Array) -> None:
         raise ValueError(f"{name} must be finite (below {LARGEST:g}), got {values[place]:g} at {place}")
 
 
+def require_targets(y: Any) -> None:
+    """Raise ``ValueError`` if rows have no target, or for several targets not all of them."""
+    missing = np.asarray(pd.isna(y))
+    rows = int(missing.reshape(len(missing), -1).any(1).sum()) if missing.ndim and missing.size else 0
+    if rows:
+        which = "1 row" if rows == 1 else f"{rows:,} rows"
+        raise ValueError(
+            f"y must have a target in every row, got {which} of {len(missing):,} without a target: leave out such rows"
+        )
+
+
 def require_comparable(name: str, values: Array) -> None:
     """Raise ``ValueError`` for groups or labels that are missing, or of which some are texts and some numbers."""
     if values.dtype.kind not in "OfMm":

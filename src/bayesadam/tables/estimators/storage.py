@@ -53,7 +53,7 @@ def save_estimator(estimator: Any, folder: str | os.PathLike[str]) -> None:
         state |= {
             "targets": {"mean": estimator._y_mean.tolist(), "std": estimator._y_std.tolist()},
             "transforms": [{"name": function.name, **function.numbers()} for function in estimator._functions],
-            "likelihood": _plain("likelihood_", estimator.likelihood_),
+            "likelihood": _plain("likelihood", estimator._likelihood_given),
             "several": estimator._several,
             "reach": record(estimator._reach),
             "noise": [record(pattern) for pattern in estimator._patterns],

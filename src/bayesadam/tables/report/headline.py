@@ -77,8 +77,11 @@ def _advice(margins: Mapping[str, Any], regression: bool) -> Markup:
         best = min(clear, key=lambda model: clear[model])
         return _fill(text, best, _BY_NLL, _how(best, regression))
     if alike:
-        text = "<strong>The {} is as good here: use it, as it is simpler.</strong> No difference is beyond chance{}.{}"
-        return _fill(text, alike[0], _BY_NLL, _how(alike[0], regression))
+        text = (
+            "<strong>The {} is as good here: use it, as it is simpler.</strong> The difference between it and {} may "
+            "be chance{}.{}"
+        )
+        return _fill(text, alike[0], OURS, _BY_NLL, _how(alike[0], regression))
     text = "<strong>Use this model:</strong> it is better than the {}, beyond chance{}."
     return _fill(text, " and the ".join(clear), _BY_NLL) if clear else Markup("")
 
@@ -124,18 +127,18 @@ def _error(rows: Predicted, unit: str) -> Markup:
     where = counted(rows, "held-out row")
     if isinstance(rows, PredictedNumbers):
         text = (
-            "On {}, the typical error (root mean square) is <strong>{}</strong>, and the {} intervals are typically "
-            "<strong>{}</strong> wide ({} without the inputs)."
+            "On {}, the typical error of {} (root mean square) is <strong>{}</strong>, and its {} intervals are "
+            "typically <strong>{}</strong> wide ({} if they ignored the inputs)."
         )
         error = np.sqrt(np.average(rows.errors[0], weights=rows.weight))
         width = quantile(rows.upper - rows.lower, 0.5, rows.weight)
         alone = np.ptp(quantile(rows.y, [0.5 - 0.5 * LEVEL, 0.5 + 0.5 * LEVEL], rows.weight))
         error, width, alone = (_with_unit(float(value), unit) for value in (error, width, alone))
-        return _fill(text, where, error, percent(LEVEL), width, alone)
+        return _fill(text, where, OURS, error, percent(LEVEL), width, alone)
     counts = np.bincount(rows.label, rows.weight)
     right, usual = float(np.average(rows.right, weights=rows.weight)), float(counts.max() / counts.sum())
-    text = "On {}, it is right in <strong>{}</strong> ({} without the inputs)."
-    return _fill(text, where, percent(right, 1), percent(usual, 1))
+    text = "On {}, {} is right in <strong>{}</strong> ({} if it always named the most frequent class)."
+    return _fill(text, where, OURS, percent(right, 1), percent(usual, 1))
 
 
 def _promise(rows: Predicted) -> Markup:

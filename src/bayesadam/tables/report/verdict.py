@@ -92,10 +92,11 @@ def epistemic(rows: Predicted, error: float | None) -> str:
         return ""
     share = float(np.average(part, weights=rows.weight) / np.average(total, weights=rows.weight))
     ends = [percent(min(1.0, share * math.exp(sign * 2 * error))) for sign in (-1, 1)] if error else []
-    limits = f" (the rows left out allow {' to '.join(ends)})" if ends else ""
+    limits = f" ({' to '.join(ends)} is possible)" if ends else ""
     return (
-        f"Of the {words} of the predictions, {percent(share)}{limits} is uncertainty about the weights (epistemic), "
-        "which more data would reduce; the rest is noise (aleatoric), which only other inputs could reduce."
+        f"Of the uncertainty of the predictions ({words}), {percent(share)}{limits} is there because few rows are like "
+        "them (epistemic): more rows would reduce it. The rest is noise (aleatoric), which only further inputs could "
+        "reduce."
     )
 
 

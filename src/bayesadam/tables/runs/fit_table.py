@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 
 from bayesadam.files import write_json, write_text
 from bayesadam.tables.encoder.encoder import Encoded
-from bayesadam.tables.encoder.findings import option
 from bayesadam.tables.estimators.choice import described
 from bayesadam.tables.estimators.classifier import BayesianMLPClassifier
 from bayesadam.tables.estimators.members import ROWS
-from bayesadam.tables.estimators.named_likelihoods import IF_COUNTS
 from bayesadam.tables.estimators.regressor import BayesianMLPRegressor
 from bayesadam.tables.estimators.threads import threads_for
 from bayesadam.tables.report import write_report
@@ -196,9 +194,7 @@ def _train(prepared: Prepared, watcher: Watcher) -> Any:
         except (ValueError, TypeError, FloatingPointError) as error:
             raise RunError(f"the fit is not possible: {error}") from error
     if not estimator.interrupted_:
-        messages = dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught)
-        if_counts = f"if they are counts: {option('likelihood', 'negative_binomial')}, or poisson"
-        prepared.notes.extend(message.replace(IF_COUNTS, if_counts) for message in messages)
+        prepared.notes.extend(dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught))
     return estimator
 
 

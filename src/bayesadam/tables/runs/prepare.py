@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from bayesadam.tables.encoder.csv_numbers import decimals_of, numbers_in
 from bayesadam.tables.encoder.describe import values_of
 from bayesadam.tables.encoder.encoder import TableEncoder, numbers_rows
-from bayesadam.tables.encoder.findings import Findings, Place, TableError, column_errors, option, quoted
+from bayesadam.tables.encoder.findings import Findings, Place, TableError, column_errors, quoted
 from bayesadam.tables.encoder.frames import as_table, cleaned
 from bayesadam.tables.encoder.read_table import TableFile, read_table
 from bayesadam.tables.encoder.spelling import spelled
@@ -39,7 +38,7 @@ Codes = NDArray[np.int64] | None
 _COLUMNS = {
     "weights": "it has the weights of the rows",
     "group": "its groups determine the held-out rows",
-    "time": "it determines the held-out rows (if its season and day of the week are inputs: keep)",
+    "time": "it determines the held-out rows (if its season and day of the week are inputs: keep=[{!r}])",
 }
 """Settings that name columns which are no inputs, and the reasons."""
 
@@ -124,7 +123,7 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
     split = _split(settings, table, decimals, y if target.classes else None, copies)
     if target.classes:
         require_all_classes(split, y, target.classes)
-    special = {getattr(settings, name): why for name, why in _COLUMNS.items() if getattr(settings, name)}
+    special = {column: why.format(column) for name, why in _COLUMNS.items() if (column := getattr(settings, name))}
     special = {name: why for name, why in special.items() if name not in settings.keep}
     inputs = table.drop_columns([settings.target, *special])
     lists = {name: getattr(settings, name) for name in ("drop", "keep", "category", "date", "missing")}
@@ -132,7 +131,7 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
     encoder.fit(inputs.take(split.training))
     findings = Findings(place)
     matrix = encoder.encode(inputs, findings)
-    read = [*encoder.notes(inputs, place=place), *map(_with_options, findings.cells)]
+    read = [*encoder.notes(inputs, place=place), *findings.cells]
     groups = ranks(table.column(settings.group), "the groups") if settings.group else copies
     return Prepared(
         settings=settings,
@@ -146,14 +145,9 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
         matrix=matrix,
         groups=None if groups is None else groups[split.training],
         weights=weights,
-        left_out={name: _with_options(why, name) for name, why in {**special, **encoder.left_out_}.items()},
+        left_out={**special, **encoder.left_out_},
         notes=[*file.notes, *notes, *target.notes, *copied, *read],
     )
-
-
-def _with_options(text: str, column: str = "NAME") -> str:
-    """Return a text for users of Python, in which the settings that it advises are options of the command line."""
-    return re.sub(r"(?<=: )(keep|category|drop)(?=[;)])", lambda found: option(found[0], column), text)
 
 
 def _with_names(settings: Settings, columns: list[str]) -> tuple[Settings, list[str]]:

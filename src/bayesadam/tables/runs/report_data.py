@@ -22,7 +22,7 @@ from bayesadam.tables.report.write import VERSION
 from bayesadam.tables.runs.evaluation import Arrays
 from bayesadam.tables.runs.explain import FEWEST, effects, groups, kind_of, text_of
 from bayesadam.tables.runs.prepare import Prepared
-from bayesadam.tables.runs.settings import Settings
+from bayesadam.tables.runs.settings import Settings, with_options
 
 MAX_POINTS = 2_000
 SURPRISES = 10
@@ -77,8 +77,8 @@ def report_data(
             "held_out_rows": len(split.held_out),
             "held_out_how": split.how,
             "columns": [_described(prepared.inputs[column.name], column) for column in prepared.encoder.columns_],
-            "left_out": dict(prepared.left_out),
-            "notes": notes,
+            "left_out": {name: with_options(why) for name, why in prepared.left_out.items()},
+            "notes": [with_options(note) for note in notes],
         },
         "metrics": {name: dict(values) for name, values in metrics.items()},
         "margins": dict(margins),

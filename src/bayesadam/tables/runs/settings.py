@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
+import shlex
 from dataclasses import KW_ONLY, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -133,6 +136,27 @@ class Settings:
             raise RunError(f"the config {str(path)!r} must be a file that can be read: {error.strerror}") from None
         except DamagedFile as error:
             raise RunError(str(error)) from None
+
+
+_ASSIGNED = re.compile(
+    rf"\b(?P<name>{'|'.join(field.name for field in fields(Settings))})="
+    r"(?P<list>\[)?(?P<value>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|True)(?(list)\])"
+)
+"""A setting with a value as in Python: a text, a list of one text, or ``True``."""
+
+
+def with_options(text: str) -> str:
+    """Return a note or an error for users of the command line: ``keep=['Patient No']`` becomes an option."""
+    return _ASSIGNED.sub(_option, text)
+
+
+def _option(assigned: re.Match[str]) -> str:
+    """Return an option of the command line, with its value quoted for the shell."""
+    option, value = f"--{assigned['name'].replace('_', '-')}", ast.literal_eval(assigned["value"])
+    if value is True:
+        return option
+    safe = shlex.quote(value)
+    return f"{option} {safe}" if safe == value or set(value) & set('"$`\\!') else f'{option} "{value}"'
 
 
 def _words(hint: Any) -> str:
