@@ -115,6 +115,35 @@ def test_convolutions_on_a_cpu_are_faster_in_turn():
     assert q.hyperparameters["trained"] == "in turn: on a CPU such networks are faster so"
 
 
+def test_one_pass_finds_out_how_to_train():
+    """Data points, operations and the order of memory: a convolutional network has no further pass but its steps'."""
+
+    def make():
+        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 1))
+        model.register_forward_hook(lambda *call: passes.append(len(call[1][0])))
+        return model
+
+    passes = []
+    ensemble(make, (IMAGES, X[:, :1]), likelihood=ba.Gaussian(1.0), epochs=1, members=2)
+    assert passes == [16] + 2 * [16] + 2 * [16] + 2 * [8]
+
+
+def test_a_network_that_keeps_its_activations():
+    """The pass before the first step leaves nothing in the networks that could not be copied."""
+
+    class Kept(nn.Linear):
+        def forward(self, x):
+            self.activations = super().forward(x)
+            return self.activations
+
+    def make():
+        return nn.Sequential(Kept(6, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    q = ensemble(make)
+    assert q.hyperparameters["trained"] == "together"
+    assert_same(q, ensemble(make, together=False))
+
+
 def test_a_network_that_reads_images_in_order():
     class View(nn.Module):
         def forward(self, x):

@@ -11,9 +11,9 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam import population
+from bayesadam.curvature.perceptron import IN_PLACE, Perceptron
 from bayesadam.curvature.totals import Scratch
 from bayesadam.population import chunk, plain_layers
-from bayesadam.population.perceptron import IN_PLACE, Perceptron
 from population.conftest import ROUNDING, assert_same, rows_of, train
 from population.problems import F64, NAN, draw, mlp, models_of, noise_of, regression
 
@@ -240,7 +240,6 @@ def test_results_in_used_memory_are_those_in_fresh_memory():
         with torch.no_grad():
             used, fresh = (Perceptron(layers, weights, x, scratch=own) for own in (memory, Scratch()))
         assert used.output.equal(fresh.output)
-        for ours, theirs in zip(
-            used.backward(slope.clone(), squares=True), fresh.backward(slope, squares=True), strict=True
-        ):
-            assert ours.equal(theirs)
+        pairs = zip(used.backward(slope.clone(), squares=True), fresh.backward(slope, squares=True), strict=True)
+        for ours, theirs in pairs:
+            assert all(map(torch.equal, ours, theirs))

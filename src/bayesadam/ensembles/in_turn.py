@@ -35,26 +35,25 @@ class Generators:
 class InTurn:
     """Networks whose gradients are computed one after another.
 
-    On a CPU images are in the memory format ``channels_last`` if the network can be run on it, where convolutions and
-    pooling are faster.
-
     Args:
         models: The networks.
         loss: Their loss.
         generators: Their random numbers.
-        x: Inputs of a minibatch.
+        channels_last: Whether inputs are images that get the memory format ``channels_last``.
     """
 
-    def __init__(self, models: Sequence[nn.Module], loss: Loss, generators: Generators, x: Tensor) -> None:
+    def __init__(
+        self, models: Sequence[nn.Module], loss: Loss, generators: Generators, *, channels_last: bool = False
+    ) -> None:
         self._models, self._loss, self._generators = models, loss, generators
-        self._channels_last = _runs_with_channels_last(models[0], x)
+        self._channels_last = channels_last
 
     def backward(self, batch: Minibatch) -> Tensor:
         """Set the gradients of all members; return their losses, ``(members,)``."""
         losses = []
         for member, model in enumerate(self._models):
             x, y = batch.of(member)
-            x = _with_channels_last(x) if self._channels_last else x
+            x = with_channels_last(x) if self._channels_last else x
             model.zero_grad()
             with self._generators.of(member):
                 loss = self._loss(model(x), y)
@@ -75,21 +74,6 @@ def _set_random_state(states: Sequence[Tensor]) -> None:
         torch.cuda.set_rng_state_all(states[1:])
 
 
-def _runs_with_channels_last(model: nn.Module, x: Tensor) -> bool:
-    """Whether a network has convolutions of images on a CPU, and runs on images in any order of memory."""
-    if x.is_cuda or x.ndim != 4 or not any(isinstance(module, nn.Conv2d) for module in model.modules()):
-        return False
-    was_training = model.training
-    try:
-        with torch.no_grad():
-            model.eval()(_with_channels_last(x))
-    except RuntimeError:
-        return False
-    finally:
-        model.train(was_training)
-    return True
-
-
-def _with_channels_last(x: Tensor) -> Tensor:
+def with_channels_last(x: Tensor) -> Tensor:
     """A copy of images in this memory format, which their strides also show if there is one channel."""
     return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from bayesadam.ensembles.in_turn import Generators, InTurn, Loss, random_state
 from bayesadam.ensembles.minibatches import Minibatch
 from bayesadam.likelihoods import Likelihood
 from bayesadam.population import Perceptron, plain_layers
-from bayesadam.population.layout import Layout
 from bayesadam.population.losses import prepare_for_vmap
 from bayesadam.population.modules import signature
 
@@ -32,10 +31,10 @@ _TOLERANCE = 1e-3
 class Together:
     """Networks of one architecture whose gradients are computed at once.
 
-    The trained parameters of the networks become views of one tensor ``(members, numel)``. Buffers of batch norm
-    layers, and other tensors that differ between the networks, become views of a tensor each. What writes to a network,
-    such as an optimiser or a state dict that is loaded, so writes where the gradients are computed. For plain
-    perceptrons they have the closed form of populations, and everything else is mapped by ``torch.func.vmap``.
+    Every trained parameter of the networks becomes a view of one tensor ``(members, *shape)``, as do buffers of batch
+    norm layers and other tensors that differ between the networks. What writes to a network, such as an optimiser or a
+    state dict that is loaded, so writes where the gradients are computed. For plain perceptrons they have the closed
+    form of populations, and everything else is mapped by ``torch.func.vmap``.
 
     Args:
         models: The networks, whose trained parameters are of one dtype.
@@ -47,19 +46,25 @@ class Together:
         self._models, self._loss, self._generators = models, loss, generators
         self._template = copy.deepcopy(models[0]).train()
         prepare_for_vmap(self._template)
-        self._layout = Layout({name: p.shape for name, p in models[0].named_parameters() if p.requires_grad})
-        self._trained = [[p for p in model.parameters() if p.requires_grad] for model in models]
-        self._weights = torch.stack([torch.cat([p.detach().flatten() for p in own]) for own in self._trained])
-        self._gradients = torch.zeros_like(self._weights)
-        for parameters, views in self._rows(self._weights):
-            for parameter, view in zip(parameters, views, strict=True):
-                parameter.data = view
-        self._constants = self._stacked_constants()
+        self._parameters: dict[str, Sequence[Tensor]] = {}
+        self._weights: dict[str, Tensor] = {}
+        self._constants: dict[str, Tensor] = {}
+        written = _buffers_of_batch_norm(self._template)
+        for name, *tensors in _zipped(models):
+            is_trained = tensors[0].requires_grad
+            if is_trained or name in written or _differ(tensors):
+                stacks = self._weights if is_trained else self._constants
+                stacks[name] = torch.stack([tensor.detach() for tensor in tensors])
+                for tensor, row in zip(tensors, stacks[name], strict=True):
+                    tensor.data = row
+            if is_trained:
+                self._parameters[name] = tensors
+        self._gradients = {name: torch.zeros_like(weights) for name, weights in self._weights.items()}
         layers = plain_layers(self._template) or []
         draws = any(isinstance(layer, nn.Dropout) and layer.p > 0 for _, layer in layers)
         has_constants = any(not p.requires_grad for p in self._template.parameters())
         self._layers = None if draws or has_constants else layers
-        self._views, self._scratch = self._layout.split(self._weights[:, None]), Scratch()
+        self._views, self._scratch = {name: each.unsqueeze(1) for name, each in self._weights.items()}, Scratch()
         self._draws = False
 
     def backward(self, batch: Minibatch) -> Tensor:
@@ -70,20 +75,16 @@ class Together:
         if self._layers and x.ndim == 3:
             with torch.no_grad():
                 trace = Perceptron(self._layers, self._views, x, scratch=self._scratch)
-            outputs = trace.output[:, 0].requires_grad_()
-            losses = self._losses(outputs, batch)
-            torch.autograd.backward(losses.sum())
-            signal: Any = outputs.grad
-            trace.backward(signal[:, None], into=self._gradients[:, None])
-            return losses.detach()
-        weights = self._weights.detach().requires_grad_()
+            losses, slope = self._losses(trace.output[:, 0], batch)
+            trace.backward(slope[:, None], into=self._gradients)
+            return losses
+        leaves = [weights.detach().requires_grad_() for weights in self._weights.values()]
         with _EachAlone(self._generators) if self._draws else nullcontext():
-            outputs = self._mapped(weights, batch)
-        losses = self._losses(outputs, batch)
-        torch.autograd.backward(losses.sum())
-        gradients: Any = weights.grad
-        self._gradients.copy_(gradients)
-        return losses.detach()
+            outputs = self._mapped(dict(zip(self._weights, leaves, strict=True)), batch)
+        losses, slope = self._losses(outputs, batch)
+        gradients = torch.autograd.grad(outputs, leaves, slope, materialize_grads=True)
+        torch._foreach_copy_(list(self._gradients.values()), gradients)
+        return losses
 
     def fault(self, batch: Minibatch) -> str | None:
         """Why the gradients cannot be computed at once; ``None`` if they can.
@@ -91,86 +92,68 @@ class Together:
         In evaluation mode they must be those of the networks alone. A pass in training mode finds out whether it draws
         random numbers. Neither changes the networks or their generators.
         """
-        is_used: list[bool] = []
+        is_used: dict[str, bool] = {}
         state, states = random_state(), list(self._generators.states)
-        fast = torch.backends.mha.get_fastpath_enabled()
         before = {name: value.clone() for name, value in self._constants.items()}
         try:
-            torch.backends.mha.set_fastpath_enabled(False)  # vmap cannot map it, and it is for evaluation only
             for model in (self._template, *self._models):
                 model.eval()
-            InTurn(self._models, self._loss, self._generators, batch.of(0)[0]).backward(batch)
-            is_used = [parameter.grad is not None for parameter in self._trained[0]]
-            alone = torch.stack([torch.cat([_gradient(p).flatten() for p in own]) for own in self._trained])
-            rounding = _TOLERANCE * float(alone.nan_to_num(0.0, 0.0, 0.0).abs().amax())
+            InTurn(self._models, self._loss, self._generators).backward(batch)
+            is_used = {name: own[0].grad is not None for name, own in self._parameters.items()}
+            alone = {name: torch.stack([_gradient(p) for p in own]) for name, own in self._parameters.items()}
+            largest = max(float(each.nan_to_num(0.0, 0.0, 0.0).abs().amax()) for each in alone.values())
             try:
-                with warnings.catch_warnings():
+                with without_fast_attention(), warnings.catch_warnings():
                     warnings.filterwarnings("error", "There is a performance drop")  # vmap loops over the members
                     self.backward(batch)
-                    gradients = self._gradients.clone()
+                    together = {name: each.clone() for name, each in self._gradients.items()}
                     self._template.train()
                     self.backward(batch)
             except Exception as error:  # vmap raises many kinds of errors
                 return str(error).strip().split("\n")[0]
-            if ((gradients - alone).abs() > rounding).any():
+            if any(((together[n] - alone[n]).abs() > _TOLERANCE * largest).any() for n in alone):
                 return "torch.func.vmap computes other gradients"
             self._draws = any(not torch.equal(*pair) for pair in zip(random_state(), state, strict=True))
             return None
         finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
-            for model, (parameters, views) in zip(self._models, self._rows(self._gradients), strict=True):
+            for name, used in is_used.items():
+                for parameter, gradient in zip(self._parameters[name], self._gradients[name], strict=True):
+                    parameter.grad = gradient if used else None
+            for model in self._models:
                 model.train()
-                for parameter, view, used in zip(parameters, views, is_used, strict=True):
-                    parameter.grad = view if used else None
             for name, value in before.items():
                 self._constants[name].copy_(value)
             self._generators.states = states
 
-    def _mapped(self, weights: Tensor, batch: Minibatch) -> Tensor:
+    def _mapped(self, weights: Mapping[str, Tensor], batch: Minibatch) -> Tensor:
         """Outputs of all networks by ``vmap``, ``(members, M, ...)``."""
 
         def run(tensors: dict[str, Tensor], x: Tensor) -> Any:
             return functional_call(self._template, tensors, (x,))
 
-        tensors = {**self._layout.split(weights), **self._constants}
         mapped = vmap(run, (0, None if batch.is_shared else 0), randomness="different")
         # Of the kernels of attention, vmap maps only those of GPUs and the general one.
-        with nullcontext() if weights.is_cuda else sdpa_kernel(SDPBackend.MATH):
-            outputs: Tensor = mapped(tensors, batch.x)
+        with nullcontext() if batch.x.is_cuda else sdpa_kernel(SDPBackend.MATH):
+            outputs: Tensor = mapped({**weights, **self._constants}, batch.x)
         return outputs
 
-    def _losses(self, outputs: Tensor, batch: Minibatch) -> Tensor:
-        """Losses ``(members,)``. Where they are means over equally many data points, their mean is computed at once."""
-        likelihood = getattr(self._loss, "__self__", None)
+    def _losses(self, outputs: Tensor, batch: Minibatch) -> tuple[Tensor, Tensor]:
+        """Losses ``(members,)``, and the derivative of each by the outputs of its member.
+
+        Where they are means over equally many data points, their mean is computed at once.
+        """
+        outputs, (_, y) = outputs.detach().requires_grad_(), batch.stacked(len(outputs))
+        likelihood, mean = getattr(self._loss, "__self__", None), None
         if isinstance(likelihood, Likelihood) and _is_mean(likelihood) and not outputs.is_cuda:
-            _, y = batch.stacked(len(outputs))
             targets = y.flatten(0, 1)
-            if likelihood.counted(targets) is None:
-                mean = self._loss(outputs.flatten(0, 1), targets)
-                if math.isfinite(mean.item()):
-                    return mean.expand(len(outputs))
-        return torch.stack([self._loss(output, batch.of(member)[1]) for member, output in enumerate(outputs)])
-
-    def _stacked_constants(self) -> dict[str, Tensor]:
-        """Tensors that are not trained, and are not the same in all networks."""
-        written = {
-            f"{place}.{name}".lstrip(".")
-            for place, module in self._template.named_modules()
-            if isinstance(module, nn.modules.batchnorm._BatchNorm)
-            for name, _ in module.named_buffers(recurse=False)
-        }
-        stacked = {}
-        for name, *tensors in _zipped(self._models):
-            if name not in self._layout.shapes and (name in written or _differ(tensors)):
-                stacked[name] = torch.stack([tensor.detach() for tensor in tensors])
-                for tensor, row in zip(tensors, stacked[name], strict=True):
-                    tensor.data = row
-        return stacked
-
-    def _rows(self, flat: Tensor) -> Any:
-        """Pairs of the trained parameters of a network and their parts of its row, in their shapes."""
-        by_name = self._layout.split(flat)
-        return zip(self._trained, zip(*by_name.values(), strict=True), strict=True)
+            mean = self._loss(outputs.flatten(0, 1), targets) if likelihood.counted(targets) is None else None
+        if mean is not None and math.isfinite(mean.item()):
+            losses = mean.expand(len(outputs))
+        else:
+            losses = torch.stack([self._loss(output, batch.of(member)[1]) for member, output in enumerate(outputs)])
+        torch.autograd.backward(losses.sum())
+        slope: Any = outputs.grad
+        return losses.detach(), slope
 
 
 def stack(models: Sequence[nn.Module], loss: Loss, generators: Generators, batch: Minibatch) -> Together | str:
@@ -181,6 +164,19 @@ def stack(models: Sequence[nn.Module], loss: Loss, generators: Generators, batch
         return "their trained parameters have several dtypes"
     together = Together(models, loss, generators)
     return together.fault(batch) or together
+
+
+@contextmanager
+def without_fast_attention() -> Iterator[None]:
+    """Context without the kernels of whole layers of attention, which PyTorch has for evaluation alone: ``vmap`` cannot
+    map them, and their operations are not counted.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 class _EachAlone(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -221,6 +217,16 @@ def _is_mean(likelihood: Likelihood) -> bool:
 
 def _gradient(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _buffers_of_batch_norm(model: nn.Module) -> set[str]:
+    """Names of the buffers that layers write in a forward pass."""
+    return {
+        f"{place}.{name}".lstrip(".")
+        for place, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        for name, _ in module.named_buffers(recurse=False)
+    }
 
 
 def _zipped(models: Sequence[nn.Module]) -> Any:

@@ -6,7 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 from bayesadam.checks import check_count, check_new, check_pair, check_positive, made_by
-from bayesadam.ensembles.in_turn import Generators, InTurn, Loss, random_state
+from bayesadam.ensembles.in_turn import Generators, InTurn, Loss, random_state, with_channels_last
 from bayesadam.ensembles.minibatches import Data, Minibatch, minibatches
-from bayesadam.ensembles.together import Together, stack
+from bayesadam.ensembles.together import Together, stack, without_fast_attention
 from bayesadam.ensembles.training import Training
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.population import METHODS
@@ -123,12 +123,12 @@ def train_ensemble(
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         models, generators = _initialized(make_model, seeds)
         device = next(models[0].parameters()).device
-        first = next(minibatches(data, seeds, batch_size, 0, device))
-        gradients, trained = _gradients(models, loss, generators, first, method, together)
-        points = 1.0 if likelihood is None else _points(models[0], likelihood, first)
+        batch = next(minibatches(data, seeds, batch_size, 0, device))
+        first = _first_pass(models[0], likelihood, batch)
+        gradients, trained = _gradients(models, loss, generators, batch, first, method, together)
         plan = {
-            "num_data": round(points * num_data),
-            "batch_size": round(points * min(num_data, batch_size)),
+            "num_data": round(first.points * num_data),
+            "batch_size": round(first.points * min(num_data, batch_size)),
             "total_steps": per_epoch * epochs,
         }
         training = Training(models, likelihood, generators, method, seeds, plan, given)
@@ -174,16 +174,43 @@ def _initialized(make_model: Callable[[], nn.Module], seeds: Sequence[int]) -> t
     return models, Generators(states)
 
 
+class _FirstPass(NamedTuple):
+    """What a forward pass of one network shows.
+
+    Attributes:
+        points: How many data points an example has in the mean, such as the tokens of a sequence.
+        is_large: Whether it has so much to compute that several networks at once are not faster on a CPU.
+        channels_last: Whether it may have images with the channels last in memory, which are faster for convolutions
+            on a CPU.
+    """
+
+    points: float
+    is_large: bool
+    channels_last: bool
+
+
 @torch.no_grad()
-def _points(model: nn.Module, likelihood: Likelihood, batch: Minibatch) -> float:
-    """How many data points an example has in the mean, such as the tokens of a sequence."""
+def _first_pass(model: nn.Module, likelihood: Likelihood | None, batch: Minibatch) -> _FirstPass:
+    """Run a network in evaluation mode."""
     x, y = batch.of(0)
-    counted = likelihood.counted(y)
+    is_convolutional = any(isinstance(module, _ConvNd) for module in model.modules())
+    channels_last = is_convolutional and x.ndim == 4 and not x.is_cuda
+    with without_fast_attention(), FlopCounterMode(display=False) as counter:
+        model.eval()
+        try:
+            output = model(with_channels_last(x) if channels_last else x)
+        except RuntimeError:
+            if not channels_last:
+                raise
+            channels_last, output = False, model(x)
+        model.train()
+    points, counted = len(y), None if likelihood is None else likelihood.counted(y)
     if counted is not None:
-        return int(counted.sum()) / len(y)
-    density = likelihood.log_prob(model.eval()(x), y)
-    model.train()
-    return density.numel() / len(y)
+        points = int(counted.sum())
+    elif likelihood is not None:
+        points = likelihood.log_prob(output, y).numel()
+    is_large = is_convolutional or counter.get_total_flops() > _FLOPS
+    return _FirstPass(points / len(y), is_large, channels_last)
 
 
 def _gradients(
@@ -191,6 +218,7 @@ def _gradients(
     loss: Loss,
     generators: Generators,
     batch: Minibatch,
+    first: _FirstPass,
     method: str,
     together: bool | None,
 ) -> tuple[Together | InTurn, str]:
@@ -200,7 +228,7 @@ def _gradients(
         ValueError: They cannot be computed together, and ``together`` is true.
     """
     reason = "as asked"
-    if together is None and not batch.x.is_cuda and _fills_a_processor(models[0], batch):
+    if together is None and first.is_large and not batch.x.is_cuda:
         reason = "on a CPU such networks are faster so"
     elif together is not False:
         stacked = _HOOKS if method == "vogn" else stack(models, loss, generators, batch)
@@ -210,17 +238,7 @@ def _gradients(
         if together:
             raise ValueError(f"together must be None or False for these networks, got True: {reason}")
         warnings.warn(f"the members of the ensemble are trained in turn: {reason}", UserWarning, stacklevel=3)
-    return InTurn(models, loss, generators, batch.of(0)[0]), f"in turn: {reason}"
-
-
-def _fills_a_processor(model: nn.Module, batch: Minibatch) -> bool:
-    """Whether a pass of one member has enough to compute that several at once are not faster on a CPU."""
-    if any(isinstance(module, _ConvNd) for module in model.modules()):
-        return True
-    with FlopCounterMode(display=False) as counter:  # with gradients: without them attention has a kernel that hides it
-        model.eval()(batch.of(0)[0])
-    model.train()
-    return bool(counter.get_total_flops() > _FLOPS)
+    return InTurn(models, loss, generators, channels_last=first.channels_last), f"in turn: {reason}"
 
 
 def _check_finite(losses: Sequence[Tensor], seed: int) -> None:

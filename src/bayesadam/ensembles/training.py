@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.ensembles.in_turn import Generators
@@ -52,7 +53,9 @@ class Training:
     ) -> None:
         self._models, self._generators = models, generators
         self._optimizers = _optimizers(models, method, seeds, plan, options)
-        self._schedules = [CosineAnnealingLR(optimizer, plan["total_steps"]) for optimizer in self._optimizers]
+        self._steps, self._total_steps = 0, plan["total_steps"]
+        for group in self._groups():
+            group["initial_lr"] = group["lr"]  # as schedulers of PyTorch do, which replace that of an optimiser
         learned = [] if likelihood is None else [p for p in likelihood.parameters() if p.requires_grad]
         self._likelihoods = [likelihood] if learned else []
         self._followers = [torch.optim.Adam(learned, lr=LIKELIHOOD_RATE)] if learned else []
@@ -67,9 +70,12 @@ class Training:
 
     def step(self) -> None:
         """Make a step of all members."""
-        for optimizer, schedule in zip(self._optimizers, self._schedules, strict=True):
+        for optimizer in self._optimizers:
             optimizer.step()
-            schedule.step()
+        self._steps += 1
+        share = 0.5 * (1.0 + math.cos(math.pi * self._steps / self._total_steps))
+        for group in self._groups():
+            group["lr"] = share * group["initial_lr"]
         for follower in self._followers:
             follower.step()
             follower.zero_grad()
@@ -87,7 +93,8 @@ class Training:
         self.end()
         with whole_file(path) as file:
             states = {name: [part.state_dict() for part in parts] for name, parts in self._parts().items()}
-            torch.save({"told": repr(told), "epochs": epochs, "generators": self._generators.states, **states}, file)
+            counts = {"epochs": epochs, "steps": self._steps}
+            torch.save({"told": repr(told), **counts, "generators": self._generators.states, **states}, file)
         self.start()
 
     def load(self, path: str | os.PathLike[str], told: Mapping[str, Any]) -> int:
@@ -100,21 +107,24 @@ class Training:
             return 0
         with reading("checkpoint must be a file of train_ensemble", path):
             state = torch.load(path, weights_only=True)
-            saved, epochs = state["told"], int(state["epochs"])
+            saved, epochs, steps = state["told"], int(state["epochs"]), int(state["steps"])
         if saved != repr(told):
             raise ValueError(f"checkpoint must be of this training, {told}, got one of {saved}")
         for name, parts in self._parts().items():
             for part, saved_part in zip(parts, state[name], strict=True):
                 part.load_state_dict(saved_part)
-        self._generators.states = state["generators"]
+        self._generators.states, self._steps = state["generators"], steps
         return epochs
+
+    def _groups(self) -> Iterator[dict[str, Any]]:
+        """The groups of all optimisers of networks."""
+        return chain.from_iterable(optimizer.param_groups for optimizer in self._optimizers)
 
     def _parts(self) -> dict[str, Sequence[Any]]:
         """What a checkpoint has the state dicts of."""
         return {
             "models": self._models,
             "optimizers": self._optimizers,
-            "schedules": self._schedules,
             "likelihoods": self._likelihoods,
             "followers": self._followers,
         }

@@ -8,13 +8,13 @@
 A list has one value per member.
 """
 
+from bayesadam.curvature.perceptron import Perceptron
 from bayesadam.modules.perceptrons import plain_layers
 from bayesadam.optim.bbb import BayesByBackprop
 from bayesadam.population.batches import Pair, order
 from bayesadam.population.members import METHODS
 from bayesadam.population.modules import initialize
 from bayesadam.population.objective import Objective
-from bayesadam.population.perceptron import Perceptron
 from bayesadam.population.population import Population
 from bayesadam.population.train import train
 

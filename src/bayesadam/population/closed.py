@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from bayesadam.curvature.perceptron import Perceptron
 from bayesadam.curvature.totals import Scratch
 from bayesadam.likelihoods import Likelihood
 from bayesadam.modules.calls import call_with
@@ -15,7 +16,6 @@ from bayesadam.population.batches import Batch
 from bayesadam.population.curvature import Gradients, diagonal
 from bayesadam.population.layout import Layout
 from bayesadam.population.objective import Member
-from bayesadam.population.perceptron import Perceptron
 
 Tensors = Mapping[str, Tensor]
 
@@ -77,14 +77,14 @@ class ClosedForm:
                 losses = self._losses(inputs[0], learned, constants, batch)
                 grads = torch.autograd.grad(losses.sum(), inputs, create_graph=curvature == "exact")
         rows, squares = trace.backward(grads[0].detach(), squares=curvature == "empirical_fisher")
-        firsts, seconds = [rows, *(grad.detach() for grad in grads[1:])], []
+        firsts, seconds = [*rows, *(grad.detach() for grad in grads[1:])], []
         if curvature == "exact":
-            seconds = [trace.second(diagonal(grads[0], inputs[0]))]
+            seconds = trace.second(diagonal(grads[0], inputs[0]))
             seconds += [diagonal(grad, value) for grad, value in zip(grads[1:], inputs[1:], strict=True)]
-        elif squares is not None:
+        elif squares:
             # In the mean loss, the loss of a data point has the factor 1 / M.
             size = len(batch.y[0]) if batch.weight is None else batch.weight[:, :1, None].reciprocal().to(theta)
-            seconds = [squares * size]
+            seconds = [square * size for square in squares]
         return Gradients(losses.detach(), _joined(firsts), _joined(seconds) if seconds else None)
 
     def _losses(self, output: Tensor, learned: Tensor, constants: Tensors, batch: Batch) -> Tensor:
@@ -127,5 +127,5 @@ class _Method(nn.Module):
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """The network's coordinates, followed by those of the likelihood if there are any."""
+    """The coordinates of all tensors of the network, followed by those of the likelihood if there are any."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=2)

@@ -91,8 +91,8 @@ class Perceptron:
 
     @torch.no_grad()
     def backward(
-        self, grad: Tensor, *, squares: bool = False, into: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+        self, grad: Tensor, *, squares: bool = False, into: Weights | None = None
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Gradients with respect to all weights.
 
         For a layer with inputs ``A`` and gradients ``B`` with respect to its outputs they are ``B A'``, and the sums of
@@ -101,11 +101,11 @@ class Perceptron:
         Args:
             grad: Gradient with respect to the output, ``(k, S, M, ...)``, which may be overwritten.
             squares: Whether to compute the sums over the data points of their squared gradients, too.
-            into: Memory of the gradients.
+            into: Memory of the gradients by name, ``(k, *shape)``, for one sample.
 
         Returns:
-            Gradients and sums of squares, each ``(k, S, numel)``, with the weights in the order of the layers; the
-            second may be None.
+            Gradients, and sums of squares if they are computed, of each tensor in the order of the layers, ``(k, S,
+            numel)``.
         """
         count, samples = self._sizes
         grads: list[Tensor] = []
@@ -115,7 +115,7 @@ class Perceptron:
             if not isinstance(layer, _Linear):
                 signal = layer(signal)
                 continue
-            grads[:0] = layer.products(signal, count)
+            grads[:0] = layer.products(signal, count, into=into)
             if squares:
                 sums[:0] = layer.products(signal.square(), count, squared=True)
             if layer.weight is None:
@@ -123,10 +123,10 @@ class Perceptron:
             transposed = layer.weight.transpose(1, 2)
             out = self._place(f"{layer.prefix}signal", *transposed.shape[:2], signal.shape[2], like=signal)
             signal = torch.bmm(transposed, signal, out=out)
-        return self._rows(grads, into), self._rows(sums) if squares else None
+        return self._rows(grads), self._rows(sums)
 
     @torch.no_grad()
-    def second(self, signal: Tensor) -> Tensor:
+    def second(self, signal: Tensor) -> list[Tensor]:
         """``H A^2'``, the Hessian's diagonal of a single layer, where ``H`` is that of the loss in the output's
         coordinates.
 
@@ -135,14 +135,14 @@ class Perceptron:
                 data point are not needed.
 
         Returns:
-            The diagonal, ``(k, S, numel)``.
+            The diagonal for each tensor, ``(k, S, numel)``.
         """
         (layer,) = self._passed
         assert isinstance(layer, _Linear)
         return self._rows(layer.products(signal.transpose(2, 3).flatten(0, 1), len(signal), squared=True))
 
-    def _rows(self, parts: Sequence[Tensor], into: Tensor | None = None) -> Tensor:
-        return torch.cat([part.reshape(*self._sizes, -1) for part in parts], dim=2, out=into)
+    def _rows(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        return [part.reshape(*self._sizes, -1) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,14 @@ class _Linear:
     weight: Tensor | None
     bias: bool
 
-    def products(self, signal: Tensor, count: int, *, squared: bool = False) -> list[Tensor]:
+    def products(
+        self, signal: Tensor, count: int, *, squared: bool = False, into: Weights | None = None
+    ) -> list[Tensor]:
         """``B A'`` for the weight, or with the squares of ``A``; and ``B`` summed for the bias."""
+        memory = into or {}
         signal = signal.reshape(count, -1, signal.shape[2]) if self.weight is None else signal
         inputs = self.inputs.square() if squared else self.inputs
-        product = torch.bmm(signal, inputs.transpose(1, 2))
-        return [product, signal.sum(2)] if self.bias else [product]
+        products = [torch.bmm(signal, inputs.transpose(1, 2), out=memory.get(f"{self.prefix}weight"))]
+        if self.bias:
+            products.append(torch.sum(signal, 2, out=memory.get(f"{self.prefix}bias")))
+        return products
