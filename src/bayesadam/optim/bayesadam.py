@@ -16,7 +16,7 @@ from bayesadam.optim import overfitting
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.groups import checked_squares
 from bayesadam.optim.options import CommonOptions
-from bayesadam.optim.schedules import annealed
+from bayesadam.optim.schedules import annealed, warmed_up
 from bayesadam.optim.vadam import VadamRule, adam_step
 
 INITIAL_STEPS = 30.0
@@ -29,8 +29,12 @@ LONG = 16_000.0
 """Product of the number of epochs and the square root of the number of steps at which the temperature reaches 1."""
 LEAST = 1e-3
 """Share of the temperature with which the noise begins."""
+GROWTH = 4.0
+"""Power of the share of the steps with which the temperature grows."""
 COOLER = 0.1
 """Temperature of the posterior relative to that of the noise in training."""
+NARROW = 8.0
+"""Square root of the prior precision above which the learning rate is smaller: in wide layers, with ``"init"``."""
 
 
 class BayesAdamRule(VadamRule):
@@ -39,24 +43,25 @@ class BayesAdamRule(VadamRule):
         h     = g^2                                           or 1/M of the mean squared gradient of an example
         m     <- b1 m + (1 - b1) (g + tau lt (mu - mu0))
         v     <- b2 v + (1 - b2) h
-        mu    <- mu - lr_t m_hat / (sqrt(v_hat) + tau lt + 1e-8)
+        mu    <- mu - lr_t min(1, 8 / sqrt(lambda)) m_hat / (sqrt(v_hat) + tau lt + 1e-8)
         1 / sigma^2 = (1 - B) (N M v_hat / tau + lambda) + B initial_precision
-        tau   = temperature max(1e-3, (t / total_steps)^2)
+        tau   = temperature max(1e-3, (t / total_steps)^4)
 
     The square of a mean of ``M`` gradients is ``1 / M`` of their mean square, up to the square of their mean, so that
     ``M v_hat`` is on the scale of the Gauss-Newton diagonal, and the optimum of the tempered objective has the
     precision ``N h / tau + lambda``. ``B`` is the weight of a start that counts as ``k = 30`` steps: a step makes it
-    forget the share ``max(1 - b2, 3 / (t + k + 2))``. ``lr_t`` falls along half a cosine to a hundredth at
-    ``total_steps``. The noise grows with ``tau``, so that the network first learns its features as with Adam. The
-    posterior is that of a tenth of ``temperature`` at any time. If it becomes the prior of further training, ``tau lt``
-    in the step is ``0.1 temperature lt`` from the start, so that earlier examples count as much as new ones.
+    forget the share ``max(1 - b2, 3 / (t + k + 2))``. ``lr_t`` rises over a twentieth of the steps and falls along half
+    a cosine to a hundredth at ``total_steps``. The noise grows with ``tau``, so that the network first learns its
+    features as with Adam. The posterior is that of a tenth of ``temperature`` at any time. If it becomes the prior of further training,
+    ``tau lt`` in the step is ``0.1 temperature lt`` from the start, so that earlier examples count as much as new ones,
+    and the rate does not depend on ``lambda``.
     ``lr`` is multiplied and ``temperature`` divided by ``slowdown``, which is 1 unless the training overfits.
     """
 
     options = (
         Option("batch_size", 1.0, "a positive, finite number", is_positive, width=True),
         Option("total_steps", None, "None or a positive, finite number", lambda v: v is None or is_positive(v)),
-        Option("max_memorised", 0.4, "None or a positive, finite number", lambda v: v is None or is_positive(v)),
+        Option("max_memorised", 0.6, "None or a positive, finite number", lambda v: v is None or is_positive(v)),
         Option("slowdown", 1.0, "a number in (0, 1]", lambda v: 0.0 < v <= 1.0),
         Option("per_example", False, "True or False", lambda v: isinstance(v, bool), static=True),
         Option("continues", 0.0, "0 or 1", lambda v: v in (0.0, 1.0)),
@@ -84,7 +89,8 @@ class BayesAdamRule(VadamRule):
         m = average(state["exp_avg"], with_prior(grad, mean, hp, temperature), hp.beta1)
         v = average(state["exp_avg_sq"], curvature, hp.beta2)
         damping = temperature * hp.prior_precision / hp.num_data + 1e-8
-        return mean - adam_step(m, v, damping, hp), {"exp_avg": m, "exp_avg_sq": v}
+        slower = maximum(1.0, (1.0 - hp.continues) * hp.prior_precision**0.5 / NARROW)
+        return mean - adam_step(m, v, damping, hp) / slower, {"exp_avg": m, "exp_avg_sq": v}
 
     def forgetting(self, hp: Hyper) -> Number:
         """``max(1 - b2, 3 / (t + k + 2))``."""
@@ -95,14 +101,15 @@ class BayesAdamRule(VadamRule):
         return hp.prior_precision + START * hp.num_data / hp.temperature
 
     def numbers(self, group: Mapping[str, Any]) -> dict[str, float]:
-        """The learning rate of the next step, unless a scheduler of PyTorch replaces the cosine, and the temperature;
-        both with the factor that overfitting has led to.
+        """The learning rate of the next step, in which a scheduler of PyTorch may replace the cosine, and the
+        temperature; both with the factor that overfitting has led to.
         """
         if group["total_steps"] is None:
             raise RuntimeError("total_steps must be filled in by plan() or by the callback of a trainer, got None")
-        slowdown, rate = group["slowdown"], float(group["lr"])
+        slowdown, steps = group["slowdown"], group["noise_step"]
+        rate = float(group["lr"]) * warmed_up(steps, group["total_steps"])
         if "initial_lr" not in group:
-            rate *= annealed(group["noise_step"] / group["total_steps"])
+            rate *= annealed(steps / group["total_steps"])
         numbers = {"lr": slowdown * rate}
         if slowdown < 1.0 and not group["continues"]:  # noise would favour the examples of the prior
             numbers["temperature"] = min(1.0, group["temperature"] / slowdown)
@@ -114,9 +121,9 @@ class BayesAdamRule(VadamRule):
 
 
 def temperature_now(hp: Hyper) -> Number:
-    """The temperature of a step: it grows with the square of the share of the steps that have been made."""
+    """The temperature of a step: it grows with the fourth power of the share of the steps that have been made."""
     left = maximum(0.0, 1.0 - hp.step / hp.total_steps)
-    return hp.temperature * maximum(LEAST, (1.0 - left) ** 2)
+    return hp.temperature * maximum(LEAST, (1.0 - left) ** GROWTH)
 
 
 def default_temperature(num_data: float, batch_size: float, total_steps: float) -> float:
@@ -204,7 +211,7 @@ class BayesAdam(PerturbedOptimizer):
         num_data: float,
         batch_size: float,
         total_steps: float | None,
-        max_memorised: float | None = 0.4,
+        max_memorised: float | None = 0.6,
         curvature: PerExampleSquares | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:

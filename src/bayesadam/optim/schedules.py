@@ -50,6 +50,19 @@ def annealed(done: float) -> float:
     return FINAL + (1.0 - FINAL) * half_cosine(min(1.0, done))
 
 
+WARM_UP = 0.05
+"""Fraction of the planned steps over which BayesAdam's learning rate rises."""
+
+
+def warmed_up(steps: float, total_steps: float) -> float:
+    """Factor of BayesAdam's learning rate after a number of steps: it rises to 1 over a twentieth of the planned ones.
+
+    The first averages of gradients and of their squares are of few steps, and large steps along them harm deep
+    networks.
+    """
+    return min(1.0, (steps + 1.0) / (WARM_UP * total_steps + 1.0))
+
+
 def annealed_after(done: float) -> float:
     """The integral of :func:`annealed` from ``done`` to 1."""
     done = min(1.0, done)
