@@ -28,7 +28,7 @@ def decoder(data: Data) -> nn.Module:
     return Transformer(len(book()[1]), width=128, depth=4, length=64)
 
 
-def look_up(count: int, generator: Generator) -> Part:
+def recall(count: int, generator: Generator) -> Part:
     """A key, and six pairs of different keys and values of which one is the key's: its value is the class."""
     keys = torch.rand(count, KEYS, generator=generator).argsort(1)[:, :PAIRS]
     values = torch.randint(VALUES, (count, PAIRS), generator=generator)
@@ -61,5 +61,5 @@ _FASHION = partial(pictures, name="fashion-mnist", other="mnist", side=28)
 TASKS = [
     Task("decoder", windows, decoder, epochs=2, size=1_600, batch_size=16, weight_decay=True),
     Task("resnet", _FASHION, residual, epochs=2, size=2_500),
-    task("look-up", look_up, lambda data: Encoder(), 20, 3_000, weight_decay=True),
+    task("recall", recall, lambda data: Encoder(), 20, 3_000, weight_decay=True),
 ]
