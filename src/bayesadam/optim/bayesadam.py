@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
 from torch import Tensor
 
-from bayesadam.checks import check_positive, check_temperature, is_positive
+from bayesadam.checks import check_temperature, is_positive
 from bayesadam.core.layout import INIT
 from bayesadam.core.rule import Hyper, Number, Option, State, Updated, average, maximum, with_prior
 from bayesadam.curvature import PerExampleSquares
@@ -16,7 +15,7 @@ from bayesadam.optim import overfitting
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.groups import checked_squares
 from bayesadam.optim.options import CommonOptions
-from bayesadam.optim.schedules import annealed, warmed_up
+from bayesadam.optim.schedules import annealed, default_temperature, warmed_up
 from bayesadam.optim.vadam import VadamRule, adam_step
 
 INITIAL_STEPS = 30.0
@@ -25,8 +24,6 @@ RECENCY = 3.0
 """How fast the start loses weight: after ``t`` steps it has about ``(k / (t + k))^RECENCY``, ``k = INITIAL_STEPS``."""
 START = 0.1
 """Curvature of the mean loss that is assumed at the start."""
-LONG = 16_000.0
-"""Product of the number of epochs and the square root of the number of steps at which the temperature reaches 1."""
 LEAST = 1e-3
 """Share of the temperature with which the noise begins."""
 GROWTH = 4.0
@@ -52,9 +49,9 @@ class BayesAdamRule(VadamRule):
     precision ``N h / tau + lambda``. ``B`` is the weight of a start that counts as ``k = 30`` steps: a step makes it
     forget the share ``max(1 - b2, 3 / (t + k + 2))``. ``lr_t`` rises over a twentieth of the steps and falls along half
     a cosine to a hundredth at ``total_steps``. The noise grows with ``tau``, so that the network first learns its
-    features as with Adam. The posterior is that of a tenth of ``temperature`` at any time. If it becomes the prior of further training,
-    ``tau lt`` in the step is ``0.1 temperature lt`` from the start, so that earlier examples count as much as new ones,
-    and the rate does not depend on ``lambda``.
+    features as with Adam. The posterior is that of a tenth of ``temperature`` at any time. If it becomes the prior of
+    further training, ``tau lt`` in the step is ``0.1 temperature lt`` from the start, so that earlier examples count as
+    much as new ones, and the rate does not depend on ``lambda``.
     ``lr`` is multiplied and ``temperature`` divided by ``slowdown``, which is 1 unless the training overfits.
     """
 
@@ -126,19 +123,6 @@ def temperature_now(hp: Hyper) -> Number:
     return hp.temperature * maximum(LEAST, (1.0 - left) ** GROWTH)
 
 
-def default_temperature(num_data: float, batch_size: float, total_steps: float) -> float:
-    """The temperature that is used if none is given: ``epochs sqrt(steps) / 16000``, and at most 1.
-
-    Trainings of more epochs and of more steps fit the noise of the data more closely, and need more noise in the
-    weights. With many data it reaches 1, the temperature of Bayes' rule.
-    """
-    check_positive("num_data", num_data)
-    check_positive("batch_size", batch_size)
-    check_positive("total_steps", total_steps)
-    epochs = total_steps * batch_size / num_data
-    return min(1.0, epochs * math.sqrt(total_steps) / LONG)
-
-
 class BayesAdam(PerturbedOptimizer):
     """Adam with weight noise whose width is learned: the method to start with. ::
 
@@ -149,7 +133,7 @@ class BayesAdam(PerturbedOptimizer):
             total_steps=epochs * len(loader),
         )
 
-    It is Vadam (Khan et al. 2018, Fig. 1) with eight departures, chosen by measurement (``benchmarks/defaults.py``), so
+    It is Vadam (Khan et al. 2018, Fig. 1) with nine departures, chosen by measurement (``benchmarks/defaults.py``), so
     that the posterior's width is learned within a training of ordinary length:
 
     - The curvature is ``M`` times the squared mean gradient, so that the width does not depend on the batch size.
@@ -157,28 +141,29 @@ class BayesAdam(PerturbedOptimizer):
       is forgotten at the rate ``tau (1 - b2)`` per step, over some thousand steps, before which most trainings end.
     - The prior has the scale of each parameter's initialisation in place of ``N(0, 1)``.
     - The temperature of the KL divergence is mostly far below 1; the default is ``epochs sqrt(steps) / 16000``.
-    - During the training, the temperature grows from a thousandth of its final value with ``(t / total_steps)^2``.
-      Noise at the start keeps recurrent layers and embeddings from learning their features; noise at the end prevents
-      overfitting.
+    - During the training, the temperature grows from a thousandth of its final value with ``(t / total_steps)^4``.
+      Noise at the start keeps networks from learning their features; noise at the end prevents overfitting.
     - The posterior has a tenth of the temperature of the noise. Training needs wide noise, but samples of a narrower
       posterior predict better.
-    - The learning rate falls along half a cosine.
+    - The learning rate rises over a twentieth of the steps and falls along half a cosine. It is smaller for wide
+      layers, whose weights have a narrow prior: at the same rate deep networks do not learn.
     - A training that memorises its rows becomes slower and noisier: gradients show it, without held-out data.
 
     The ways to train and the arguments that are not listed are those of :class:`PerturbedOptimizer`.
 
     Args:
         params: Parameters, as in :class:`PerturbedOptimizer`.
-        lr: Learning rate, not negative.
+        lr: Learning rate, not negative; for parameters with a prior precision above 64 it is multiplied by
+            ``8 / sqrt(prior_precision)``.
         num_data: Number of training examples ``N``, in the unit over which the loss is averaged: rows, or tokens for
             the mean loss over tokens.
         batch_size: Number of examples in the loss of one step, in the same unit; with several processes, of all of
             them together.
-        total_steps: Number of steps of the training, over which the noise grows and the learning rate falls to a
-            hundredth along half a cosine. A scheduler of PyTorch replaces the cosine, except ``ReduceLROnPlateau``,
-            which multiplies it, as a change of ``lr`` by hand does. A training that ends earlier has the rate, the
-            noise and the posterior of that moment; further steps have those of the end. ``None`` leaves it to
-            :meth:`plan`, which the callbacks of trainers call (:mod:`bayesadam.integrations`).
+        total_steps: Number of steps of the training, over which the noise grows and the learning rate, after a warm-up,
+            falls to a hundredth along half a cosine. A scheduler of PyTorch replaces the cosine and not the warm-up,
+            except ``ReduceLROnPlateau``, which multiplies it, as a change of ``lr`` by hand does. A training that ends
+            earlier has the rate, the noise and the posterior of that moment; further steps have those of the end.
+            ``None`` leaves it to :meth:`plan`, which the callbacks of trainers call (:mod:`bayesadam.integrations`).
         betas: Decay rates of the averages of the gradient and of its square, each in [0, 1).
         prior_precision: Precision of the prior. With ``"init"`` each parameter tensor has its own: 0.3 divided by the
             variance of its initial values, where ten times this variance is rounded to a power of two. If the values
