@@ -1,5 +1,5 @@
-"""Deep networks, for which large steps at the start are dangerous: a decoder of four blocks, a ResNet-18, and an encoder
-that has to recall which value goes with a key.
+"""Deep networks, for which large steps at the start are dangerous: a decoder of four blocks, a ResNet-18, an encoder
+that recalls which value goes with a key.
 """
 
 from __future__ import annotations
