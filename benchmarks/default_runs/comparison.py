@@ -52,8 +52,8 @@ def compare(name: str, adam: Records, records: Records, together: Records, seeds
     networks, ``errors`` and ``auroc`` of what was chosen from Adam.
     """
     pairs = [(records[name, seed], adam[name, seed]) for seed in seeds]
-    fives = [together[name, seed] for seed in seeds if (name, seed) in together]
-    failed = [one["failed"] for one in (*(own for own, _ in pairs), *fives) if "failed" in one]
+    fives = [(together[name, seed], adam[name, seed]) for seed in seeds if (name, seed) in together]
+    failed = [own["failed"] for own, _ in (*pairs, *fives) if "failed" in own]
     if failed:
         return {"failed": failed[0]}
     tests = [(own["test"], one["test"], min(WAYS, key=lambda way: own[way])) for own, one in pairs]
@@ -67,10 +67,9 @@ def compare(name: str, adam: Records, records: Records, together: Records, seeds
             worse[score] = paired([one["mean"][score] - own[way][score] for own, one, way in tests])
     ensemble: dict[str, Any] = {}
     if fives:
-        compared = zip(fives, tests, strict=True)
-        worse["five"] = paired([five["test"]["samples"]["nll"] - one["three"]["nll"] for five, (_, one, _) in compared])
-        ensemble["five"] = mean_of([five["test"]["samples"] for five in fives])
-        ensemble["five_seconds"] = fmean(five["seconds"] for five in fives)
+        worse["five"] = paired([five["test"]["samples"]["nll"] - one["test"]["three"]["nll"] for five, one in fives])
+        ensemble["five"] = mean_of([five["test"]["samples"] for five, _ in fives])
+        ensemble["five_seconds"] = fmean(five["seconds"] for five, _ in fives)
     return {
         "chosen": [way for _, _, way in tests],
         **{way: mean_of([own[way] for own, _, _ in tests]) for way in WAYS},
