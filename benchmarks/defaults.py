@@ -10,8 +10,8 @@ mixed. Test rows are not read. Every unit, one task and seed, is appended to the
 ``default_runs/trials/``, and not done again, so that a run that was interrupted continues; ``--again`` does it again.
 
 ``final`` reads test rows, with seeds 10 to 12, of the development tasks and of six further tasks that nothing was
-chosen on, and with the first of them trains five networks together as well. It refuses to start without ``--final``, and
-for a second candidate: whoever has seen the test losses of one and then tries another chooses by them. All methods
+chosen on, and with the first of them trains five networks together as well. It refuses to start without ``--final``,
+and for a second candidate: whoever has seen the test losses of one and then tries another chooses by them. All methods
 share the loop, the batches, the seeds and a cosine schedule. Workers have one thread each, so the seconds, processor
 time, are those of one core.
 """
