@@ -1,6 +1,7 @@
 """What does the posterior buy, and what does it cost? Five ways on five tasks, in what people do with uncertainty.
 
     python benchmarks/worth.py        # a quarter of an hour; writes runs/benchmarks/worth.json after every unit
+    python benchmarks/worth.py --ours # beside the networks of Adam in that file
 
 Every task, of digits, clothes, concrete, a series and a text, is trained with seeds that nothing was chosen on. Adam
 (AdamW for the text) has the best of three learning rates by validation, and is shown with the temperature that is best
@@ -77,8 +78,8 @@ SERIES = Task("series", load_of_a_network, lambda data: Forecast(), epochs=25, l
 CASES = [TASKS["digits"], TASKS["fashion-10k"], TASKS["uci-concrete"], SERIES, TASKS["characters"]]
 
 
-def trainings(task: Task, data: Data, seed: int) -> dict[str, tuple[Trained, bool]]:
-    """What is trained, and whether it has a posterior that is predicted with."""
+def of_adam(task: Task, data: Data, seed: int) -> dict[str, tuple[Trained, bool]]:
+    """One network and three, each with whether it has a posterior that is predicted with."""
     x, y = data.validation
     networks = {rate: train(task, data, adam(task, rate), seed) for rate in RATES}
     rate = min(RATES, key=lambda rate: finite_nll(predict(networks[rate], x, posterior=False), y))
@@ -90,19 +91,14 @@ def trainings(task: Task, data: Data, seed: int) -> dict[str, tuple[Trained, boo
         likelihood=_average([network.likelihood for network in (one, *others)]),
         seconds=sum(network.seconds for network in (one, *others)),
     )
-    bayesadam, five = train(task, data.training(), untouched(), seed), train_together(task, data.training(), seed)
-    found = {
-        "Adam": (one, False),
-        "three Adam": (three, True),
-        "BayesAdam": (bayesadam, True),
-        "five BayesAdam together": (five, True),
-    }
-    for name in list(found):
-        trained, has_posterior = found[name]
-        scaled = calibrated(trained, data.validation, posterior=has_posterior)
-        if scaled is not None:
-            found[f"{name}, scaled"] = scaled, has_posterior
-    return found
+    return {"Adam": (one, False), "three Adam": (three, True)}
+
+
+def ours(task: Task, data: Data, seed: int) -> dict[str, tuple[Trained, bool]]:
+    """The same of BayesAdam."""
+    known = data.training()
+    one, five = train(task, known, untouched(), seed), train_together(task, known, seed)
+    return {"BayesAdam": (one, True), "five BayesAdam together": (five, True)}
 
 
 def _average(likelihoods: list[ba.likelihoods.Likelihood]) -> ba.likelihoods.Likelihood:
@@ -112,6 +108,16 @@ def _average(likelihoods: list[ba.likelihoods.Likelihood]) -> ba.likelihoods.Lik
         for name, parameter in average.named_parameters():
             parameter.copy_(torch.stack([one.get_parameter(name) for one in likelihoods]).mean(0))
     return average
+
+
+def with_scaled(found: dict[str, tuple[Trained, bool]], data: Data) -> dict[str, tuple[Trained, bool]]:
+    """The same, and each with the temperature that is best for validation rows, if its likelihood has one."""
+    every = dict(found)
+    for name, (trained, has_posterior) in found.items():
+        scaled = calibrated(trained, data.validation, posterior=has_posterior)
+        if scaled is not None:
+            every[f"{name}, scaled"] = scaled, has_posterior
+    return every
 
 
 def scores(trained: Trained, data: Data, *, posterior: bool) -> dict[str, float]:
@@ -141,17 +147,19 @@ def main() -> None:
     parser = arguments(__doc__)
     names = [task.name for task in CASES]
     parser.add_argument("--task", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument("--ours", action="store_true", help="BayesAdam again, beside Adam of the earlier run")
     options = parser.parse_args()
     torch.set_num_threads(1)
     runs: dict[str, Any] = earlier(options.output / "worth.json").get("runs", {})
     for task in CASES:
         for seed in SEEDS if task.name in options.task else ():
             done = runs.setdefault(task.name, {})
-            if str(seed) in done:
+            if str(seed) in done and not options.ours:
                 continue
             start, data = time.perf_counter(), task.load(seed)
-            found = trainings(task, data, seed)
-            done[str(seed)] = {way: scores(one, data, posterior=has) for way, (one, has) in found.items()}
+            found = with_scaled({**({} if options.ours else of_adam(task, data, seed)), **ours(task, data, seed)}, data)
+            scored = {way: scores(one, data, posterior=has) for way, (one, has) in found.items()}
+            done[str(seed)] = {**done.get(str(seed), {}), **scored}
             told = {name: summary(of_seeds) for name, of_seeds in runs.items() if of_seeds}
             report = {**conditions("torch", "bayesadam"), "tasks": told, "runs": runs}
             save(options.output / "worth.json", report)

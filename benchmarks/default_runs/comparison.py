@@ -52,8 +52,8 @@ def compare(name: str, adam: Records, records: Records, together: Records, seeds
     networks, ``errors`` and ``auroc`` of what was chosen from Adam.
     """
     pairs = [(records[name, seed], adam[name, seed]) for seed in seeds]
-    fives = [together[name, seed] for seed in seeds]
-    failed = [one["failed"] for one in (*(own for own, _ in pairs), *fives) if "failed" in one]
+    fives = [(together[name, seed], adam[name, seed]) for seed in seeds if (name, seed) in together]
+    failed = [own["failed"] for own, _ in (*pairs, *fives) if "failed" in own]
     if failed:
         return {"failed": failed[0]}
     tests = [(own["test"], one["test"], min(WAYS, key=lambda way: own[way])) for own, one in pairs]
@@ -61,26 +61,24 @@ def compare(name: str, adam: Records, records: Records, together: Records, seeds
         "nll": paired([own[way]["nll"] - one["mean"]["nll"] for own, one, way in tests]),
         "samples": paired([own["samples"]["nll"] - own["mean"]["nll"] for own, _, _ in tests]),
         "three": paired([own[way]["nll"] - one["three"]["nll"] for own, one, way in tests]),
-        "five": paired(
-            [
-                five["test"]["samples"]["nll"] - one["three"]["nll"]
-                for five, (_, one, _) in zip(fives, tests, strict=True)
-            ]
-        ),
     }
     for score in ("errors", "auroc"):
         if all(score in own[way] and score in one["mean"] for own, one, way in tests):
             worse[score] = paired([one["mean"][score] - own[way][score] for own, one, way in tests])
+    ensemble: dict[str, Any] = {}
+    if fives:
+        worse["five"] = paired([five["test"]["samples"]["nll"] - one["test"]["three"]["nll"] for five, one in fives])
+        ensemble["five"] = mean_of([five["test"]["samples"] for five, _ in fives])
+        ensemble["five_seconds"] = fmean(five["seconds"] for five, _ in fives)
     return {
         "chosen": [way for _, _, way in tests],
         **{way: mean_of([own[way] for own, _, _ in tests]) for way in WAYS},
         "adam": mean_of([one["mean"] for _, one, _ in tests]),
         "three_adam": mean_of([one["three"] for _, one, _ in tests]),
-        "five": mean_of([five["test"]["samples"] for five in fives]),
+        **ensemble,
         "seconds": fmean(own["seconds"] for own, _ in pairs),
         "adam_seconds": fmean(one["seconds"] for _, one in pairs),
         "three_adam_seconds": fmean(one["three_seconds"] for _, one in pairs),
-        "five_seconds": fmean(five["seconds"] for five in fives),
         "worse": worse,
     }
 

@@ -14,8 +14,8 @@ from default_tasks import Data, Task
 MEMBERS = 3
 SEEDS = (0, 1)
 """By which everything is chosen."""
-FINAL_SEEDS = (2, 3, 4)
-"""Which are run once, when everything is chosen."""
+FINAL_SEEDS = (10, 11, 12)
+"""Which are run once, when everything is chosen; seeds 2 to 4 were read for the rule before (``first_final``)."""
 
 
 def run(task: Task, seed: int, method: str, *, final: bool) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
 from torch import Tensor
 
-from bayesadam.checks import check_positive, check_temperature, is_positive
+from bayesadam.checks import check_temperature, is_positive
 from bayesadam.core.layout import INIT
 from bayesadam.core.rule import Hyper, Number, Option, State, Updated, average, maximum, with_prior
 from bayesadam.curvature import PerExampleSquares
@@ -16,7 +15,7 @@ from bayesadam.optim import overfitting
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.groups import checked_squares
 from bayesadam.optim.options import CommonOptions
-from bayesadam.optim.schedules import annealed
+from bayesadam.optim.schedules import annealed, default_temperature, warmed_up
 from bayesadam.optim.vadam import VadamRule, adam_step
 
 INITIAL_STEPS = 30.0
@@ -25,12 +24,14 @@ RECENCY = 3.0
 """How fast the start loses weight: after ``t`` steps it has about ``(k / (t + k))^RECENCY``, ``k = INITIAL_STEPS``."""
 START = 0.1
 """Curvature of the mean loss that is assumed at the start."""
-LONG = 16_000.0
-"""Product of the number of epochs and the square root of the number of steps at which the temperature reaches 1."""
 LEAST = 1e-3
 """Share of the temperature with which the noise begins."""
+GROWTH = 4.0
+"""Power of the share of the steps with which the temperature grows."""
 COOLER = 0.1
 """Temperature of the posterior relative to that of the noise in training."""
+NARROW = 8.0
+"""Square root of the prior precision above which the learning rate is smaller: in wide layers, with ``"init"``."""
 
 
 class BayesAdamRule(VadamRule):
@@ -39,24 +40,25 @@ class BayesAdamRule(VadamRule):
         h     = g^2                                           or 1/M of the mean squared gradient of an example
         m     <- b1 m + (1 - b1) (g + tau lt (mu - mu0))
         v     <- b2 v + (1 - b2) h
-        mu    <- mu - lr_t m_hat / (sqrt(v_hat) + tau lt + 1e-8)
+        mu    <- mu - lr_t min(1, 8 / sqrt(lambda)) m_hat / (sqrt(v_hat) + tau lt + 1e-8)
         1 / sigma^2 = (1 - B) (N M v_hat / tau + lambda) + B initial_precision
-        tau   = temperature max(1e-3, (t / total_steps)^2)
+        tau   = temperature max(1e-3, (t / total_steps)^4)
 
     The square of a mean of ``M`` gradients is ``1 / M`` of their mean square, up to the square of their mean, so that
     ``M v_hat`` is on the scale of the Gauss-Newton diagonal, and the optimum of the tempered objective has the
     precision ``N h / tau + lambda``. ``B`` is the weight of a start that counts as ``k = 30`` steps: a step makes it
-    forget the share ``max(1 - b2, 3 / (t + k + 2))``. ``lr_t`` falls along half a cosine to a hundredth at
-    ``total_steps``. The noise grows with ``tau``, so that the network first learns its features as with Adam. The
-    posterior is that of a tenth of ``temperature`` at any time. If it becomes the prior of further training, ``tau lt``
-    in the step is ``0.1 temperature lt`` from the start, so that earlier examples count as much as new ones.
+    forget the share ``max(1 - b2, 3 / (t + k + 2))``. ``lr_t`` rises over a twentieth of the steps and falls along half
+    a cosine to a hundredth at ``total_steps``. The noise grows with ``tau``, so that the network first learns its
+    features as with Adam. The posterior is that of a tenth of ``temperature`` at any time. If it becomes the prior of
+    further training, ``tau lt`` in the step is ``0.1 temperature lt`` from the start, so that earlier examples count as
+    much as new ones, and the rate does not depend on ``lambda``.
     ``lr`` is multiplied and ``temperature`` divided by ``slowdown``, which is 1 unless the training overfits.
     """
 
     options = (
         Option("batch_size", 1.0, "a positive, finite number", is_positive, width=True),
         Option("total_steps", None, "None or a positive, finite number", lambda v: v is None or is_positive(v)),
-        Option("max_memorised", 0.4, "None or a positive, finite number", lambda v: v is None or is_positive(v)),
+        Option("max_memorised", 0.6, "None or a positive, finite number", lambda v: v is None or is_positive(v)),
         Option("slowdown", 1.0, "a number in (0, 1]", lambda v: 0.0 < v <= 1.0),
         Option("per_example", False, "True or False", lambda v: isinstance(v, bool), static=True),
         Option("continues", 0.0, "0 or 1", lambda v: v in (0.0, 1.0)),
@@ -84,7 +86,8 @@ class BayesAdamRule(VadamRule):
         m = average(state["exp_avg"], with_prior(grad, mean, hp, temperature), hp.beta1)
         v = average(state["exp_avg_sq"], curvature, hp.beta2)
         damping = temperature * hp.prior_precision / hp.num_data + 1e-8
-        return mean - adam_step(m, v, damping, hp), {"exp_avg": m, "exp_avg_sq": v}
+        slower = maximum(1.0, (1.0 - hp.continues) * hp.prior_precision**0.5 / NARROW)
+        return mean - adam_step(m, v, damping, hp) / slower, {"exp_avg": m, "exp_avg_sq": v}
 
     def forgetting(self, hp: Hyper) -> Number:
         """``max(1 - b2, 3 / (t + k + 2))``."""
@@ -95,14 +98,15 @@ class BayesAdamRule(VadamRule):
         return hp.prior_precision + START * hp.num_data / hp.temperature
 
     def numbers(self, group: Mapping[str, Any]) -> dict[str, float]:
-        """The learning rate of the next step, unless a scheduler of PyTorch replaces the cosine, and the temperature;
-        both with the factor that overfitting has led to.
+        """The learning rate of the next step, in which a scheduler of PyTorch may replace the cosine, and the
+        temperature; both with the factor that overfitting has led to.
         """
         if group["total_steps"] is None:
             raise RuntimeError("total_steps must be filled in by plan() or by the callback of a trainer, got None")
-        slowdown, rate = group["slowdown"], float(group["lr"])
+        slowdown, steps = group["slowdown"], group["noise_step"]
+        rate = float(group["lr"]) * warmed_up(steps, group["total_steps"])
         if "initial_lr" not in group:
-            rate *= annealed(group["noise_step"] / group["total_steps"])
+            rate *= annealed(steps / group["total_steps"])
         numbers = {"lr": slowdown * rate}
         if slowdown < 1.0 and not group["continues"]:  # noise would favour the examples of the prior
             numbers["temperature"] = min(1.0, group["temperature"] / slowdown)
@@ -114,22 +118,9 @@ class BayesAdamRule(VadamRule):
 
 
 def temperature_now(hp: Hyper) -> Number:
-    """The temperature of a step: it grows with the square of the share of the steps that have been made."""
+    """The temperature of a step: it grows with the fourth power of the share of the steps that have been made."""
     left = maximum(0.0, 1.0 - hp.step / hp.total_steps)
-    return hp.temperature * maximum(LEAST, (1.0 - left) ** 2)
-
-
-def default_temperature(num_data: float, batch_size: float, total_steps: float) -> float:
-    """The temperature that is used if none is given: ``epochs sqrt(steps) / 16000``, and at most 1.
-
-    Trainings of more epochs and of more steps fit the noise of the data more closely, and need more noise in the
-    weights. With many data it reaches 1, the temperature of Bayes' rule.
-    """
-    check_positive("num_data", num_data)
-    check_positive("batch_size", batch_size)
-    check_positive("total_steps", total_steps)
-    epochs = total_steps * batch_size / num_data
-    return min(1.0, epochs * math.sqrt(total_steps) / LONG)
+    return hp.temperature * maximum(LEAST, (1.0 - left) ** GROWTH)
 
 
 class BayesAdam(PerturbedOptimizer):
@@ -142,7 +133,7 @@ class BayesAdam(PerturbedOptimizer):
             total_steps=epochs * len(loader),
         )
 
-    It is Vadam (Khan et al. 2018, Fig. 1) with eight departures, chosen by measurement (``benchmarks/defaults.py``), so
+    It is Vadam (Khan et al. 2018, Fig. 1) with nine departures, chosen by measurement (``benchmarks/defaults.py``), so
     that the posterior's width is learned within a training of ordinary length:
 
     - The curvature is ``M`` times the squared mean gradient, so that the width does not depend on the batch size.
@@ -150,28 +141,29 @@ class BayesAdam(PerturbedOptimizer):
       is forgotten at the rate ``tau (1 - b2)`` per step, over some thousand steps, before which most trainings end.
     - The prior has the scale of each parameter's initialisation in place of ``N(0, 1)``.
     - The temperature of the KL divergence is mostly far below 1; the default is ``epochs sqrt(steps) / 16000``.
-    - During the training, the temperature grows from a thousandth of its final value with ``(t / total_steps)^2``.
-      Noise at the start keeps recurrent layers and embeddings from learning their features; noise at the end prevents
-      overfitting.
+    - During the training, the temperature grows from a thousandth of its final value with ``(t / total_steps)^4``.
+      Noise at the start keeps networks from learning their features; noise at the end prevents overfitting.
     - The posterior has a tenth of the temperature of the noise. Training needs wide noise, but samples of a narrower
       posterior predict better.
-    - The learning rate falls along half a cosine.
+    - The learning rate rises over a twentieth of the steps and falls along half a cosine. It is smaller for wide
+      layers, whose weights have a narrow prior: at the same rate deep networks do not learn.
     - A training that memorises its rows becomes slower and noisier: gradients show it, without held-out data.
 
     The ways to train and the arguments that are not listed are those of :class:`PerturbedOptimizer`.
 
     Args:
         params: Parameters, as in :class:`PerturbedOptimizer`.
-        lr: Learning rate, not negative.
+        lr: Learning rate, not negative; for parameters with a prior precision above 64 it is multiplied by
+            ``8 / sqrt(prior_precision)``.
         num_data: Number of training examples ``N``, in the unit over which the loss is averaged: rows, or tokens for
             the mean loss over tokens.
         batch_size: Number of examples in the loss of one step, in the same unit; with several processes, of all of
             them together.
-        total_steps: Number of steps of the training, over which the noise grows and the learning rate falls to a
-            hundredth along half a cosine. A scheduler of PyTorch replaces the cosine, except ``ReduceLROnPlateau``,
-            which multiplies it, as a change of ``lr`` by hand does. A training that ends earlier has the rate, the
-            noise and the posterior of that moment; further steps have those of the end. ``None`` leaves it to
-            :meth:`plan`, which the callbacks of trainers call (:mod:`bayesadam.integrations`).
+        total_steps: Number of steps of the training, over which the noise grows and the learning rate, after a warm-up,
+            falls to a hundredth along half a cosine. A scheduler of PyTorch replaces the cosine and not the warm-up,
+            except ``ReduceLROnPlateau``, which multiplies it, as a change of ``lr`` by hand does. A training that ends
+            earlier has the rate, the noise and the posterior of that moment; further steps have those of the end.
+            ``None`` leaves it to :meth:`plan`, which the callbacks of trainers call (:mod:`bayesadam.integrations`).
         betas: Decay rates of the averages of the gradient and of its square, each in [0, 1).
         prior_precision: Precision of the prior. With ``"init"`` each parameter tensor has its own: 0.3 divided by the
             variance of its initial values, where ten times this variance is rounded to a power of two. If the values
@@ -204,7 +196,7 @@ class BayesAdam(PerturbedOptimizer):
         num_data: float,
         batch_size: float,
         total_steps: float | None,
-        max_memorised: float | None = 0.4,
+        max_memorised: float | None = 0.6,
         curvature: PerExampleSquares | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:

@@ -40,7 +40,7 @@ def param_groups(
     adds ``weight_decay * w`` to the gradient of the mean loss. A Gaussian prior adds
     ``temperature * prior_precision / num_data * w``, so the two are the same for
     ``prior_precision = weight_decay * num_data / temperature``. (The temperature of BayesAdam
-    grows with ``(t / total_steps)^2``; its prior pulls as much as the weight decay at the end of the training, and less
+    grows with ``(t / total_steps)^4``; its prior pulls as much as the weight decay at the end of the training, and less
     before.) A posterior needs a prior, so with a weight decay of 0 perturbed parameters have the optimiser's default,
     and parameters without noise a negligible prior precision of ``1e-8 * num_data / temperature``.
 

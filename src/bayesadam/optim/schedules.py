@@ -1,5 +1,5 @@
-"""Schedules: factors of the learning rate, and a scheduler of the decay rate of the curvature, which PyTorch's own do
-not change.
+"""Schedules: factors of the learning rate, what BayesAdam plans from the number of steps, and a scheduler of the decay
+rate of the curvature, which PyTorch's own do not change.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.optim import Optimizer
+
+from bayesadam.checks import check_positive
 
 
 def polynomial_decay(power: float = 0.55) -> Callable[[int], float]:
@@ -48,6 +50,36 @@ FINAL = 0.01
 def annealed(done: float) -> float:
     """Factor of BayesAdam's learning rate after a fraction of the planned steps: half a cosine from 1 to ``FINAL``."""
     return FINAL + (1.0 - FINAL) * half_cosine(min(1.0, done))
+
+
+LONG = 16_000.0
+"""Number of epochs times the square root of the number of steps at which the temperature of BayesAdam reaches 1."""
+
+
+def default_temperature(num_data: float, batch_size: float, total_steps: float) -> float:
+    """BayesAdam's temperature if none is given: ``epochs sqrt(steps) / 16000``, and at most 1.
+
+    Trainings of more epochs and of more steps fit the noise of the data more closely, and need more noise in the
+    weights. With many data it reaches 1, the temperature of Bayes' rule.
+    """
+    check_positive("num_data", num_data)
+    check_positive("batch_size", batch_size)
+    check_positive("total_steps", total_steps)
+    epochs = total_steps * batch_size / num_data
+    return min(1.0, epochs * math.sqrt(total_steps) / LONG)
+
+
+WARM_UP = 0.05
+"""Fraction of the planned steps over which BayesAdam's learning rate rises."""
+
+
+def warmed_up(steps: float, total_steps: float) -> float:
+    """Factor of BayesAdam's learning rate after a number of steps: it rises to 1 over a twentieth of the planned ones.
+
+    The first averages of gradients and of their squares are of few steps, and large steps along them harm deep
+    networks.
+    """
+    return min(1.0, (steps + 1.0) / (WARM_UP * total_steps + 1.0))
 
 
 def annealed_after(done: float) -> float:
