@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bayesadam.curvature.perceptron import Perceptron
-from bayesadam.curvature.totals import Scratch
 from bayesadam.modules.calls import call
 from bayesadam.modules.mean_network import MeanNetwork
 from bayesadam.modules.perceptrons import Layers, plain_layers
@@ -54,7 +50,7 @@ class FullSum:
         for start in range(0, len(output), step):
             each, part = vectors[start : start + step], rows.part(start, start + step)
             if self.layers and isinstance(part.batch, Tensor) and part.batch.ndim == 2:
-                pulled = _of_perceptron(self.layers, self.parameters, part.batch, each)
+                pulled = _of_perceptron(self.layers, part.batch, each)
             else:
                 pulled = torch.cat(list(self.pulled(part, list(self.parameters), each).values()), dim=2)
             pulled = pulled.flatten(0, 1).double()
@@ -75,15 +71,27 @@ def _perceptron(network: TrainedNetwork) -> Layers:
     """The layers of a plain perceptron all of whose weights are trainable; none of another network."""
     layers = plain_layers(network.model) or []
     names = [f"{name}{part}" for name, layer in layers for part, _ in layer.named_parameters()]
-    return layers if network.output is None and names == list(network.trainable) else []
+    in_place = any(getattr(layer, "inplace", False) for _, layer in layers)  # the gradient would be of another tensor
+    return layers if network.output is None and names == list(network.trainable) and not in_place else []
 
 
-def _of_perceptron(layers: Layers, parameters: Mapping[str, Tensor], x: Tensor, vectors: Tensor) -> Tensor:
-    """Products of vectors ``(N, R, K)`` with the Jacobians, ``(N, R, D)``, in closed form and so without a map, which
-    takes seconds at first: every example is a network with a minibatch of one, and every vector a sample.
+@torch.enable_grad()
+def _of_perceptron(layers: Layers, x: Tensor, vectors: Tensor) -> Tensor:
+    """Products of vectors ``(N, R, K)`` with the Jacobians, ``(N, R, D)``, without a map, which takes seconds at first:
+    the gradient of a layer's weight is the product of its input with the gradient of its output.
     """
-    sizes = vectors.shape[:2]
-    weights = {name: parameter.detach().expand(*sizes, *parameter.shape) for name, parameter in parameters.items()}
-    trace = Perceptron(layers, weights, x.unsqueeze(1), scratch=Scratch())
-    gradients, _ = trace.backward(vectors.unsqueeze(2))
-    return torch.cat(gradients, dim=2)
+    linear: list[tuple[nn.Module, Tensor, Tensor]] = []
+    hidden = x
+    for _, layer in layers:
+        before, hidden = hidden, layer(hidden)
+        if isinstance(layer, nn.Linear):
+            linear.append((layer, before.detach(), hidden))
+    columns = []
+    for vector in vectors.unbind(1):
+        slopes = torch.autograd.grad((hidden * vector).sum(), [output for *_, output in linear], retain_graph=True)
+        parts = []
+        for (layer, before, _), slope in zip(linear, slopes, strict=True):
+            parts.append((slope.unsqueeze(2) * before.unsqueeze(1)).flatten(1))
+            parts += [slope] if layer.bias is not None else []
+        columns.append(torch.cat(parts, dim=1))
+    return torch.stack(columns, dim=1)
