@@ -26,12 +26,10 @@ START = 0.1
 """Curvature of the mean loss that is assumed at the start."""
 LEAST = 1e-3
 """Share of the temperature with which the noise begins."""
-GROWTH = 4.0
-"""Power of the share of the steps with which the temperature grows."""
 COOLER = 0.1
 """Temperature of the posterior relative to that of the noise in training."""
-NARROW = 8.0
-"""Square root of the prior precision above which the learning rate is smaller: in wide layers, with ``"init"``."""
+NARROW = 64.0
+"""Prior precision above which the learning rate is smaller: in wide layers, with ``"init"``."""
 
 
 class BayesAdamRule(VadamRule):
@@ -86,7 +84,7 @@ class BayesAdamRule(VadamRule):
         m = average(state["exp_avg"], with_prior(grad, mean, hp, temperature), hp.beta1)
         v = average(state["exp_avg_sq"], curvature, hp.beta2)
         damping = temperature * hp.prior_precision / hp.num_data + 1e-8
-        slower = maximum(1.0, (1.0 - hp.continues) * hp.prior_precision**0.5 / NARROW)
+        slower = maximum(1.0, (1.0 - hp.continues) * hp.prior_precision / NARROW) ** 0.5
         return mean - adam_step(m, v, damping, hp) / slower, {"exp_avg": m, "exp_avg_sq": v}
 
     def forgetting(self, hp: Hyper) -> Number:
@@ -120,7 +118,8 @@ class BayesAdamRule(VadamRule):
 def temperature_now(hp: Hyper) -> Number:
     """The temperature of a step: it grows with the fourth power of the share of the steps that have been made."""
     left = maximum(0.0, 1.0 - hp.step / hp.total_steps)
-    return hp.temperature * maximum(LEAST, (1.0 - left) ** GROWTH)
+    squared = (1.0 - left) ** 2
+    return hp.temperature * maximum(LEAST, squared**2)
 
 
 class BayesAdam(PerturbedOptimizer):
