@@ -48,7 +48,7 @@ def train(net, opt, x, y, epochs):
 def test_noise_that_is_memorised_slows_the_training_and_widens_the_posterior():
     _, opt = trained(noise=True)
     group = opt.param_groups[0]
-    assert group["slowdown"] < 0.4
+    assert group["slowdown"] < 0.5
     assert group["overlaps"]["memorised"] > 0.4
     temperature = min(1.0, group["temperature"] / group["slowdown"])
     assert opt.posterior().hyperparameters["temperature"] == pytest.approx(0.1 * temperature)

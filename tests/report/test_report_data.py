@@ -118,7 +118,7 @@ def test_rows_that_are_drawn_are_said_to_be(monkeypatch, tmp_path):
     write_report(tmp_path / "report.html", json.loads(json.dumps(data)))
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     for text in (
-        "On 50 held-out rows, drawn at random from 60, it is right",
+        "On 50 held-out rows, drawn at random from 60, bayesadam is right",
         "On 50 rows that its networks had not seen, drawn at random from 300, it is",
         "numbers are counts of 50 held-out rows, drawn at random from 60:",
         "Judged by 50 rows that the networks had not seen, drawn at random from 300:",
