@@ -10,10 +10,10 @@ mixed. Test rows are not read. Every unit, one task and seed, is appended to the
 ``default_runs/trials/``, and not done again, so that a run that was interrupted continues; ``--again`` does it again.
 
 ``final`` reads test rows, with seeds 10 to 12, of the development tasks and of six further tasks that nothing was
-chosen on, and with the first of them trains five networks together as well. It refuses to start without ``--final``,
-and for a second candidate: whoever has seen the test losses of one and then tries another chooses by them. All methods
-share the loop, the batches, the seeds and a cosine schedule. Workers have one thread each, so the seconds, processor
-time, are those of one core.
+chosen on; ``--together`` also trains five networks together, with the first of these seeds. It refuses to start
+without ``--final``, and for a second candidate: whoever has seen the test losses of one and then tries another chooses
+by them. All methods share the loop, the batches, the seeds and a cosine schedule. Workers have one thread each, so the
+seconds, processor time, are those of one core.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def final(options: argparse.Namespace) -> None:
     tasks = TASKS | FURTHER
     listed = list(tasks.values())
     adam, own = (measure(folder, name, listed, FINAL_SEEDS, options) for name in ("adam", options.candidate))
-    together = measure(folder, "together", listed, FINAL_SEEDS[:1], options)
+    together = measure(folder, "together", listed if options.together else [], FINAL_SEEDS[:1], options)
     compared = {name: compare(name, adam, own, together, FINAL_SEEDS) for name in tasks}
     verdicts = {
         kind: verdict({name: compared[name] for name in names})
@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, metavar="K", help="processes; default: %(default)s")
     parser.add_argument("--task", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="NAME", help="to try")
     parser.add_argument("--again", action="store_true", help="try finished units again")
+    parser.add_argument("--together", action="store_true", help="also train five networks together, with one seed")
     parser.add_argument("--final", action="store_true", help="everything is chosen: read the test rows")
     options = parser.parse_args()
     {"try": try_candidate, "final": final}[options.command](options)
