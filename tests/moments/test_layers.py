@@ -127,6 +127,38 @@ class TestMaxPooling:
             ours = graph.run(model, {}, (Moments(x, torch.full_like(x, 1e-16)),), {})
             close(ours.mean, layer(x), rtol=0.0, atol=1e-6)
 
+    @pytest.mark.parametrize("name", ["layers", "in place", "functions", "method"])
+    def test_is_before_relu(self, name):
+        """The same network, whose moments are closer to those of samples than in the order in which it is written."""
+
+        class Functional(nn.Module):
+            def forward(self, x):
+                return F.max_pool2d(x.relu() if name == "method" else F.relu(x), 2) + 1.0
+
+        x = Moments(draw(1, 1, 6, 6), spread(1, 1, 6, 6, seed=1) + 0.1)
+        layers = nn.Sequential(nn.ReLU(inplace=name == "in place"), nn.MaxPool2d(2))
+        model, shift = (layers, 0.0) if name in ("layers", "in place") else (Functional(), 1.0)
+        ours = Graph(model).run(model, {}, (x,), {})
+        first = maps.relu(*maps.max_pool(x.mean, x.variance, (2, 2)))
+        close(ours.mean, first[0] + shift)
+        close(ours.variance, first[1])
+        noise = torch.randn(40_000, *x.mean.shape[1:], generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        samples = layers(x.mean + x.variance.sqrt() * noise)
+        as_written = maps.max_pool(*maps.relu(x.mean, x.variance), (2, 2))
+        for place, true in enumerate((samples.mean(0), samples.var(0))):
+            error, other = ((found[place] - true).abs().mean() for found in (first, as_written))
+            assert error < 0.7 * other
+
+    def test_relu_stays_where_something_else_uses_it(self):
+        class Twice(nn.Module):
+            def forward(self, x):
+                x = F.relu(x)
+                return torch.cat([F.max_pool1d(x, 2), x], -1)
+
+        x = Moments(draw(1, 1, 6), spread(1, 1, 6, seed=1) + 0.1)
+        ours, model = Graph(Twice()).run(Twice(), {}, (x,), {}), maps.relu(x.mean, x.variance)
+        close(ours.mean, torch.cat([maps.max_pool(*model, (2,))[0], model[0]], -1))
+
 
 class TestEmbedding:
     @pytest.mark.parametrize("padding", [None, 3])

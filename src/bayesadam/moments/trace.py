@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any, cast
@@ -16,7 +16,7 @@ from bayesadam.modules.fsdp import has_hooks, kind_of
 from bayesadam.moments.in_place import InPlaceProxy, redirect, rule_of
 from bayesadam.moments.observer import Observer
 from bayesadam.moments.replacements import replacement, unsupported
-from bayesadam.moments.rules import COMBINING, ELEMENTWISE, MIXING, MODULES, SHAPES
+from bayesadam.moments.rules import COMBINING, ELEMENTWISE, MAX_POOLING, MIXING, MODULES, SHAPES, relu
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,30 @@ def steps_of(model: nn.Module) -> list[Step]:
     for node in nodes:
         _check(node, modules, plain)
     redirect([node for node in nodes if node not in plain], modules)
+    nodes = _pooled_first(nodes, modules)
     numbers = {node: number for number, node in enumerate(nodes)}
     return [_step(node, numbers, modules) for node in nodes]
+
+
+def _pooled_first(nodes: Sequence[fx.Node], modules: Mapping[str, nn.Module]) -> list[fx.Node]:
+    """Move every ReLU behind the max pooling that alone uses its result, and return all nodes in their new order.
+
+    The largest of rectified values is the rectified largest value, so the network is the same. Its moments are closer
+    and take less time: max pooling treats its inputs as Gaussian, which rectified values are not, and leaves fewer.
+    """
+
+    def rule(node: fx.Node) -> Any:
+        return kind_of(modules[str(node.target)]) if node.op == "call_module" else rule_of(node)
+
+    for pooling in nodes:
+        before = pooling.all_input_nodes[0] if rule(pooling) in MAX_POOLING else None
+        if before is not None and rule(before) in (nn.ReLU, relu) and len(before.users) == 1:
+            (source,) = before.all_input_nodes
+            pooling.replace_all_uses_with(before)
+            pooling.replace_input_with(before, source)
+            before.replace_input_with(source, pooling)
+            pooling.append(before)
+    return list(nodes[0].graph.nodes)
 
 
 def _step(node: fx.Node, numbers: Mapping[fx.Node, int], modules: Mapping[str, nn.Module]) -> Step:
