@@ -50,8 +50,9 @@ def rest(group):
     return {name: value for name, value in group.items() if name != "params"}
 
 
-NORMS = ["1.weight", "1.bias", "5.weight", "5.bias"]
-OTHERS = ["0.weight", "0.bias", "4.weight", "4.bias"]
+NORMS = ["0.bias", "1.weight", "1.bias", "5.weight", "5.bias"]
+"""Of norm layers, and the bias that batch norm takes away; layer norm does not."""
+OTHERS = ["0.weight", "4.weight", "4.bias"]
 
 
 def test_norm_layers_are_sorted_out():
@@ -61,6 +62,38 @@ def test_norm_layers_are_sorted_out():
     assert [rest(group) for group in groups] == [{}, {"perturb": False}]
     named = dict(net.named_parameters())
     assert all(parameter is named[name] for group in groups for name, parameter in group["params"])
+
+
+class TestBiasesBeforeBatchNorm:
+    def quiet(self, *layers):
+        return content(ba.param_groups(nn.Sequential(*layers))[1])
+
+    def test_only_directly_before_and_of_its_channels(self):
+        assert self.quiet(nn.Linear(2, 4), nn.ReLU(), nn.BatchNorm1d(4)) == ["2.weight", "2.bias"]
+        assert self.quiet(nn.Linear(2, 4), nn.Unflatten(1, (2, 2)), nn.BatchNorm1d(2)) == ["2.weight", "2.bias"]
+        assert self.quiet(nn.Linear(2, 4), nn.BatchNorm1d(2)) == ["1.weight", "1.bias"]
+        assert self.quiet(nn.Linear(2, 4, bias=False), nn.BatchNorm1d(4, affine=True)) == ["1.weight", "1.bias"]
+        assert self.quiet(nn.Linear(2, 4), nn.BatchNorm1d(4, affine=False)) == ["0.bias"]
+
+    def test_samples_predict_with_the_statistics_of_the_mean(self):
+        """With noise on the biases, whose gradients are 0, samples shift every channel: the NLL is then doubled."""
+        torch.manual_seed(0)
+        x = torch.randn(256, 6)
+        y = (x[:, 0] > 0).long()
+        layers = [nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU()]
+        net = nn.Sequential(*layers, nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+        opt = ba.BayesAdam(ba.param_groups(net), num_data=256, batch_size=32, total_steps=160)
+        for rows in torch.randint(256, (160, 32)):
+            with opt.sampled_params():
+                opt.zero_grad()
+                nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+            opt.step()
+        q = ba.predictive.with_batch_norm(net, opt.posterior(net), x)
+        samples, mean = (
+            ba.metrics.nll(ba.predict(net, q, x, likelihood=ba.Categorical(), method=method), y)
+            for method in ("monte_carlo", "mean")
+        )
+        assert samples < mean + 0.05
 
 
 @pytest.mark.parametrize(

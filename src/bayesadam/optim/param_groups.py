@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesadam.checks import check, check_temperature, is_positive
 from bayesadam.modules.wrappers import innermost
@@ -29,7 +32,9 @@ def param_groups(
 
     Norm layers get a group with ``perturb=False``, since noise on one of their few gains and shifts is noise on a whole
     channel. Norm layers are batch, layer, group, instance and RMS norm, and every layer whose class name ends in
-    ``Norm``, or in ``Norm2d`` and the like. ::
+    ``Norm``, or in ``Norm2d`` and the like. So does the bias of a layer that the model defines directly before a batch
+    norm layer with as many channels. The mean of a batch takes it away, so that its gradient is 0 and its width stays
+    the prior's, but the statistics that predictions use do not. ::
 
         groups = ba.param_groups(model, weight_decay=1e-4, num_data=len(train_set), temperature=0.01)
         opt = ba.BayesAdam(
@@ -79,6 +84,7 @@ def param_groups(
         precisions = {True: weight_decay * scale or None, False: (weight_decay or _EPS) * scale}
     inner = innermost(model)
     quiet = {p for module in inner.modules() if is_norm(module) for p in module.parameters(recurse=False)}
+    quiet |= set(_biases_before_batch_norm(inner))
     groups = []
     for perturb, precision in precisions.items():
         params = [(name, p) for name, p in inner.named_parameters() if (p not in quiet) == perturb]
@@ -87,6 +93,14 @@ def param_groups(
         if params:
             groups.append({"params": params, **noise, **prior})
     return groups
+
+
+def _biases_before_batch_norm(model: nn.Module) -> Iterator[nn.Parameter]:
+    layers = [module for module in model.modules() if not any(module.children())]
+    for layer, norm in pairwise(layers):
+        bias = getattr(layer, "bias", None)
+        if isinstance(norm, _BatchNorm) and isinstance(bias, nn.Parameter) and len(bias) == norm.num_features:
+            yield bias
 
 
 def is_norm(module: nn.Module) -> bool:
