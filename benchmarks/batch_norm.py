@@ -56,8 +56,8 @@ def unit(task: Task, make: Make, seed: int) -> dict[str, list[float]]:
     trained = train(task, data, make, seed)
     inputs, (x, y) = data.train[0], data.test
     scores = {}
-    q, model = trained.posterior(), task.model(data)
-    at_mean = ba.predictive.with_batch_norm(model, q, inputs)
+    at_mean, model = trained.posterior, task.model(data)
+    q = at_mean.with_buffers(dict(trained.model.named_buffers()))
     for name, posterior, batch_norm, method in (
         ("mean, training", q, None, "mean"),
         ("mean, at the mean", at_mean, None, "mean"),

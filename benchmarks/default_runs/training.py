@@ -154,7 +154,7 @@ def fit(
                 follower.step()
     _switch(model, optimizer, training=False)
     seconds = time.process_time() - start
-    if not isinstance(optimizer, ba.BayesAdam):
+    if not hasattr(optimizer, "posterior"):
         return Trained(model, likelihood, ba.DiagonalGaussian.point_mass(model), seconds)
     q = optimizer.posterior(model)
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):

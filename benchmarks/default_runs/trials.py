@@ -27,7 +27,7 @@ def run(task: Task, seed: int, method: str, *, final: bool) -> dict[str, Any]:
         method: ``"adam"``, ``"together"`` for five networks of BayesAdam, or the name of a candidate.
         final: Whether the scores of test data are added.
     """
-    if final != (seed in FINAL_SEEDS):
+    if seed not in (FINAL_SEEDS if final else SEEDS):
         raise ValueError(f"seed must be one of {FINAL_SEEDS if final else SEEDS}, got {seed!r}")
     start = time.process_time()
     data = task.load(seed)
