@@ -213,8 +213,8 @@ class Rows:
         """
         if (counted or self._has_rows) and output.shape[:1] != (self.count,):
             raise ValueError(
-                f"output must have the {self.count} rows of the inputs along its first axis (batch_first=True, say), "
-                f"got shape {tuple(output.shape)}"
+                f"output must have the {self.count} rows of the inputs along its first axis (batch_first=True, say, or "
+                f"x[None] for a single example x), got shape {tuple(output.shape)}"
             )
 
     def per_pass(self) -> int:
