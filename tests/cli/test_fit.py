@@ -174,7 +174,13 @@ class TestRunFolder:
         assert scores["bayesadam"]["NLL"] == pytest.approx(np.mean(held_out["nll"]), rel=1e-6)
         inside = (held_out["lower"] <= y) & (y <= held_out["upper"])
         assert scores["bayesadam"]["coverage 95%"] == pytest.approx(inside.mean())
-        assert set(scores) == {"bayesadam", "linear model", "gradient boosting"}
+        assert set(scores) == {"bayesadam", "linear model", "gradient boosting", "constant"}
+        gains = read(made / "price", "report")["gains"]
+        gain = scores["constant"]["NLL"] - scores["linear model"]["NLL"]
+        assert gains["linear model"][0] == pytest.approx(gain, rel=1e-6)
+        assert set(gains) == set(scores) - {"constant"}
+        assert set(read(made / "price", "report")["margins"]) == {"linear model", "gradient boosting"}
+        assert "the constant ignores the inputs" in (made / "price" / "report.html").read_text()
 
     def test_of_a_classification(self, made):
         report = read(made / "answer", "report")

@@ -255,6 +255,30 @@ class TestBaselines:
         assert linear["CRPS"] == pytest.approx(0.1 / np.sqrt(np.pi), rel=0.2)
         assert linear["coverage 95%"] == pytest.approx(0.95, abs=0.06)
 
+    @pytest.mark.parametrize("weighted", [False, True])
+    def test_of_a_constant(self, weighted):
+        weights = np.where(np.arange(600) % 3 == 0, 4.0, 1.0) if weighted else None
+        train, test = (None, None) if weights is None else (weights[:500], weights[500:])
+        y = self.RNG.normal(size=600) + np.where(np.arange(600) % 3 == 0, 5.0, 0.0)
+        constant = self.fit(y, weights=weights)["constant"]
+        error = (y[500:] - np.average(y[:500], weights=train)) ** 2
+        assert constant["RMSE"] == pytest.approx(np.sqrt(np.average(error, weights=test)))
+        label = (y > 3.0).astype(np.int64)
+        shares = np.bincount(label[:500], train) / np.bincount(label[:500], train).sum()
+        constant = self.fit(label, 2, weights)["constant"]
+        assert constant["NLL"] == pytest.approx(-np.average(np.log(shares[label[500:]]), weights=test))
+
+    def test_gains_over_the_constant(self):
+        rows = {name: {"nll": np.full(3, nll)} for name, nll in (("linear model", 1.0), ("constant", 3.0))}
+        ours = {"nll": np.array([2.0, 2.5, 3.0])}
+        found = evaluation.compared(ours, rows)
+        assert found["margins"] == {"linear model": evaluation.margin(ours, rows["linear model"])}
+        assert found["gains"]["linear model"] == [2.0, 0.0]
+        assert found["gains"]["bayesadam"][0] == 0.5
+        assert evaluation.compared(ours, {}) == {"margins": {}, "gains": {}}
+        single = {name: {"nll": row["nll"][:1]} for name, row in rows.items()}
+        assert set(evaluation.compared({"nll": np.ones(1)}, single)["gains"].values()) == {None}
+
     def test_of_a_classification_with_a_class_that_training_rows_do_not_have(self, monkeypatch):
         monkeypatch.setattr(evaluation, "MAX_ROWS", 400)
         found = self.fit((self.X[:, 0] > 0).astype(np.int64) * 2, 3)

@@ -440,6 +440,38 @@ class TestHeadline:
     def test_advice(self, margins, advice):
         assert sentences("regression", regression_rows([0.0, 1.0], [0.0, 1.0], [1.0, 1.0]), margins).startswith(advice)
 
+    @pytest.mark.parametrize(
+        ("gains", "advice"),
+        [
+            ((-0.1, 0.0, 0.2), "No model predicts better than a constant here, beyond chance (negative log-likelihood"),
+            ((-0.1, None, 0.2), "No model predicts better than a constant here"),
+            ((0.5, 0.5, 0.2), "The linear model is as good here"),
+            ((0.5, 0.2, 0.5), "The gradient boosting is as good here"),
+            ((0.5, 0.2, 0.2), "On 2 held-out rows"),
+            ((None, None, None), "The linear model is as good here"),
+        ],
+    )
+    def test_a_model_that_is_no_better_than_a_constant_is_not_advised(self, gains, advice):
+        rows = predicted(regression_rows([0.0, 1.0], [0.0, 1.0], [1.0, 1.0]), "regression")
+        models = ("bayesadam", "linear model", "gradient boosting")
+        over = {model: None if gain is None else [gain, 0.1] for model, gain in zip(models, gains, strict=True)}
+        margins = {model: [0.01, 0.1] for model in models[1:]}
+        text = re.sub("<[^>]+>", "", " ".join(headline.headline(rows, rows, margins, gains=over)))
+        assert text.startswith(advice)
+        assert ("Add inputs that tell more" in text) == ("No model" in advice)
+        assert "constant" not in text.replace("better than a constant here", "")
+        worse = {"linear model": [-0.5, 0.1], "gradient boosting": [0.3, 0.1]}  # better than ours, but not than nothing
+        over = {"bayesadam": [0.5, 0.1], "linear model": [0.1, 0.1], "gradient boosting": [0.5, 0.1]}
+        assert "better than the gradient boosting, beyond" in headline.headline(rows, rows, worse, gains=over)[0]
+
+    @pytest.mark.parametrize("kept", [False, True])
+    def test_the_last_rows_are_unlike_those_before(self, kept):
+        rows = predicted(regression_rows([0.0, 1.0], [0.0, 1.0], [1.0, 1.0]), "regression")
+        over = {"gains": {"bayesadam": [-0.2, 0.1]}, "time": "<day>", "kept": kept}
+        text = headline.headline(rows, rows, {}, **over)[0]
+        assert "are the last ones by &lt;day&gt;, and differ from those before" in text
+        assert ("such as &lt;day&gt; itself (option <code>--keep</code>)" in text) != kept
+
     def test_recall_and_precision_of_a_rare_class_by_hand(self):
         """Ten of 100 rows leave; the network says so of two, one rightly; six more are above 0.3, among ten alarms."""
         probability = np.array([0.6, 0.6] + [0.35] * 8 + [0.1] * 90)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import StandardScaler
@@ -17,7 +19,7 @@ from sklearn.preprocessing import StandardScaler
 from bayesadam import metrics
 from bayesadam.predictive import ClassificationPredictive, GaussianPredictive, MixturePredictive
 from bayesadam.tables.estimators.threads import threads_for
-from bayesadam.tables.report.predicted import LEVEL
+from bayesadam.tables.report.predicted import LEVEL, OURS
 from bayesadam.tables.report.weighted import mean_and_error
 from bayesadam.tables.runs.predict_table import means
 from bayesadam.tables.runs.prepare import Prepared
@@ -28,6 +30,8 @@ change little.
 """
 ITERATIONS = 500
 """Maximum number of iterations of a logistic regression."""
+CONSTANT = "constant"
+"""Name of the baseline that ignores the inputs."""
 _CALIBRATION = 0.2
 
 Arrays = dict[str, NDArray[np.float64]]
@@ -125,6 +129,19 @@ def margin(ours: Arrays, other: Arrays) -> list[float] | None:
     return list(mean_and_error(above, ours.get("weight")))
 
 
+def compared(ours: Arrays, others: Mapping[str, Arrays]) -> dict[str, dict[str, list[float] | None]]:
+    """Return "margins" of the other models but the constant, by :func:`margin`, and "gains": those of the constant over
+    every model, which are positive if the model is better.
+    """
+    if CONSTANT not in others:
+        return {"margins": {}, "gains": {}}
+    models = {OURS: ours, **{name: rows for name, rows in others.items() if name != CONSTANT}}
+    return {
+        "margins": {name: margin(ours, rows) for name, rows in models.items() if name != OURS},
+        "gains": {name: margin(rows, others[CONSTANT]) for name, rows in models.items()},
+    }
+
+
 def baseline_rows(prepared: Prepared) -> int:
     """Return the maximum number of training rows of a baseline."""
     return int(min(MAX_ROWS, max(MAX_VALUES // prepared.matrix.shape[1], 1_000)))
@@ -150,6 +167,7 @@ def baselines(prepared: Prepared) -> dict[str, tuple[Arrays, float]]:
         "gradient boosting": (HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor)(
             random_state=seed
         ),
+        CONSTANT: DummyClassifier(strategy="prior") if classes else DummyRegressor(),
     }
     few = max(round(_CALIBRATION * len(x)), 1)
     results: dict[str, tuple[Arrays, float]] = {}
