@@ -8,8 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
-from bayesadam.sklearn import RunError, Settings
+from bayesadam.sklearn import RunError, Settings, TableEncoder
 from bayesadam.tables.encoder.splits import Split
 from bayesadam.tables.runs import evaluation
 from bayesadam.tables.runs.prepare import prepare
@@ -222,6 +226,23 @@ class TestScores:
         assert one[1] == pytest.approx(np.sqrt((share**2 * (above - one[0]) ** 2).sum() * 40 / 39), rel=1e-12)
 
 
+def messy_table(rows=200):
+    """A trend, a number that means a missing value, row numbers, and weights; the price is positive."""
+    rng = np.random.default_rng(0)
+    day = pd.Timestamp("2023-01-01") + pd.to_timedelta(2 * np.arange(rows), "D")
+    size = rng.uniform(1, 9, rows)
+    price = np.exp(0.2 * size + 0.002 * np.arange(rows) + 0.3 * rng.normal(size=rows))
+    size[::7] = -999.0
+    table = {"no": np.arange(rows), "day": day.astype(str), "size": size, "town": rng.choice(["a", "b"], rows)}
+    table |= {"w": rng.integers(1, 4, rows), "price": price, "big": np.where(price > 3.0, "yes", "no")}
+    return pd.DataFrame(table)
+
+
+quoted = SimpleNamespace(make_pipeline=make_pipeline, TableEncoder=TableEncoder, StandardScaler=StandardScaler)
+for model in (Ridge, LogisticRegression, HistGradientBoostingRegressor, HistGradientBoostingClassifier):
+    setattr(quoted, model.__name__, model)
+
+
 class TestBaselines:
     RNG = np.random.default_rng(0)
     X = RNG.normal(size=(600, 3)).astype(np.float32)
@@ -267,6 +288,30 @@ class TestBaselines:
         shares = np.bincount(label[:500], train) / np.bincount(label[:500], train).sum()
         constant = self.fit(label, 2, weights)["constant"]
         assert constant["NLL"] == pytest.approx(-np.average(np.log(shares[label[500:]]), weights=test))
+
+    @pytest.mark.parametrize("options", [{}, {"time": "day"}, {"time": "day", "keep": ("day",)}, {"weights": "w"}])
+    @pytest.mark.parametrize("target", ["price", "big"])
+    def test_the_quoted_code_gives_the_scores(self, target, options):
+        table = messy_table()
+        settings = Settings("t", target, drop=("price" if target == "big" else "big",), missing=("-999",), **options)
+        prepared = prepare(settings, table)
+        weights, X = table["w"], table.drop(columns=target)
+        recipes, found = evaluation.recipes(prepared), evaluation.baselines(prepared)
+        assert set(recipes) == {"linear model", "gradient boosting"} == set(found) - {"constant"}
+        for name, recipe in recipes.items():
+            model = eval(recipe, vars(quoted))
+            train, test = (prepared.rows[part] for part in (prepared.split.training, prepared.split.held_out))
+            share = (weights / weights[train].mean())[train] if "weights" in options else None
+            model.fit(X.iloc[train], table[target][train], **{f"{n}__sample_weight": share for n, _ in model.steps[1:]})
+            scores, y = evaluation.scores(*found[name]), table[target].to_numpy()[test]
+            kept = weights[test] if "weights" in options else None
+            exact = 1e-9 if name == "linear model" else 2e-3  # the order of rows breaks ties between splits of trees
+            if target == "price":
+                error = np.average((model.predict(X.iloc[test]) - y) ** 2, weights=kept)
+                assert scores["RMSE"] == pytest.approx(np.sqrt(error), rel=exact)
+            else:
+                probs = model.predict_proba(X.iloc[test])[np.arange(len(test)), (y == "yes").astype(int)]
+                assert scores["NLL"] == pytest.approx(-np.average(np.log(probs), weights=kept), rel=max(exact, 1e-6))
 
     def test_gains_over_the_constant(self):
         rows = {name: {"nll": np.full(3, nll)} for name, nll in (("linear model", 1.0), ("constant", 3.0))}

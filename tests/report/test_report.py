@@ -161,9 +161,9 @@ def words(data, tmp_path):
     return " ".join(" ".join(Elements(body).text).split())
 
 
-def sentences(task, held_out, margins=None):
+def sentences(task, held_out, margins=None, **more):
     rows = predicted(held_out, task)
-    return " ".join(re.sub("<[^>]+>", "", sentence) for sentence in headline.headline(rows, rows, margins or {}))
+    return " ".join(re.sub("<[^>]+>", "", part) for part in headline.headline(rows, rows, margins or {}, **more))
 
 
 def regression_rows(y, mean, std):
@@ -413,10 +413,12 @@ class TestHeadline:
         held_out["pit"] = ((np.arange(40) + 0.5) / 40).tolist()
         margins = {"linear model": [1.0, 0.6], "gradient boosting": [-0.5, 0.1], "forest": None}
         width = 2 * 1.96 * (1.0 + 4.0) / 2
-        assert sentences("regression", held_out, margins) == (
+        recipes = {"gradient boosting": "make_pipeline(TableEncoder(drop=['a']), HistGradientBoostingRegressor())"}
+        assert sentences("regression", held_out, margins, recipes=recipes) == (
             "The gradient boosting is better here: use it. The difference is beyond chance (negative log-likelihood "
-            "of the held-out rows). It is scikit-learn's make_pipeline(TableEncoder(), StandardScaler(), "
-            "HistGradientBoostingRegressor()). "
+            "of the held-out rows). It is make_pipeline(TableEncoder(drop=[&#39;a&#39;]), "
+            "HistGradientBoostingRegressor()), with from bayesadam.sklearn import TableEncoder and the rest from "
+            "scikit-learn. "
             "On 40 held-out rows, the typical error of bayesadam (root mean square) is 5.00, and its 95% intervals are "
             f"typically {width:.2f} wide (0 if they ignored the inputs). Of 40 rows that its networks had not seen, "
             "the intervals cover 100%, as they should. "

@@ -51,6 +51,7 @@ def _headline(data: Mapping[str, Any], held_out: Any, unseen: Any) -> list[Marku
         unseen,
         data["margins"],
         gains=data.get("gains", {}),
+        recipes=data.get("recipes", {}),
         time=config.get("time"),
         kept=config.get("time") in config.get("keep", ()),
         classes=data["classes"],

@@ -32,6 +32,7 @@ ITERATIONS = 500
 """Maximum number of iterations of a logistic regression."""
 CONSTANT = "constant"
 """Name of the baseline that ignores the inputs."""
+_NAMES = ("linear model", "gradient boosting", CONSTANT)
 _CALIBRATION = 0.2
 
 Arrays = dict[str, NDArray[np.float64]]
@@ -129,7 +130,7 @@ def margin(ours: Arrays, other: Arrays) -> list[float] | None:
     return list(mean_and_error(above, ours.get("weight")))
 
 
-def compared(ours: Arrays, others: Mapping[str, Arrays]) -> dict[str, dict[str, list[float] | None]]:
+def compared(ours: Arrays, others: Mapping[str, Arrays]) -> dict[str, dict[str, Any]]:
     """Return "margins" of the other models but the constant, by :func:`margin`, and "gains": those of the constant over
     every model, which are positive if the model is better.
     """
@@ -162,16 +163,9 @@ def baselines(prepared: Prepared) -> dict[str, tuple[Arrays, float]]:
     x, x_test = (scaler.transform(prepared.matrix[rows]) for rows in (training, split.held_out))
     y, y_test = prepared.y[training], prepared.y[split.held_out]
     weight = None if weight is None else weight / weight.mean()
-    models = {
-        "linear model": LogisticRegression(max_iter=ITERATIONS) if classes else Ridge(),
-        "gradient boosting": (HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor)(
-            random_state=seed
-        ),
-        CONSTANT: DummyClassifier(strategy="prior") if classes else DummyRegressor(),
-    }
     few = max(round(_CALIBRATION * len(x)), 1)
     results: dict[str, tuple[Arrays, float]] = {}
-    for name, model in models.items():
+    for name, model in _models(classes > 0, seed).items():
         # One thread: on a busy machine, threads that wait for each other take minutes.
         with warnings.catch_warnings(), threads_for(1):
             warnings.simplefilter("ignore")  # a baseline that has not converged is still useful
@@ -191,6 +185,32 @@ def baselines(prepared: Prepared) -> dict[str, tuple[Arrays, float]]:
             pred = gaussian(model.predict(x_test).astype(np.float64), std)
         results[name] = predict_held_out(pred, y_test, weight_test), seconds
     return results
+
+
+def recipes(prepared: Prepared) -> dict[str, str]:
+    """Return each baseline but the constant as code: a pipeline for a data frame of all columns but the target.
+
+    The code names the arguments of the encoder that are not defaults, and drops the columns that are no inputs because
+    they have the weights, groups or times of the rows.
+    """
+    encoder, inputs = prepared.encoder, [*prepared.encoder.feature_names_in_, prepared.settings.target]
+    special = [name for name in prepared.file.table.column_names if name not in inputs]
+    options, defaults = encoder.get_params() | {"drop": (*encoder.drop, *special)}, type(encoder)().get_params()
+    given = [
+        f"{name}={list(value) if isinstance(value, tuple) else value!r}"
+        for name, value in options.items()
+        if value != defaults[name]
+    ]
+    models = _models(len(prepared.target.classes) > 0, prepared.settings.seed)
+    start = f"make_pipeline(TableEncoder({', '.join(given)}), StandardScaler()"
+    return {name: f"{start}, {model!r})" for name, model in models.items() if name != CONSTANT}
+
+
+def _models(classification: bool, seed: int) -> dict[str, Any]:
+    if classification:
+        models = LogisticRegression(max_iter=ITERATIONS), HistGradientBoostingClassifier(random_state=seed)
+        return dict(zip(_NAMES, (*models, DummyClassifier(strategy="prior")), strict=True))
+    return dict(zip(_NAMES, (Ridge(), HistGradientBoostingRegressor(random_state=seed), DummyRegressor()), strict=True))
 
 
 def gaussian(mean: NDArray[np.float64], std: float) -> GaussianPredictive:

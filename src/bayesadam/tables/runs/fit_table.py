@@ -31,6 +31,7 @@ from bayesadam.tables.runs.evaluation import (
     baselines,
     compared,
     predict_held_out,
+    recipes,
     scores,
 )
 from bayesadam.tables.runs.prepare import Prepared, prepare
@@ -142,6 +143,7 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
         metrics = {OURS: scores(held_out, seconds["training"])}
         metrics |= {name: scores(*predictions) for name, predictions in others.items()}
         comparison = compared(held_out, {name: predictions for name, (predictions, _) in others.items()})
+        comparison["recipes"] = recipes(prepared) if others else {}
         most = baseline_rows(prepared)
         if len(prepared.split.training) > most:
             notes.append(f"linear model and gradient boosting were trained on {most:,} of the training rows")

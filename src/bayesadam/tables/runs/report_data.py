@@ -49,7 +49,8 @@ def report_data(
         held_out: Predictions of the held-out rows.
         left_out: Indices of training rows, and their predictions by members that left them out.
         metrics: Scores by name of the model.
-        comparison: Further entries of the data, from :func:`bayesadam.tables.runs.evaluation.compared`.
+        comparison: Further entries of the data: those of :func:`bayesadam.tables.runs.evaluation.compared`, and
+            "recipes", the code of the other models.
         seconds: Duration of each stage.
     """
     target, split, lines = prepared.target, prepared.split, prepared.rows + prepared.file.first_line
