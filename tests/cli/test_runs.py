@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy import stats
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
@@ -15,6 +17,7 @@ from sklearn.preprocessing import StandardScaler
 
 from bayesadam.sklearn import RunError, Settings, TableEncoder
 from bayesadam.tables.encoder.splits import Split
+from bayesadam.tables.estimators import target_transform
 from bayesadam.tables.runs import evaluation
 from bayesadam.tables.runs.prepare import prepare
 from bayesadam.tables.runs.run_folder import FILES, check_place, new_run, reserve
@@ -238,9 +241,9 @@ def messy_table(rows=200):
     return pd.DataFrame(table)
 
 
-quoted = SimpleNamespace(make_pipeline=make_pipeline, TableEncoder=TableEncoder, StandardScaler=StandardScaler)
-for model in (Ridge, LogisticRegression, HistGradientBoostingRegressor, HistGradientBoostingClassifier):
-    setattr(quoted, model.__name__, model)
+quoted = SimpleNamespace(make_pipeline=make_pipeline, TableEncoder=TableEncoder, StandardScaler=StandardScaler, np=np)
+models = (Ridge, LogisticRegression, HistGradientBoostingRegressor, HistGradientBoostingClassifier)
+vars(quoted).update({model.__name__: model for model in (TransformedTargetRegressor, *models)})
 
 
 class TestBaselines:
@@ -312,6 +315,33 @@ class TestBaselines:
             else:
                 probs = model.predict_proba(X.iloc[test])[np.arange(len(test)), (y == "yes").astype(int)]
                 assert scores["NLL"] == pytest.approx(-np.average(np.log(probs), weights=kept), rel=max(exact, 1e-6))
+
+    @pytest.mark.parametrize("name", ["log", "log1p", "sqrt"])
+    def test_of_a_transformed_target(self, name):
+        """The densities are those of the target, by hand, and the quoted code predicts the medians."""
+        table = messy_table().drop(columns="big")
+        prepared = prepare(Settings("t", "price", missing=("-999",)), table)
+        train, test = (prepared.rows[part] for part in (prepared.split.training, prepared.split.held_out))
+        y, X = table["price"].to_numpy(), table.drop(columns="price")
+        functions = [target_transform.fitted(name, y[train])]
+        rows, _ = evaluation.baselines(prepared, functions)["linear model"]
+        recipe = evaluation.recipes(prepared, name)["linear model"]
+        median = eval(recipe, vars(quoted)).fit(X.iloc[train], y[train]).predict(X.iloc[test])
+        if name == "log":
+            variance = np.log1p((rows["std"] / rows["mean"]) ** 2)
+            np.testing.assert_allclose(rows["mean"], median * np.exp(0.5 * variance), rtol=1e-3)
+            density = stats.lognorm(np.sqrt(variance), scale=median).logpdf(y[test])
+            np.testing.assert_allclose(rows["nll"], -density, rtol=1e-3, atol=1e-2)
+        middle = functions[0](torch.from_numpy(np.array([rows["lower"], rows["upper"]]))).mean(0)
+        inside = rows["lower"] > 0
+        assert inside.sum() > 10
+        found = functions[0].inverse(middle).numpy()[inside]
+        np.testing.assert_allclose(found, median[inside], rtol=5e-3 if name == "sqrt" else 1e-6)
+        plain, _ = evaluation.baselines(prepared)["linear model"]
+        assert evaluation.margin(rows, plain)[0] > 0.05
+
+    def test_a_transform_without_a_name_in_numpy_is_not_quoted(self):
+        assert evaluation.recipes(None, "quantile") == {}
 
     def test_gains_over_the_constant(self):
         rows = {name: {"nll": np.full(3, nll)} for name, nll in (("linear model", 1.0), ("constant", 3.0))}

@@ -117,6 +117,8 @@ def _how(recipe: str, weighted: bool) -> Markup:
         " It is <code>{}</code>{}, with <code>from bayesadam.sklearn import TableEncoder</code> and the rest from "
         "scikit-learn."
     )
+    if "TransformedTarget" in recipe:
+        text += " It predicts medians, the scores are of means."
     weights = " (<code>sample_weight=w / w.mean()</code> in its last two steps)" if weighted else ""
     return _fill(text, recipe, Markup(weights))
 

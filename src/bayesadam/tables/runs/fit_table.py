@@ -133,17 +133,18 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
         with _timed(seconds, "predictions"):
             held_out = _held_out(prepared, estimator)
             left_out = _left_out(prepared, estimator)
+        transform = getattr(estimator, "target_transform_", "none")
         watcher.stage("linear model and gradient boosting")
         with _timed(seconds, "baselines"):
             try:
-                others = baselines(prepared)
+                others = baselines(prepared, getattr(estimator, "_functions", ()))
             except KeyboardInterrupt:
                 others = {}
                 notes.append("linear model and gradient boosting were not trained, because of Ctrl-C")
         metrics = {OURS: scores(held_out, seconds["training"])}
         metrics |= {name: scores(*predictions) for name, predictions in others.items()}
         comparison = compared(held_out, {name: predictions for name, (predictions, _) in others.items()})
-        comparison["recipes"] = recipes(prepared) if others else {}
+        comparison["recipes"] = recipes(prepared, transform) if others else {}
         most = baseline_rows(prepared)
         if len(prepared.split.training) > most:
             notes.append(f"linear model and gradient boosting were trained on {most:,} of the training rows")
@@ -152,6 +153,8 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
             notes.append("held-out rows count by their weights in all scores, as training rows do")
         if prepared.target.task == "regression" and (sentence := described(estimator)):
             notes.append(sentence)
+            if others and transform != "none":
+                notes.append("linear model, gradient boosting and constant have this transform, too")
         if estimator.stopped_ == "early":
             notes.append(
                 f"early stopping after {epochs} epochs: the validation loss was lowest after epoch "
