@@ -192,7 +192,16 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         lacking = [column.name for column in self.columns_ if column.name not in names]
         if lacking:
             rule = "columns" if hasattr(X, "columns") else "columns, with their names,"
-            raise TableError(f"the table must have the {rule} of the training data, it lacks {quoted(lacking, 50)}")
+            what = (
+                "it: add an empty column of this name"
+                if len(lacking) == 1
+                else "them: add empty columns of their names"
+            )
+            some = len(lacking) < len(self.columns_)  # a table without any of them is another one
+            advice = f" (to predict without {what})" if some else ""
+            raise TableError(
+                f"the table must have the {rule} of the training data, it lacks {quoted(lacking, 50)}{advice}"
+            )
         widths = [len(column.features) for column in self.columns_]
         shape = len(table), sum(widths)
         require_memory(8.0 * shape[0] * shape[1], f"a matrix of {shape[0]:,} rows and {shape[1]:,} columns")

@@ -105,8 +105,8 @@ def _remedy(time: str | None, kept: bool) -> Markup:
         text = "Add inputs that tell more of the target, or rows; more held-out rows would show smaller differences."
         return Markup(text)
     text = (
-        "The held-out rows are the last ones by {}, and differ from those before: look for what has changed, and add "
-        "inputs that tell it{}."
+        "The held-out rows are the last ones by {}, and may differ from those before: look for what has changed, and "
+        "add inputs that tell it{}."
     )
     return _fill(text, time, "" if kept else Markup(", such as {} itself (option <code>--keep</code>)").format(time))
 
