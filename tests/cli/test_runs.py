@@ -246,6 +246,25 @@ models = (Ridge, LogisticRegression, HistGradientBoostingRegressor, HistGradient
 vars(quoted).update({model.__name__: model for model in (TransformedTargetRegressor, *models)})
 
 
+@pytest.mark.parametrize(
+    ("options", "note"),
+    [
+        ({}, "to hold out the last ones instead, as for a forecast: time='day' keep=['day']"),
+        ({"time": "day"}, "to use the season and day of the week of 'day' as inputs: keep=['day']"),
+        ({"time": "day", "keep": ("day",)}, None),
+        ({"time": "no"}, None),
+        ({"group": "town"}, None),
+        ({"drop": ("big", "day")}, None),
+    ],
+)
+def test_a_series_in_time(options, note):
+    notes = prepare(Settings("t", "price", **{"drop": ("big",), **options}), messy_table()).notes
+    told = [line for line in notes if "'day'" in line]
+    assert told == [] if note is None else (len(told) == 1 and told[0].endswith(note))
+    shuffled = prepare(Settings("t", "price"), messy_table().sample(frac=1, random_state=0)).notes
+    assert not [line for line in shuffled if "'day'" in line]
+
+
 class TestBaselines:
     RNG = np.random.default_rng(0)
     X = RNG.normal(size=(600, 3)).astype(np.float32)
