@@ -520,6 +520,16 @@ class TestHeadline:
         )
 
 
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_effects_of_dates_are_single_marks(task):
+    """A date has a season and a day of the week besides, so that a line would not be a trend."""
+    for entry in shared(task, 10)["explained"]["dependence"]:
+        chart = charts.effect(entry, "x", task, "price", ("a", "b"))
+        lines = [line for line in chart.axes.lines if line.get_linestyle() != "None"]
+        assert len(lines) == (len(entry["curves"]) if entry["kind"] == "number" else 0)
+        assert ("Each mark is one date" in chart.reading) == (entry["kind"] == "date")
+
+
 @pytest.mark.parametrize("make", [houses, digits])
 def test_weights_are_numbers_of_copies(make):
     """All numbers are those of a table in which every row occurs as often as its weight says."""
