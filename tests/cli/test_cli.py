@@ -217,13 +217,13 @@ def test_the_best_scores_are_bold():
     assert columns == [names, ["[bold]90.0%[/]", "0.5000", "1.000"], ["80.0%", "[bold]0.4000[/]", "2.000"]]
 
 
-@pytest.mark.parametrize("width", [40, 60])
+@pytest.mark.parametrize("width", [52, 60])
 def test_scores_in_a_narrow_terminal(width):
     own = {"NLL": 123.456, "RMSE": 54321.1, "CRPS": 0.3, "coverage 95%": 0.95, "fit seconds": 12.3}
-    names = ("bayesadam", "linear model", "gradient boosting")
+    names = ("bayesadam", "linear model", "gradient boosting", "constant")
     console = Console(width=width, file=io.StringIO())
     console.print(score_table({name: {score: (i + 1) * own[score] for score in own} for i, name in enumerate(names)}))
     text = console.file.getvalue()
-    for word in ("bayesadam", "coverage", "boosting", "54,300", "108,600", "163,000", "0.9000", "36.90"):
+    for word in ("bayesadam", "coverage", "boosting", "54,300", "108,600", "163,000", "0.900", "36.90"):
         assert word in text
     assert "\u2026" not in text

@@ -18,6 +18,7 @@ from bayesadam.tables.encoder.read_table import read_table
 from bayesadam.tables.report import write_report
 from bayesadam.tables.report.headline import headline
 from bayesadam.tables.report.predicted import predicted
+from bayesadam.tables.runs import evaluation
 from bayesadam.tables.runs.prepare import prepare
 from bayesadam.tables.runs.run_folder import FILES
 from cli.conftest import FAST, labels_table, numbers_table, write
@@ -39,7 +40,8 @@ class TestScreen:
             "predict   price: regression, its values are numbers with decimals",
             "from      2 numbers (size, block), 1 category (city), 1 true or false (new)",
             "left out  id: it numbers the rows",
-            "left out  day: it determines the held-out rows (if its season and day of the week are inputs: --keep day)",
+            "left out  day: it determines the held-out rows\n",
+            "note      to use the day of the week of 'day' as inputs: --keep day\n",
             "held out  12 rows: the rows from day = 2020-02-24 on; 108 are trained on",
             f"the run is in {tmp_path / 'run'}/: open {tmp_path / 'run' / 'report.html'}",
             f"bayesadam predict {tmp_path / 'run'} new.csv -o predictions.csv",
@@ -70,7 +72,7 @@ class TestScreen:
         assert "answer: regression, as it was asked for\n" in out
         assert read(tmp_path / "other", "metrics")["models"]["bayesadam"]["RMSE"] > 0
 
-    def test_the_choice_of_a_transform_or_likelihood(self, fitted, tmp_path):
+    def test_the_choice_of_a_transform_or_likelihood(self, fitted, tmp_path, monkeypatch):
         rng = np.random.default_rng(0)
         x = rng.uniform(-1, 1, 300)
         amount = np.exp(6 + 2 * x + 0.7 * rng.standard_normal(300))
@@ -80,10 +82,15 @@ class TestScreen:
             "root": (("--transform", "sqrt"), "the square root of the target is modelled; predictions and intervals"),
             "gamma": (("--likelihood", "gamma"), "the target is modelled as positive (gamma); predictions"),
         }
+        monkeypatch.setattr("bayesadam.tables.runs.fit_table.baselines", evaluation.baselines)
         for name, (options, sentence) in choices.items():
             out = fitted("fit", amounts, "--target", "amount", "--out", tmp_path / name, *options, *FAST)
             assert " ".join(out.split()).count(sentence) == 1
-            assert any(sentence in note for note in read(tmp_path / name, "report")["data"]["notes"])
+            report = read(tmp_path / name, "report")
+            assert any(sentence in note for note in report["data"]["notes"])
+            assert ("constant have this transform, too" in " ".join(out.split())) == (name != "gamma")
+            quoted = {"auto": "func=np.log, ", "root": "func=np.sqrt, ", "gamma": "Ridge())"}[name]
+            assert quoted in report["recipes"]["linear model"]
         fitted("predict", tmp_path / "auto", amounts, "-o", tmp_path / "p.csv", "--coverage", 0.99)
         assert min(csv.read_csv(tmp_path / "p.csv")["lower"].to_pylist()) >= 0.0
         assert load_estimator(tmp_path / "root").target_transform_ == "sqrt"
@@ -174,7 +181,13 @@ class TestRunFolder:
         assert scores["bayesadam"]["NLL"] == pytest.approx(np.mean(held_out["nll"]), rel=1e-6)
         inside = (held_out["lower"] <= y) & (y <= held_out["upper"])
         assert scores["bayesadam"]["coverage 95%"] == pytest.approx(inside.mean())
-        assert set(scores) == {"bayesadam", "linear model", "gradient boosting"}
+        assert set(scores) == {"bayesadam", "linear model", "gradient boosting", "constant"}
+        gains = read(made / "price", "report")["gains"]
+        gain = scores["constant"]["NLL"] - scores["linear model"]["NLL"]
+        assert gains["linear model"][0] == pytest.approx(gain, rel=1e-6)
+        assert set(gains) == set(scores) - {"constant"}
+        assert set(read(made / "price", "report")["margins"]) == {"linear model", "gradient boosting"}
+        assert "the constant ignores the inputs" in (made / "price" / "report.html").read_text()
 
     def test_of_a_classification(self, made):
         report = read(made / "answer", "report")

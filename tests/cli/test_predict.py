@@ -81,6 +81,17 @@ class TestRegression:
         for name in whole.column_names:
             np.testing.assert_allclose(parts[name], whole[name], rtol=1e-5)
 
+    def test_a_missing_column_may_be_empty(self, command, fitted, made, tmp_path):
+        table = numbers_table(30, seed=5)
+        for name in ("size", "city", "new"):
+            path, out = write(table.drop_columns([name]), tmp_path / "t.csv"), tmp_path / "o.csv"
+            code, _, err = command("predict", made / "price", path, "-o", out)
+            assert code == 2
+            assert f"it lacks {name!r} (to predict without it: add an empty column of this name)" in err
+            empty = table.drop_columns([name]).append_column(name, pa.nulls(30, pa.string()))
+            fitted("predict", made / "price", write(empty, path), "-o", out)
+            assert read_table(out).table.num_rows == 30
+
     def test_quantiles_and_standard_streams(self, fitted, made, monkeypatch):
         content = (made / "numbers.csv").read_bytes()
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))

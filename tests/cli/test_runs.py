@@ -7,10 +7,17 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy import stats
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
-from bayesadam.sklearn import RunError, Settings
+from bayesadam.sklearn import RunError, Settings, TableEncoder
 from bayesadam.tables.encoder.splits import Split
+from bayesadam.tables.estimators import target_transform
 from bayesadam.tables.runs import evaluation
 from bayesadam.tables.runs.prepare import prepare
 from bayesadam.tables.runs.run_folder import FILES, check_place, new_run, reserve
@@ -222,6 +229,42 @@ class TestScores:
         assert one[1] == pytest.approx(np.sqrt((share**2 * (above - one[0]) ** 2).sum() * 40 / 39), rel=1e-12)
 
 
+def messy_table(rows=200):
+    """A trend, a number that means a missing value, row numbers, and weights; the price is positive."""
+    rng = np.random.default_rng(0)
+    day = pd.Timestamp("2023-01-01") + pd.to_timedelta(2 * np.arange(rows), "D")
+    size = rng.uniform(1, 9, rows)
+    price = np.exp(0.2 * size + 0.002 * np.arange(rows) + 0.3 * rng.normal(size=rows))
+    size[::7] = -999.0
+    table = {"no": np.arange(rows), "day": day.astype(str), "size": size, "town": rng.choice(["a", "b"], rows)}
+    table |= {"w": rng.integers(1, 4, rows), "price": price, "big": np.where(price > 3.0, "yes", "no")}
+    return pd.DataFrame(table)
+
+
+quoted = SimpleNamespace(make_pipeline=make_pipeline, TableEncoder=TableEncoder, StandardScaler=StandardScaler, np=np)
+models = (Ridge, LogisticRegression, HistGradientBoostingRegressor, HistGradientBoostingClassifier)
+vars(quoted).update({model.__name__: model for model in (TransformedTargetRegressor, *models)})
+
+
+@pytest.mark.parametrize(
+    ("options", "note"),
+    [
+        ({}, "to hold out the last ones instead, as for a forecast: time='day' keep=['day']"),
+        ({"time": "day"}, "to use the season and day of the week of 'day' as inputs: keep=['day']"),
+        ({"time": "day", "keep": ("day",)}, None),
+        ({"time": "no"}, None),
+        ({"group": "town"}, None),
+        ({"drop": ("big", "day")}, None),
+    ],
+)
+def test_a_series_in_time(options, note):
+    notes = prepare(Settings("t", "price", **{"drop": ("big",), **options}), messy_table()).notes
+    told = [line for line in notes if "'day'" in line]
+    assert told == [] if note is None else (len(told) == 1 and told[0].endswith(note))
+    shuffled = prepare(Settings("t", "price"), messy_table().sample(frac=1, random_state=0)).notes
+    assert not [line for line in shuffled if "'day'" in line]
+
+
 class TestBaselines:
     RNG = np.random.default_rng(0)
     X = RNG.normal(size=(600, 3)).astype(np.float32)
@@ -254,6 +297,81 @@ class TestBaselines:
         assert linear["RMSE"] == pytest.approx(0.1, rel=0.2)
         assert linear["CRPS"] == pytest.approx(0.1 / np.sqrt(np.pi), rel=0.2)
         assert linear["coverage 95%"] == pytest.approx(0.95, abs=0.06)
+
+    @pytest.mark.parametrize("weighted", [False, True])
+    def test_of_a_constant(self, weighted):
+        weights = np.where(np.arange(600) % 3 == 0, 4.0, 1.0) if weighted else None
+        train, test = (None, None) if weights is None else (weights[:500], weights[500:])
+        y = self.RNG.normal(size=600) + np.where(np.arange(600) % 3 == 0, 5.0, 0.0)
+        constant = self.fit(y, weights=weights)["constant"]
+        error = (y[500:] - np.average(y[:500], weights=train)) ** 2
+        assert constant["RMSE"] == pytest.approx(np.sqrt(np.average(error, weights=test)))
+        label = (y > 3.0).astype(np.int64)
+        shares = np.bincount(label[:500], train) / np.bincount(label[:500], train).sum()
+        constant = self.fit(label, 2, weights)["constant"]
+        assert constant["NLL"] == pytest.approx(-np.average(np.log(shares[label[500:]]), weights=test))
+
+    @pytest.mark.parametrize("options", [{}, {"time": "day"}, {"time": "day", "keep": ("day",)}, {"weights": "w"}])
+    @pytest.mark.parametrize("target", ["price", "big"])
+    def test_the_quoted_code_gives_the_scores(self, target, options):
+        table = messy_table()
+        settings = Settings("t", target, drop=("price" if target == "big" else "big",), missing=("-999",), **options)
+        prepared = prepare(settings, table)
+        weights, X = table["w"], table.drop(columns=target)
+        recipes, found = evaluation.recipes(prepared), evaluation.baselines(prepared)
+        assert set(recipes) == {"linear model", "gradient boosting"} == set(found) - {"constant"}
+        for name, recipe in recipes.items():
+            model = eval(recipe, vars(quoted))
+            train, test = (prepared.rows[part] for part in (prepared.split.training, prepared.split.held_out))
+            share = (weights / weights[train].mean())[train] if "weights" in options else None
+            model.fit(X.iloc[train], table[target][train], **{f"{n}__sample_weight": share for n, _ in model.steps[1:]})
+            scores, y = evaluation.scores(*found[name]), table[target].to_numpy()[test]
+            kept = weights[test] if "weights" in options else None
+            exact = 1e-9 if name == "linear model" else 2e-3  # the order of rows breaks ties between splits of trees
+            if target == "price":
+                error = np.average((model.predict(X.iloc[test]) - y) ** 2, weights=kept)
+                assert scores["RMSE"] == pytest.approx(np.sqrt(error), rel=exact)
+            else:
+                probs = model.predict_proba(X.iloc[test])[np.arange(len(test)), (y == "yes").astype(int)]
+                assert scores["NLL"] == pytest.approx(-np.average(np.log(probs), weights=kept), rel=max(exact, 1e-6))
+
+    @pytest.mark.parametrize("name", ["log", "log1p", "sqrt"])
+    def test_of_a_transformed_target(self, name):
+        """The densities are those of the target, by hand, and the quoted code predicts the medians."""
+        table = messy_table().drop(columns="big")
+        prepared = prepare(Settings("t", "price", missing=("-999",)), table)
+        train, test = (prepared.rows[part] for part in (prepared.split.training, prepared.split.held_out))
+        y, X = table["price"].to_numpy(), table.drop(columns="price")
+        functions = [target_transform.fitted(name, y[train])]
+        rows, _ = evaluation.baselines(prepared, functions)["linear model"]
+        recipe = evaluation.recipes(prepared, name)["linear model"]
+        median = eval(recipe, vars(quoted)).fit(X.iloc[train], y[train]).predict(X.iloc[test])
+        if name == "log":
+            variance = np.log1p((rows["std"] / rows["mean"]) ** 2)
+            np.testing.assert_allclose(rows["mean"], median * np.exp(0.5 * variance), rtol=1e-3)
+            density = stats.lognorm(np.sqrt(variance), scale=median).logpdf(y[test])
+            np.testing.assert_allclose(rows["nll"], -density, rtol=1e-3, atol=1e-2)
+        middle = functions[0](torch.from_numpy(np.array([rows["lower"], rows["upper"]]))).mean(0)
+        inside = rows["lower"] > 0
+        assert inside.sum() > 10
+        found = functions[0].inverse(middle).numpy()[inside]
+        np.testing.assert_allclose(found, median[inside], rtol=5e-3 if name == "sqrt" else 1e-6)
+        plain, _ = evaluation.baselines(prepared)["linear model"]
+        assert evaluation.margin(rows, plain)[0] > 0.05
+
+    def test_a_transform_without_a_name_in_numpy_is_not_quoted(self):
+        assert evaluation.recipes(None, "quantile") == {}
+
+    def test_gains_over_the_constant(self):
+        rows = {name: {"nll": np.full(3, nll)} for name, nll in (("linear model", 1.0), ("constant", 3.0))}
+        ours = {"nll": np.array([2.0, 2.5, 3.0])}
+        found = evaluation.compared(ours, rows)
+        assert found["margins"] == {"linear model": evaluation.margin(ours, rows["linear model"])}
+        assert found["gains"]["linear model"] == [2.0, 0.0]
+        assert found["gains"]["bayesadam"][0] == 0.5
+        assert evaluation.compared(ours, {}) == {"margins": {}, "gains": {}}
+        single = {name: {"nll": row["nll"][:1]} for name, row in rows.items()}
+        assert set(evaluation.compared({"nll": np.ones(1)}, single)["gains"].values()) == {None}
 
     def test_of_a_classification_with_a_class_that_training_rows_do_not_have(self, monkeypatch):
         monkeypatch.setattr(evaluation, "MAX_ROWS", 400)

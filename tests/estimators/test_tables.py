@@ -128,7 +128,7 @@ class TestFrames:
         new = frame(20, seed=5)
         more = new.assign(more="x")[["more", *new.columns[::-1]]]
         np.testing.assert_array_equal(model.predict(more), model.predict(new))
-        with pytest.raises(TableError, match=r"it lacks 'city'$"):
+        with pytest.raises(TableError, match=r"it lacks 'city' \(to predict without it: add an empty column"):
             model.predict(new.drop(columns="city"))
 
     def test_an_array_has_no_names(self, model):

@@ -161,9 +161,9 @@ def words(data, tmp_path):
     return " ".join(" ".join(Elements(body).text).split())
 
 
-def sentences(task, held_out, margins=None):
+def sentences(task, held_out, margins=None, **more):
     rows = predicted(held_out, task)
-    return " ".join(re.sub("<[^>]+>", "", sentence) for sentence in headline.headline(rows, rows, margins or {}))
+    return " ".join(re.sub("<[^>]+>", "", part) for part in headline.headline(rows, rows, margins or {}, **more))
 
 
 def regression_rows(y, mean, std):
@@ -413,10 +413,12 @@ class TestHeadline:
         held_out["pit"] = ((np.arange(40) + 0.5) / 40).tolist()
         margins = {"linear model": [1.0, 0.6], "gradient boosting": [-0.5, 0.1], "forest": None}
         width = 2 * 1.96 * (1.0 + 4.0) / 2
-        assert sentences("regression", held_out, margins) == (
+        recipes = {"gradient boosting": "make_pipeline(TableEncoder(drop=['a']), HistGradientBoostingRegressor())"}
+        assert sentences("regression", held_out, margins, recipes=recipes) == (
             "The gradient boosting is better here: use it. The difference is beyond chance (negative log-likelihood "
-            "of the held-out rows). It is scikit-learn's make_pipeline(TableEncoder(), StandardScaler(), "
-            "HistGradientBoostingRegressor()). "
+            "of the held-out rows). It is make_pipeline(TableEncoder(drop=[&#39;a&#39;]), "
+            "HistGradientBoostingRegressor()), with from bayesadam.sklearn import TableEncoder and the rest from "
+            "scikit-learn. "
             "On 40 held-out rows, the typical error of bayesadam (root mean square) is 5.00, and its 95% intervals are "
             f"typically {width:.2f} wide (0 if they ignored the inputs). Of 40 rows that its networks had not seen, "
             "the intervals cover 100%, as they should. "
@@ -439,6 +441,38 @@ class TestHeadline:
     )
     def test_advice(self, margins, advice):
         assert sentences("regression", regression_rows([0.0, 1.0], [0.0, 1.0], [1.0, 1.0]), margins).startswith(advice)
+
+    @pytest.mark.parametrize(
+        ("gains", "advice"),
+        [
+            ((-0.1, 0.0, 0.2), "No model predicts better than a constant here, beyond chance (negative log-likelihood"),
+            ((-0.1, None, 0.2), "No model predicts better than a constant here"),
+            ((0.5, 0.5, 0.2), "The linear model is as good here"),
+            ((0.5, 0.2, 0.5), "The gradient boosting is as good here"),
+            ((0.5, 0.2, 0.2), "On 2 held-out rows"),
+            ((None, None, None), "The linear model is as good here"),
+        ],
+    )
+    def test_a_model_that_is_no_better_than_a_constant_is_not_advised(self, gains, advice):
+        rows = predicted(regression_rows([0.0, 1.0], [0.0, 1.0], [1.0, 1.0]), "regression")
+        models = ("bayesadam", "linear model", "gradient boosting")
+        over = {model: None if gain is None else [gain, 0.1] for model, gain in zip(models, gains, strict=True)}
+        margins = {model: [0.01, 0.1] for model in models[1:]}
+        text = re.sub("<[^>]+>", "", " ".join(headline.headline(rows, rows, margins, gains=over)))
+        assert text.startswith(advice)
+        assert ("Add inputs that tell more" in text) == ("No model" in advice)
+        assert "constant" not in text.replace("better than a constant here", "")
+        worse = {"linear model": [-0.5, 0.1], "gradient boosting": [0.3, 0.1]}  # better than ours, but not than nothing
+        over = {"bayesadam": [0.5, 0.1], "linear model": [0.1, 0.1], "gradient boosting": [0.5, 0.1]}
+        assert "better than the gradient boosting, beyond" in headline.headline(rows, rows, worse, gains=over)[0]
+
+    @pytest.mark.parametrize("kept", [False, True])
+    def test_the_last_rows_are_unlike_those_before(self, kept):
+        rows = predicted(regression_rows([0.0, 1.0], [0.0, 1.0], [1.0, 1.0]), "regression")
+        over = {"gains": {"bayesadam": [-0.2, 0.1]}, "time": "<day>", "kept": kept}
+        text = headline.headline(rows, rows, {}, **over)[0]
+        assert "are the last ones by &lt;day&gt;, and may differ from those before" in text
+        assert ("such as &lt;day&gt; itself (option <code>--keep</code>)" in text) != kept
 
     def test_recall_and_precision_of_a_rare_class_by_hand(self):
         """Ten of 100 rows leave; the network says so of two, one rightly; six more are above 0.3, among ten alarms."""
@@ -484,6 +518,16 @@ class TestHeadline:
             f"100 rows that its networks had not seen, it is {100 * sure:.1f}% sure on average, and right in 80.0%, "
             f"{verdict}"
         )
+
+
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_effects_of_dates_are_single_marks(task):
+    """A date has a season and a day of the week besides, so that a line would not be a trend."""
+    for entry in shared(task, 10)["explained"]["dependence"]:
+        chart = charts.effect(entry, "x", task, "price", ("a", "b"))
+        lines = [line for line in chart.axes.lines if line.get_linestyle() != "None"]
+        assert len(lines) == (len(entry["curves"]) if entry["kind"] == "number" else 0)
+        assert ("Each mark is one date" in chart.reading) == (entry["kind"] == "date")
 
 
 @pytest.mark.parametrize("make", [houses, digits])

@@ -75,7 +75,7 @@ def made(held_out=60, classes=(), calibrated=True):
         columns(order[0]),
         (order[1], columns(order[1])) if calibrated else None,
         {"bayesadam": {"NLL": 1.0}},
-        {},
+        {"margins": {}, "gains": {}},
         {"training": 1.23456789},
     )
 

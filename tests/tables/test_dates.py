@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from bayesadam.sklearn import TableEncoder
-from bayesadam.tables.encoder.dates import Date, as_times, order_of
+from bayesadam.tables.encoder.dates import Date, are_steps, as_times, order_of
 from bayesadam.tables.encoder.findings import Findings
 
 AMERICAN, EUROPEAN = "month, day, year", "day, month, year"
@@ -30,6 +30,26 @@ def test_years_with_gaps():
         np.testing.assert_array_equal(
             encoder.transform(pa.table({"year": new})), encoder.transform(pa.table({"year": years}))
         )
+
+
+@pytest.mark.parametrize(
+    ("times", "regular"),
+    [
+        (np.arange("2023-01-02", "2024-02-06", dtype="datetime64[D]"), True),
+        (np.arange("2023-01-02", "2024-02-06", dtype="datetime64[D]")[::-1], True),
+        (np.arange("2020-01", "2023-01", dtype="datetime64[M]"), True),
+        (np.arange("2020-01", "2023-01", 3, dtype="datetime64[M]"), True),
+        (np.busday_offset("2023-01-02", np.arange(100)), True),
+        (np.datetime64("2023-01-01T00") + np.arange(50), True),
+        (np.repeat(np.arange("2023-01-02", "2023-03-06", dtype="datetime64[D]"), 2), False),
+        (np.datetime64("2023-01-01T00") + np.arange(50) ** 2, False),
+        (np.random.default_rng(0).permutation(np.arange("2023-01", "2024-01", dtype="datetime64[D]")), False),
+        (np.array(["2023-01-01", "NaT", "2023-01-03"], dtype="datetime64[D]"), False),
+        (np.array(["2023-01-01"], dtype="datetime64[D]"), False),
+    ],
+)
+def test_regular_steps(times, regular):
+    assert are_steps(times.astype("datetime64[us]")) == regular
 
 
 class TestText:

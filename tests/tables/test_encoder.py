@@ -217,8 +217,12 @@ class TestFindings:
             codes(learn({"a": training}), {"a": new})
 
     def test_columns_that_are_missing_are_all_named(self):
-        with pytest.raises(TableError, match=r"^the table must have .* it lacks 'c', 't'$"):
+        with pytest.raises(
+            TableError, match=r"^the table must have .* it lacks 'c', 't' \(.* add empty columns of their names\)$"
+        ):
             codes(self.FOUND, {"n": [1.0], "more": [2]})
+        with pytest.raises(TableError, match=r"it lacks 'c', 'n', 't'$"):  # the wrong table
+            codes(self.FOUND, {"more": [2]})
 
     def test_text_among_the_numbers_of_the_training_rows(self):
         values = [str(number) for number in np.random.default_rng(0).normal(size=50)]

@@ -11,7 +11,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from bayesadam.tables.encoder.csv_numbers import are_codes, are_plain, as_text, flags, is_text, means_missing
+from bayesadam.tables.encoder.csv_numbers import (
+    are_codes,
+    are_plain,
+    as_text,
+    flags,
+    is_text,
+    levels_of,
+    means_missing,
+)
 from bayesadam.tables.encoder.findings import Findings
 
 Floats = NDArray[np.float64]
@@ -22,6 +30,7 @@ PARTS = {
     "week": ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"),
     "day": ("time of day, sine", "time of day, cosine"),
 }
+_WORDS = {"year": "season", "week": "day of the week", "day": "time of day"}
 _DAYS_OF_YEAR, _SECONDS_OF_DAY = 365.2425, 86_400.0
 _LONG, _WEEKDAYS = 300.0, 8
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -43,6 +52,8 @@ _ORDERS = {order: date + _TIME for order, date in _DATES.items()} | {_CLOCK: f"{
 _DIGITS = {_COMPACT: r"(?P<year>\d{4})(?:(?P<month>\d{2})(?P<day>\d{2})?)?(?:\.0*)?"}
 """Orders of numbers such as 20210304 or 20210304.0, which are dates only if the user says so."""
 FIRST, _AMERICAN, _EUROPEAN = list(_DATES)[:3]
+_SAME_STEP = 0.1
+"""Largest relative difference between regular steps: those of months and quarters differ by less."""
 _FARTHEST = 1e15
 """Largest number of days since 1970 of a date."""
 
@@ -100,6 +111,11 @@ class Date:
         return cls(name, order, float(np.median(days)), len(dates) < len(times), tuple(parts), least, largest)
 
     @property
+    def repeated(self) -> str:
+        """The periodic parts in words."""
+        return " and ".join(_WORDS[part] for part in self.parts)
+
+    @property
     def features(self) -> list[str]:
         """Names of the columns of the matrix."""
         repeated = [f"{self.name}: {feature}" for part in self.parts for feature in PARTS[part]]
@@ -139,6 +155,22 @@ def as_times(column: pa.ChunkedArray, order: str = FIRST) -> Times:
     if order not in (FIRST, _CLOCK):
         times = np.where(np.isnat(times), _read(text, FIRST), times)
     return times
+
+
+def date_of(column: pa.ChunkedArray, name: str, *, day_first: bool = False, wanted: bool = False) -> Date | None:
+    """Create the column from its values if they are dates; otherwise return ``None``, as for :func:`order_of`."""
+    if pa.types.is_temporal(column.type):
+        return Date.fit(column, name)
+    found = order_of(levels_of(column), day_first=day_first, wanted=wanted) if wanted or is_text(column.type) else None
+    return Date.fit(column, name, found[0]) if found else None
+
+
+def are_steps(times: Times) -> bool:
+    """Whether times increase, or decrease, from row to row, mostly in steps of about the same length."""
+    steps = np.diff(_days(times)) if not np.isnat(times).any() else np.zeros(1)
+    usual = np.median(steps) if len(steps) else 0.0
+    regular = np.abs(steps - usual) <= _SAME_STEP * abs(usual)
+    return bool(usual and (steps * usual > 0).all() and 2 * regular.sum() >= len(steps))
 
 
 def order_of(text: pa.Array, *, day_first: bool = False, wanted: bool = False) -> tuple[str, bool] | None:

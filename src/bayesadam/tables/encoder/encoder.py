@@ -37,11 +37,10 @@ from bayesadam.tables.encoder.csv_numbers import (
     decimals_of,
     is_number,
     is_text,
-    levels_of,
     numbers_in,
     read_numbers,
 )
-from bayesadam.tables.encoder.dates import Date, order_of
+from bayesadam.tables.encoder.dates import Date, date_of, order_of
 from bayesadam.tables.encoder.findings import Findings, Place, TableError, column_errors, quoted, row_place
 from bayesadam.tables.encoder.frames import as_table, cleaned
 from bayesadam.tables.encoder.memory import require_memory
@@ -192,7 +191,16 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         lacking = [column.name for column in self.columns_ if column.name not in names]
         if lacking:
             rule = "columns" if hasattr(X, "columns") else "columns, with their names,"
-            raise TableError(f"the table must have the {rule} of the training data, it lacks {quoted(lacking, 50)}")
+            what = (
+                "it: add an empty column of this name"
+                if len(lacking) == 1
+                else "them: add empty columns of their names"
+            )
+            some = len(lacking) < len(self.columns_)  # a table without any of them is another one
+            advice = f" (to predict without {what})" if some else ""
+            raise TableError(
+                f"the table must have the {rule} of the training data, it lacks {quoted(lacking, 50)}{advice}"
+            )
         widths = [len(column.features) for column in self.columns_]
         shape = len(table), sum(widths)
         require_memory(8.0 * shape[0] * shape[1], f"a matrix of {shape[0]:,} rows and {shape[1]:,} columns")
@@ -262,11 +270,10 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if not len(cells):
             return "all its values are missing"
         if name in self.date:
-            order = (Date.fit(column, name).order, False) if pa.types.is_temporal(kind) else None
-            order = order or order_of(levels_of(column), day_first=self.day_first, wanted=True)
-            if order is None:
+            date = date_of(column, name, day_first=self.day_first, wanted=True)
+            if date is None:
                 raise TableError(f"a column of dates must hold dates, got {cells[0].as_py()!r} in {name!r}")
-            return Date.fit(column, name, order[0])
+            return date
         if name in self.category:
             return Category.fit(column, name)
         if is_number(kind) or pa.types.is_duration(kind):

@@ -152,6 +152,9 @@ def error_by_uncertainty(rows: Predicted, target: str) -> Chart:
     return chart
 
 
+_SINGLE_DATES = " Each mark is one date, with its season and day of the week, so that the marks show no trend."
+
+
 def effect(entry: Mapping[str, Any], name: str, task: str, target: str, classes: Sequence[str]) -> Chart:
     """Return a chart of the mean prediction, with bands, if all rows had the same value of an input."""
     regression, texts = task == "regression", entry["at"]
@@ -167,7 +170,7 @@ def effect(entry: Mapping[str, Any], name: str, task: str, target: str, classes:
         name,
         f"Effect of {entry['name']}",
         f"The mean {'prediction' if regression else 'probability'} if all of these rows had one value of this input "
-        f"and kept their others. Bands are {bands}.",
+        f"and kept their others. Bands are {bands}." + _SINGLE_DATES * (entry["kind"] == "date"),
         str(entry["name"]),
         f"predicted {target}" if regression else "probability",
         {
@@ -177,16 +180,17 @@ def effect(entry: Mapping[str, Any], name: str, task: str, target: str, classes:
         },
     )
     x = np.arange(len(texts)) if entry["order"] is None else np.array(entry["order"], dtype=np.float64)
+    joined = entry["order"] is not None and entry["kind"] != "date"
     keys = [("of the whole prediction", 0.14), ("of the networks alone", 0.3)] if regression else [(None, 0.15)]
     for i, (curve, label) in enumerate(zip(curves, labels, strict=True)):
         colour, dashes = LIGHT[SERIES[i % len(SERIES)]], ("-", "--", ":")[i % 3]
         for (key, alpha), low, high in zip(keys, curve[1::2], curve[2::2], strict=True):
             look = {"color": colour, "alpha": alpha, "label": key}
-            if entry["order"] is None:
-                chart.axes.vlines(x, low, high, linewidth=12, **look)
-            else:
+            if joined:
                 chart.axes.fill_between(x, low, high, linewidth=0, **look)
-        if entry["order"] is not None:
+            else:
+                chart.axes.vlines(x, low, high, linewidth=12, **look)
+        if joined:
             chart.axes.plot(x, curve[0], color=colour, linestyle=dashes)
         rows = range(i * len(x), (i + 1) * len(x))
         chart.points(x, curve[0], rows, color=colour, markersize=5, label=short_text(label, 22))

@@ -14,6 +14,7 @@ from bayesadam.tables.report.numbers import number, percent
 from bayesadam.tables.report.predicted import (
     FEW,
     LEVEL,
+    OURS,
     Predicted,
     PredictedClasses,
     PredictedNumbers,
@@ -23,13 +24,7 @@ from bayesadam.tables.report.predicted import (
 from bayesadam.tables.report.verdict import verdict
 from bayesadam.tables.report.weighted import mean_and_error, quantile
 
-OURS = "bayesadam"
 _BY_NLL = " (negative log-likelihood of the held-out rows)"
-_MODELS = {
-    "linear model": ("Ridge", "LogisticRegression"),
-    "gradient boosting": ("HistGradientBoostingRegressor", "HistGradientBoostingClassifier"),
-}
-"""Names in scikit-learn of the models of :func:`bayesadam.tables.runs.evaluation.baselines`: for numbers, classes."""
 RARE = 0.3
 """Share of the rows below which recall and precision of the rarest class are shown."""
 
@@ -39,6 +34,10 @@ def headline(
     unseen: Predicted | None,
     margins: Mapping[str, Any],
     *,
+    gains: Mapping[str, Any] | None = None,
+    recipes: Mapping[str, str] | None = None,
+    time: str | None = None,
+    kept: bool = False,
     classes: Sequence[str] = (),
     unit: str = "",
 ) -> list[Markup]:
@@ -48,14 +47,19 @@ def headline(
         held_out: Held-out rows, for the error.
         unseen: All rows that the networks have not seen, for the verdict on uncertainty.
         margins: NLL of each other model minus ours, and the standard error of the difference, by name of the model.
+        gains: NLL of a constant minus that of every model, and the standard error of the difference.
+        recipes: Code of the other models, by name.
+        time: Column by which the last rows are held out.
+        kept: Whether this column is an input.
         classes: Names of the classes.
         unit: Unit of the target.
     """
     if held_out is None or unseen is None:
         return [Markup("No prediction of a held-out row is finite, so nothing is known about new data.")]
     rare = Markup("") if isinstance(unseen, PredictedNumbers) else _rare(unseen, classes)
+    how = {model: _how(recipe, held_out.weight is not None) for model, recipe in (recipes or {}).items()}
     sentences = (
-        _advice(margins, isinstance(held_out, PredictedNumbers)),
+        _advice(margins, gains or {}, _remedy(time, kept), how),
         _error(held_out, unit),
         rare,
         _promise(unseen),
@@ -64,34 +68,59 @@ def headline(
     return [sentence for sentence in sentences if sentence]
 
 
-def _advice(margins: Mapping[str, Any], regression: bool) -> Markup:
+def _advice(margins: Mapping[str, Any], gains: Mapping[str, Any], remedy: Markup, how: Mapping[str, Markup]) -> Markup:
     """Say which model to use by the NLL: one that is clearly better than ours, or else one as good, or else ours.
 
-    A difference is clear if it is more than two of its standard errors.
+    A difference is clear if it is more than two of its standard errors. Models that are not clearly better than a
+    constant are not advised; if there is no other, say so.
     """
     comparable = {model: margin for model, margin in margins.items() if margin is not None}
+    useless = [model for model, gain in gains.items() if gain is not None and not gain[0] > 2.0 * gain[1]]
+    if useless and all(gain is None or model in useless for model, gain in gains.items()):
+        text = "<strong>No model predicts better than a constant here</strong>, beyond chance{}. {}"
+        return _fill(text, _BY_NLL, remedy)
     clear = {model: above for model, (above, error) in comparable.items() if abs(above) > 2.0 * error}
-    alike = [model for model in comparable if model not in clear]
-    if clear and min(clear.values()) < 0:
+    alike = [model for model in comparable if model not in clear and model not in useless]
+    better = [model for model, above in clear.items() if above < 0 and model not in useless]
+    if better:
         text = "<strong>The {} is better here: use it.</strong> The difference is beyond chance{}.{}"
-        best = min(clear, key=lambda model: clear[model])
-        return _fill(text, best, _BY_NLL, _how(best, regression))
+        best = min(better, key=lambda model: clear[model])
+        return _fill(text, best, _BY_NLL, how.get(best, ""))
     if alike:
         text = (
             "<strong>The {} is as good here: use it, as it is simpler.</strong> The difference between it and {} may "
             "be chance{}.{}"
         )
-        return _fill(text, alike[0], OURS, _BY_NLL, _how(alike[0], regression))
-    text = "<strong>Use this model:</strong> it is better than the {}, beyond chance{}."
-    return _fill(text, " and the ".join(clear), _BY_NLL) if clear else Markup("")
+        return _fill(text, alike[0], OURS, _BY_NLL, how.get(alike[0], ""))
+    worse = [model for model, above in clear.items() if above > 0]
+    if worse:
+        text = "<strong>Use this model:</strong> it is better than the {}, beyond chance{}."
+        return _fill(text, " and the ".join(worse), _BY_NLL)
+    return Markup("")
 
 
-def _how(model: str, regression: bool) -> Markup:
+def _remedy(time: str | None, kept: bool) -> Markup:
+    """Say what to do if no model is better than a constant."""
+    if time is None:
+        text = "Add inputs that tell more of the target, or rows; more held-out rows would show smaller differences."
+        return Markup(text)
+    text = (
+        "The held-out rows are the last ones by {}, and may differ from those before: look for what has changed, and "
+        "add inputs that tell it{}."
+    )
+    return _fill(text, time, "" if kept else Markup(", such as {} itself (option <code>--keep</code>)").format(time))
+
+
+def _how(recipe: str, weighted: bool) -> Markup:
     """Say how to get a model of scikit-learn for the columns of the table."""
-    if model not in _MODELS:
-        return Markup("")
-    text = " It is scikit-learn's <code>make_pipeline(TableEncoder(), StandardScaler(), {}())</code>."
-    return _fill(text, _MODELS[model][not regression])
+    text = (
+        " It is <code>{}</code>{}, with <code>from bayesadam.sklearn import TableEncoder</code> and the rest from "
+        "scikit-learn."
+    )
+    if "TransformedTarget" in recipe:
+        text += " It predicts medians, the scores are of means."
+    weights = " (<code>sample_weight=w / w.mean()</code> in its last two steps)" if weighted else ""
+    return _fill(text, recipe, Markup(weights))
 
 
 def _rare(rows: PredictedClasses, classes: Sequence[str]) -> Markup:

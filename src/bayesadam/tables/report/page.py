@@ -14,10 +14,10 @@ from markupsafe import Markup
 from bayesadam.tables.report import charts as drawn
 from bayesadam.tables.report import verdict
 from bayesadam.tables.report.chart import Chart
-from bayesadam.tables.report.headline import OURS, headline
+from bayesadam.tables.report.headline import headline
 from bayesadam.tables.report.numbers import percent
 from bayesadam.tables.report.palette import custom_properties
-from bayesadam.tables.report.predicted import FEW, PredictedClasses, PredictedNumbers, counted, predicted
+from bayesadam.tables.report.predicted import FEW, OURS, PredictedClasses, PredictedNumbers, counted, predicted
 from bayesadam.tables.report.scores import confusion, importance, meanings, scores
 
 
@@ -34,13 +34,28 @@ def render(data: Mapping[str, Any]) -> str:
         target=data["target"],
         label=label,
         subtitle=[f"{data['task'].capitalize()} of {data['target']}", data["data"]["file"], created],
-        headline=headline(held_out, unseen, data["margins"], classes=data["classes"], unit=data["unit"]),
+        headline=_headline(data, held_out, unseen),
         judged=counted(unseen, "row", " that the networks had not seen") if unseen and data["unseen"] else "",
         epistemic="" if unseen is None else verdict.epistemic(unseen, data["epistemic_error"]),
         explained=data["explained"],
         charts=_charts(data, label, held_out, unseen),
         tables=_tables(data, held_out),
         style=Markup(_style()),
+    )
+
+
+def _headline(data: Mapping[str, Any], held_out: Any, unseen: Any) -> list[Markup]:
+    config = data["reproduce"]["config"]
+    return headline(
+        held_out,
+        unseen,
+        data["margins"],
+        gains=data.get("gains", {}),
+        recipes=data.get("recipes", {}),
+        time=config.get("time"),
+        kept=config.get("time") in config.get("keep", ()),
+        classes=data["classes"],
+        unit=data["unit"],
     )
 
 

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from bayesadam.tables.report.numbers import Array
 
+OURS = "bayesadam"
+"""Name of the model of the report."""
 LEVEL = 0.95
 """Nominal coverage of the intervals."""
 FEW = 20

@@ -36,8 +36,9 @@ def scores(metrics: Mapping[str, Any]) -> list[Column]:
 
 
 def meanings(metrics: Mapping[str, Any]) -> str:
-    """Return what the scores are, as one line."""
-    return "; ".join(f"{name} is the {MEANINGS[name]}" for name, *_ in scores(metrics) if name in MEANINGS)
+    """Return what the scores are, and what the constant is, as one line."""
+    lines = [f"{name} is the {MEANINGS[name]}" for name, *_ in scores(metrics) if name in MEANINGS]
+    return "; ".join([*lines, *["the constant ignores the inputs"] * ("constant" in metrics)])
 
 
 def _column(name: str, values: Mapping[str, float | None]) -> Column:

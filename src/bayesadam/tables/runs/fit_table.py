@@ -22,8 +22,18 @@ from bayesadam.tables.estimators.members import ROWS
 from bayesadam.tables.estimators.regressor import BayesianMLPRegressor
 from bayesadam.tables.estimators.threads import threads_for
 from bayesadam.tables.report import write_report
+from bayesadam.tables.report.predicted import OURS
 from bayesadam.tables.runs import run_folder as names
-from bayesadam.tables.runs.evaluation import Arrays, Scores, baseline_rows, baselines, margin, predict_held_out, scores
+from bayesadam.tables.runs.evaluation import (
+    Arrays,
+    Scores,
+    baseline_rows,
+    baselines,
+    compared,
+    predict_held_out,
+    recipes,
+    scores,
+)
 from bayesadam.tables.runs.prepare import Prepared, prepare
 from bayesadam.tables.runs.report_data import report_data
 from bayesadam.tables.runs.settings import RunError, Settings
@@ -123,16 +133,18 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
         with _timed(seconds, "predictions"):
             held_out = _held_out(prepared, estimator)
             left_out = _left_out(prepared, estimator)
+        transform = getattr(estimator, "target_transform_", "none")
         watcher.stage("linear model and gradient boosting")
         with _timed(seconds, "baselines"):
             try:
-                others = baselines(prepared)
+                others = baselines(prepared, getattr(estimator, "_functions", ()))
             except KeyboardInterrupt:
                 others = {}
                 notes.append("linear model and gradient boosting were not trained, because of Ctrl-C")
-        metrics = {"bayesadam": scores(held_out, seconds["training"])}
+        metrics = {OURS: scores(held_out, seconds["training"])}
         metrics |= {name: scores(*predictions) for name, predictions in others.items()}
-        margins = {name: margin(held_out, predictions) for name, (predictions, _) in others.items()}
+        comparison = compared(held_out, {name: predictions for name, (predictions, _) in others.items()})
+        comparison["recipes"] = recipes(prepared, transform) if others else {}
         most = baseline_rows(prepared)
         if len(prepared.split.training) > most:
             notes.append(f"linear model and gradient boosting were trained on {most:,} of the training rows")
@@ -141,6 +153,8 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
             notes.append("held-out rows count by their weights in all scores, as training rows do")
         if prepared.target.task == "regression" and (sentence := described(estimator)):
             notes.append(sentence)
+            if others and transform != "none":
+                notes.append("linear model, gradient boosting and constant have this transform, too")
         if estimator.stopped_ == "early":
             notes.append(
                 f"early stopping after {epochs} epochs: the validation loss was lowest after epoch "
@@ -150,7 +164,7 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
             notes.append(f"Ctrl-C ended the training after {epochs} epochs; the networks are the best until then")
         watcher.stage("report")
         done = prepared.settings if estimator.interrupted_ else replace(prepared.settings, method=estimator.method_)
-        report = report_data(prepared, done, estimator, held_out, left_out, metrics, margins, seconds)
+        report = report_data(prepared, done, estimator, held_out, left_out, metrics, comparison, seconds)
     return TableFit(estimator, done, metrics, report, notes[announced:], seconds)
 
 

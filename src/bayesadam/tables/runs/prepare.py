@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bayesadam.tables.encoder.csv_numbers import decimals_of, numbers_in
+from bayesadam.tables.encoder.dates import Date, are_steps, as_times, date_of
 from bayesadam.tables.encoder.describe import values_of
 from bayesadam.tables.encoder.encoder import TableEncoder, numbers_rows
 from bayesadam.tables.encoder.findings import Findings, Place, TableError, column_errors, quoted
@@ -38,7 +39,7 @@ Codes = NDArray[np.int64] | None
 _COLUMNS = {
     "weights": "it has the weights of the rows",
     "group": "its groups determine the held-out rows",
-    "time": "it determines the held-out rows (if its season and day of the week are inputs: keep=[{!r}])",
+    "time": "it determines the held-out rows",
 }
 """Settings that name columns which are no inputs, and the reasons."""
 
@@ -123,7 +124,7 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
     split = _split(settings, table, decimals, y if target.classes else None, copies)
     if target.classes:
         require_all_classes(split, y, target.classes)
-    special = {column: why.format(column) for name, why in _COLUMNS.items() if (column := getattr(settings, name))}
+    special = {column: why for name, why in _COLUMNS.items() if (column := getattr(settings, name))}
     special = {name: why for name, why in special.items() if name not in settings.keep}
     inputs = table.drop_columns([settings.target, *special])
     lists = {name: getattr(settings, name) for name in ("drop", "keep", "category", "date", "missing")}
@@ -146,7 +147,7 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
         groups=None if groups is None else groups[split.training],
         weights=weights,
         left_out={**special, **encoder.left_out_},
-        notes=[*file.notes, *notes, *target.notes, *copied, *read],
+        notes=[*file.notes, *notes, *target.notes, *copied, *_time_notes(settings, table, split, encoder), *read],
     )
 
 
@@ -221,6 +222,23 @@ def _split(settings: Settings, table: pa.Table, decimals: dict[str, str], labels
         times, decimal = table.column(settings.time), decimals[settings.time]
         return time_split(times, settings.time, settings.held_out, day_first=settings.day_first, decimal=decimal)
     return random_split(len(table), settings.held_out, settings.seed, labels, copies)
+
+
+def _time_notes(settings: Settings, table: pa.Table, split: Split, encoder: TableEncoder) -> list[str]:
+    """Return notes on dates that hold out the last rows, but are no inputs, and on some that had better do so."""
+    if (name := settings.time) and name not in settings.keep:
+        times, wanted = table.column(name).take(split.training), name in settings.date
+        date = date_of(times, name, day_first=settings.day_first, wanted=wanted)
+        return [f"to use the {date.repeated} of {name!r} as inputs: keep=[{name!r}]"] if date and date.parts else []
+    if settings.time or settings.group:
+        return []
+    dates = [column for column in encoder.columns_ if isinstance(column, Date)]
+    return [
+        f"the rows are in the order of {date.name!r}, in regular steps, but random ones are held out; to hold out the "
+        f"last ones instead, as for a forecast: time={date.name!r}" + f" keep=[{date.name!r}]" * bool(date.parts)
+        for date in dates
+        if are_steps(as_times(table.column(date.name), date.order))
+    ]
 
 
 def _weights(settings: Settings, table: pa.Table, decimals: dict[str, str], place: Place) -> NDArray[np.float64] | None:

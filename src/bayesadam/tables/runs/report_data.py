@@ -37,7 +37,7 @@ def report_data(
     held_out: Arrays,
     left_out: tuple[NDArray[np.int64], Arrays] | None,
     metrics: Mapping[str, Any],
-    margins: Mapping[str, Any],
+    comparison: Mapping[str, Any],
     seconds: Mapping[str, float],
 ) -> dict[str, Any]:
     """Return the data of the report for :func:`bayesadam.tables.report.write_report`.
@@ -49,7 +49,8 @@ def report_data(
         held_out: Predictions of the held-out rows.
         left_out: Indices of training rows, and their predictions by members that left them out.
         metrics: Scores by name of the model.
-        margins: NLL of each other model minus that of the estimator, and the standard error of the difference.
+        comparison: Further entries of the data: those of :func:`bayesadam.tables.runs.evaluation.compared`, and
+            "recipes", the code of the other models.
         seconds: Duration of each stage.
     """
     target, split, lines = prepared.target, prepared.split, prepared.rows + prepared.file.first_line
@@ -81,7 +82,7 @@ def report_data(
             "notes": [with_options(note) for note in notes],
         },
         "metrics": {name: dict(values) for name, values in metrics.items()},
-        "margins": dict(margins),
+        **comparison,
         "held_out": _thinned(held_out, lines[split.held_out], settings.seed),
         "unseen": None if left_out is None else _thinned(unseen, lines[unseen_rows], settings.seed),
         "explained": _plain(explained),
