@@ -503,6 +503,11 @@ class TestHeadline:
         unseen = predicted(regression_rows(rng.normal(size=400), np.zeros(400), np.full(400, 0.5)), "regression")
         text = " ".join(headline.headline(held_out, unseen, {}))
         assert "On 30 held-out rows, the typical error of bayesadam (root mean square) is <strong>2.00</strong>" in text
+        fitted = (
+            "Of 400 rows that its networks had not seen (most of them also determine the scale of its uncertainty), "
+        )
+        assert fitted in text
+        assert "determine" not in " ".join(headline.headline(unseen, unseen, {}))
         assert re.search(
             r"Of 400 rows .* cover <strong>6\d%</strong>, less than they promise: they are too narrow", text
         )

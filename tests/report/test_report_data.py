@@ -109,6 +109,9 @@ def test_it_becomes_a_page(classes, tmp_path):
     assert data["explained"]["importance"][0]["name"] == "area"
     assert len(data["held_out"]["row"]) == 60
     assert len(data["unseen"]["row"]) == ROWS
+    write_report(tmp_path / "report.html", json.loads(json.dumps(made(classes=classes, calibrated=False))))
+    assert "also determine" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "also determine" in page
     assert "somebody" not in page  # folders are nobody's business
 
 
@@ -119,7 +122,8 @@ def test_rows_that_are_drawn_are_said_to_be(monkeypatch, tmp_path):
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     for text in (
         "On 50 held-out rows, drawn at random from 60, bayesadam is right",
-        "On 50 rows that its networks had not seen, drawn at random from 300, it is",
+        "On 50 rows that its networks had not seen, drawn at random from 300 (most of them also determine the "
+        "scale of its uncertainty), it is",
         "numbers are counts of 50 held-out rows, drawn at random from 60:",
         "Judged by 50 rows that the networks had not seen, drawn at random from 300:",
     ):

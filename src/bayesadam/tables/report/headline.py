@@ -45,7 +45,8 @@ def headline(
 
     Args:
         held_out: Held-out rows, for the error.
-        unseen: All rows that the networks have not seen, for the verdict on uncertainty.
+        unseen: All rows that the networks have not seen, for the verdict on uncertainty. Unless they are the same
+            object as the held-out rows, the scale of the uncertainty was fitted to most of them.
         margins: NLL of each other model minus ours, and the standard error of the difference, by name of the model.
         gains: NLL of a constant minus that of every model, and the standard error of the difference.
         recipes: Code of the other models, by name.
@@ -62,7 +63,7 @@ def headline(
         _advice(margins, gains or {}, _remedy(time, kept), how),
         _error(held_out, unit),
         rare,
-        _promise(unseen),
+        _promise(unseen, fitted=unseen is not held_out),
         _knows(unseen, unit),
     )
     return [sentence for sentence in sentences if sentence]
@@ -170,11 +171,12 @@ def _error(rows: Predicted, unit: str) -> Markup:
     return _fill(text, where, OURS, percent(right, 1), percent(usual, 1))
 
 
-def _promise(rows: Predicted) -> Markup:
-    """Return the verdict on the intervals or on the probabilities."""
+def _promise(rows: Predicted, *, fitted: bool) -> Markup:
+    """Return the verdict on the intervals or on the probabilities, to most of whose rows the scale may be fitted."""
     if len(rows) < FEW:
         return Markup("")
     where = counted(rows, "row", " that its networks had not seen")
+    where += " (most of them also determine the scale of its uncertainty)" * fitted
     if isinstance(rows, PredictedNumbers):
         text = "Of {}, the intervals cover <strong>{}</strong>, {}."
         return _fill(text, where, percent(float(np.average(rows.inside, weights=rows.weight))), verdict(rows))

@@ -24,7 +24,7 @@ from bayesadam.tables.report.scores import confusion, importance, meanings, scor
 def render(data: Mapping[str, Any]) -> str:
     """Return the whole page as text."""
     held_out = predicted(data["held_out"], data["task"])
-    unseen = predicted(data["unseen"] or data["held_out"], data["task"])
+    unseen = predicted(data["unseen"], data["task"]) if data["unseen"] else held_out
     created = data["created"][:16].replace("T", " ")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["percent"] = percent
