@@ -109,7 +109,7 @@ def _remedy(time: str | None, kept: bool) -> Markup:
         "The held-out rows are the last ones by {}, and may differ from those before: look for what has changed, and "
         "add inputs that tell it{}."
     )
-    return _fill(text, time, "" if kept else Markup(", such as {} itself (option <code>--keep</code>)").format(time))
+    return _fill(text, time, "" if kept else Markup(", such as {} itself").format(time))
 
 
 def _how(recipe: str, weighted: bool) -> Markup:

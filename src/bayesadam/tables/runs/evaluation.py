@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import StandardScaler
 
 from bayesadam import metrics
-from bayesadam.functional.monotone import Identity, Monotone
 from bayesadam.predictive import ClassificationPredictive, GaussianPredictive, MixturePredictive
 from bayesadam.tables.estimators import target_transform
 from bayesadam.tables.estimators.threads import threads_for
@@ -25,6 +24,9 @@ from bayesadam.tables.report.predicted import LEVEL, OURS
 from bayesadam.tables.report.weighted import mean_and_error
 from bayesadam.tables.runs.predict_table import means
 from bayesadam.tables.runs.prepare import Prepared
+
+if TYPE_CHECKING:
+    from bayesadam.functional.monotone import Monotone
 
 MAX_ROWS, MAX_VALUES = 100_000, 20_000_000
 """Maximum number of training rows of a baseline, drawn at random, and of their values: more would take minutes and
@@ -151,7 +153,7 @@ def baseline_rows(prepared: Prepared) -> int:
     return int(min(MAX_ROWS, max(MAX_VALUES // prepared.matrix.shape[1], 1_000)))
 
 
-def baselines(prepared: Prepared, functions: Sequence[Monotone] = (Identity(),)) -> dict[str, tuple[Arrays, float]]:
+def baselines(prepared: Prepared, functions: Sequence[Monotone] = ()) -> dict[str, tuple[Arrays, float]]:
     """Return the predictions of the held-out rows and the seconds of the fit, by name of the model.
 
     The predictions of a regression model are Gaussian, with the same standard deviation for all rows. It is that of the
@@ -160,7 +162,8 @@ def baselines(prepared: Prepared, functions: Sequence[Monotone] = (Identity(),))
 
     Args:
         prepared: The table.
-        functions: The transform of the target that is Gaussian, alone in a sequence; scores are in the target's units.
+        functions: The transform of the target that is Gaussian, alone in a sequence, or none; scores are in the
+            target's units.
     """
     split, classes, seed = prepared.split, len(prepared.target.classes), prepared.settings.seed
     order = np.random.default_rng(seed).permutation(len(split.training))[: baseline_rows(prepared)]
@@ -169,7 +172,7 @@ def baselines(prepared: Prepared, functions: Sequence[Monotone] = (Identity(),))
     scaler = StandardScaler().fit(prepared.matrix[training], sample_weight=weight)
     x, x_test = (scaler.transform(prepared.matrix[rows]) for rows in (training, split.held_out))
     y, y_test = prepared.y[training], prepared.y[split.held_out]
-    if not classes:
+    if functions:
         y = target_transform.transformed(functions, y[:, None].astype(np.float64))[:, 0]
     weight = None if weight is None else weight / weight.mean()
     few = max(round(_CALIBRATION * len(x)), 1)
@@ -191,7 +194,8 @@ def baselines(prepared: Prepared, functions: Sequence[Monotone] = (Identity(),))
         else:
             error = float(np.average(residuals**2, weights=None if weight is None else weight[:few]))
             std = max(math.sqrt(error), 1e-6 * float(y.std()))
-            pred = target_transform.in_units(gaussian(model.predict(x_test).astype(np.float64), std), functions)
+            pred = gaussian(model.predict(x_test).astype(np.float64), std)
+            pred = target_transform.in_units(pred, functions) if functions else pred
         results[name] = predict_held_out(pred, y_test, weight_test), seconds
     return results
 
