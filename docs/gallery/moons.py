@@ -39,9 +39,9 @@ grid = torch.stack([across.flatten(), up.flatten()], 1)
 pred = ba.predict(model, opt.posterior(), grid, likelihood=likelihood, mc_samples=200)
 
 figure, panels = plt.subplots(1, 2, figsize=(7, 3), layout="constrained", sharey=True)
-for axes, name, step in zip(panels, ("entropy", "mutual_information"), (0.1, 0.03), strict=True):
+for axes, name, step in zip(panels, ("entropy", "mutual_information"), (0.1, 0.04), strict=True):
     value = getattr(pred, name).view(side, side)
-    shown = axes.contourf(across, up, value, levels=[step * i for i in range(8)], cmap="Greys")
+    shown = axes.contourf(across, up, value, levels=[step * i for i in range(8)], cmap="Greys", extend="max")
     for label, marker in enumerate("o^"):
         axes.scatter(*x[y == label].T, s=7, marker=marker, color=COLOURS[label])
     axes.set(title=f"{name.replace('_', ' ')} (nats)")
