@@ -313,6 +313,7 @@ FUNCTIONS.update({functional.leaky_relu: leaky_relu, functional.gelu: gelu, func
 _POOLS = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
 FUNCTIONS.update({plain: _max_pooling(axes, plain) for axes, plain in enumerate(_POOLS, start=1)})
 MAX_POOLING = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, *(FUNCTIONS[plain] for plain in _POOLS))
+"""Layers and rules of functions that take the largest values in windows."""
 MIXING = (linear, *(FUNCTIONS[plain] for plain in _POOLS))
 """Rules of functions whose units differ from those of their inputs."""
 VIEWS = (*(METHODS[name] for name in _MOVES), FUNCTIONS[operator.getitem])
