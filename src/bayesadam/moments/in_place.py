@@ -86,7 +86,13 @@ def _changes_its_input(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
 
 def _is_view(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
     """Whether the value of a step may share the memory of its input."""
-    return kind_of(modules[str(node.target)]) in VIEWING if node.op == "call_module" else rule_of(node) in VIEWS
+    operation = operation_of(node, modules)
+    return operation in VIEWING or operation in VIEWS
+
+
+def operation_of(node: fx.Node, modules: Mapping[str, nn.Module]) -> Any:
+    """The type of a layer, or the rule of a function or method; ``None`` for anything else."""
+    return kind_of(modules[str(node.target)]) if node.op == "call_module" else rule_of(node)
 
 
 def rule_of(node: fx.Node) -> Callable[..., Any] | None:

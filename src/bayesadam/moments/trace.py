@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from bayesadam.modules.calls import has_own_forward
 from bayesadam.modules.fsdp import has_hooks, kind_of
-from bayesadam.moments.in_place import InPlaceProxy, redirect, rule_of
+from bayesadam.moments.in_place import InPlaceProxy, operation_of, redirect, rule_of
 from bayesadam.moments.observer import Observer
 from bayesadam.moments.replacements import replacement, unsupported
 from bayesadam.moments.rules import COMBINING, ELEMENTWISE, MAX_POOLING, MIXING, MODULES, SHAPES, relu
@@ -105,13 +105,11 @@ def _pooled_first(nodes: Sequence[fx.Node], modules: Mapping[str, nn.Module]) ->
     The largest of rectified values is the rectified largest value, so the network is the same. Its moments are closer
     and take less time: max pooling treats its inputs as Gaussian, which rectified values are not, and leaves fewer.
     """
-
-    def rule(node: fx.Node) -> Any:
-        return kind_of(modules[str(node.target)]) if node.op == "call_module" else rule_of(node)
-
     for pooling in nodes:
-        before = pooling.all_input_nodes[0] if rule(pooling) in MAX_POOLING else None
-        if before is not None and rule(before) in (nn.ReLU, relu) and len(before.users) == 1:
+        if operation_of(pooling, modules) not in MAX_POOLING:
+            continue
+        before = pooling.all_input_nodes[0]
+        if operation_of(before, modules) in (nn.ReLU, relu) and len(before.users) == 1:
             (source,) = before.all_input_nodes
             pooling.replace_all_uses_with(before)
             pooling.replace_input_with(before, source)
@@ -126,7 +124,7 @@ def _step(node: fx.Node, numbers: Mapping[fx.Node, int], modules: Mapping[str, n
     args, kwargs = mapped((node.args, node.kwargs), lambda used: Value(numbers[used]))
     rule, places = rule_of(node), list[int]()
     mapped((node.args, node.kwargs), lambda used: places.append(numbers[used]))
-    layer = kind_of(modules[str(node.target)]) if node.op == "call_module" else None
+    operation, is_layer = operation_of(node, modules), node.op == "call_module"
     return Step(
         "shape" if calls and _asks_for_shape(node) else node.op,
         node.target,
@@ -136,7 +134,7 @@ def _step(node: fx.Node, numbers: Mapping[fx.Node, int], modules: Mapping[str, n
         tuple(numbers[used] for used in inputs),
         tuple(numbers[used] for used in inputs if max(used.users, key=numbers.__getitem__) is node),
         tuple(places) if rule in COMBINING and len(places) == 2 else (),
-        rule in MIXING or (layer is not None and layer not in ELEMENTWISE),
+        operation not in ELEMENTWISE if is_layer else operation in MIXING,
         str(node.args[1]) if node.target is operator.getitem else None,
     )
 
