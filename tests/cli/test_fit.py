@@ -18,7 +18,7 @@ from bayesadam.tables.encoder.read_table import read_table
 from bayesadam.tables.report import write_report
 from bayesadam.tables.report.headline import headline
 from bayesadam.tables.report.predicted import predicted
-from bayesadam.tables.runs import evaluation
+from bayesadam.tables.runs import baselines
 from bayesadam.tables.runs.prepare import prepare
 from bayesadam.tables.runs.run_folder import FILES
 from cli.conftest import FAST, labels_table, numbers_table, write
@@ -82,7 +82,7 @@ class TestScreen:
             "root": (("--transform", "sqrt"), "the square root of the target is modelled; predictions and intervals"),
             "gamma": (("--likelihood", "gamma"), "the target is modelled as positive (gamma); predictions"),
         }
-        monkeypatch.setattr("bayesadam.tables.runs.fit_table.baselines", evaluation.baselines)
+        monkeypatch.setattr("bayesadam.tables.runs.fit_table.baselines", baselines.baselines)
         for name, (options, sentence) in choices.items():
             out = fitted("fit", amounts, "--target", "amount", "--out", tmp_path / name, *options, *FAST)
             assert " ".join(out.split()).count(sentence) == 1

@@ -11,14 +11,14 @@ import torch
 from scipy import stats
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from bayesadam.sklearn import RunError, Settings, TableEncoder
 from bayesadam.tables.encoder.splits import Split
 from bayesadam.tables.estimators import target_transform
-from bayesadam.tables.runs import evaluation
+from bayesadam.tables.runs import baselines, evaluation
 from bayesadam.tables.runs.prepare import prepare
 from bayesadam.tables.runs.run_folder import FILES, check_place, new_run, reserve
 
@@ -175,7 +175,7 @@ class TestScores:
     def test_of_a_gaussian_by_hand(self):
         rng = np.random.default_rng(0)
         y, mean, std = rng.normal(size=50), rng.normal(size=50), 1.7
-        found = evaluation.scores(evaluation.predict_held_out(evaluation.gaussian(mean, std), y), 3.0)
+        found = evaluation.scores(evaluation.predict_held_out(baselines.gaussian(mean, std), y), 3.0)
         normal = stats.norm(mean, std)
         assert found["NLL"] == pytest.approx(-normal.logpdf(y).mean(), rel=1e-12)
         assert found["RMSE"] == pytest.approx(np.sqrt(np.mean((y - mean) ** 2)), rel=1e-12)
@@ -186,14 +186,14 @@ class TestScores:
         assert found["fit seconds"] == 3.0
         assert (
             evaluation.scores(
-                evaluation.predict_held_out(evaluation.gaussian(np.array([0.0]), 1.0), np.array([np.inf])), 1.0
+                evaluation.predict_held_out(baselines.gaussian(np.array([0.0]), 1.0), np.array([np.inf])), 1.0
             )["RMSE"]
             is None
         )
 
     def test_of_probabilities_by_hand(self):
         probs = np.array([[0.7, 0.3], [0.4, 0.6], [1.0, 0.0]])
-        found = evaluation.scores(evaluation.predict_held_out(evaluation.categorical(probs), np.array([0, 0, 1])), 1.0)
+        found = evaluation.scores(evaluation.predict_held_out(baselines.categorical(probs), np.array([0, 0, 1])), 1.0)
         expected = -(np.log(0.7) + np.log(0.4) + np.log(np.finfo(float).tiny)) / 3
         assert found["NLL"] == pytest.approx(expected)
         assert found["accuracy"] == pytest.approx(1 / 3)
@@ -211,14 +211,14 @@ class TestScores:
         weight = rng.integers(1, 5, 40)
         if classes:
             probs, y = rng.dirichlet(np.ones(3), 40), rng.integers(0, 3, 40)
-            parts = [evaluation.predict_held_out(evaluation.categorical(probs), y, weight)]
+            parts = [evaluation.predict_held_out(baselines.categorical(probs), y, weight)]
             rows = np.repeat(np.arange(40), weight)
-            parts.append(evaluation.predict_held_out(evaluation.categorical(probs[rows]), y[rows]))
+            parts.append(evaluation.predict_held_out(baselines.categorical(probs[rows]), y[rows]))
         else:
             mean, y = rng.normal(size=(2, 40))
-            parts = [evaluation.predict_held_out(evaluation.gaussian(mean, 1.0), y, weight)]
+            parts = [evaluation.predict_held_out(baselines.gaussian(mean, 1.0), y, weight)]
             rows = np.repeat(np.arange(40), weight)
-            parts.append(evaluation.predict_held_out(evaluation.gaussian(mean[rows], 1.0), y[rows]))
+            parts.append(evaluation.predict_held_out(baselines.gaussian(mean[rows], 1.0), y[rows]))
         one, other = (evaluation.scores(part, 1.0) for part in parts)
         assert one == pytest.approx(other, rel=1e-12)
         worse = [{**part, "nll": part["nll"] ** 2} for part in parts]
@@ -242,7 +242,7 @@ def messy_table(rows=200):
 
 
 quoted = SimpleNamespace(make_pipeline=make_pipeline, TableEncoder=TableEncoder, StandardScaler=StandardScaler, np=np)
-models = (Ridge, LogisticRegression, HistGradientBoostingRegressor, HistGradientBoostingClassifier)
+models = (Ridge, PoissonRegressor, LogisticRegression, HistGradientBoostingRegressor, HistGradientBoostingClassifier)
 vars(quoted).update({model.__name__: model for model in (TransformedTargetRegressor, *models)})
 
 
@@ -269,16 +269,16 @@ class TestBaselines:
     RNG = np.random.default_rng(0)
     X = RNG.normal(size=(600, 3)).astype(np.float32)
 
-    def fit(self, y, classes=0, weights=None):
+    def fit(self, y, classes=0, weights=None, likelihood=None):
         prepared = SimpleNamespace(
-            settings=SimpleNamespace(seed=0),
+            settings=SimpleNamespace(seed=0, likelihood=likelihood),
             split=Split(np.arange(500), np.arange(500, 600), ""),
             target=SimpleNamespace(classes=range(classes)),
             matrix=self.X,
             y=y,
             weights_of=lambda rows: None if weights is None else weights[rows],
         )
-        found = evaluation.baselines(prepared)
+        found = baselines.baselines(prepared)
         return {name: evaluation.scores(*row) for name, row in found.items()}
 
     def test_of_a_regression(self):
@@ -288,6 +288,19 @@ class TestBaselines:
         assert 1.5 < found["linear model"]["RMSE"] < 2.2
         for row in found.values():  # the width is that of new rows, not of those trained on
             assert 0.9 <= row["coverage 95%"] <= 1.0
+
+    def test_of_counts(self):
+        """Models of counts have probabilities, which densities of a Gaussian are not."""
+        rng = np.random.default_rng(1)
+        mean = np.exp(1.0 + 0.8 * self.X[:, 0])
+        y = stats.nbinom(2.0, 2.0 / (2.0 + mean)).rvs(random_state=rng).astype(np.float64)
+        found = self.fit(y, likelihood="negative_binomial")
+        true = -stats.nbinom(2.0, 2.0 / (2.0 + mean)).logpmf(y)[500:].mean()
+        alone = -stats.nbinom(1.0, 1.0 / (1.0 + y[:500].mean())).logpmf(y[500:]).mean()
+        assert found["linear model"]["NLL"] == pytest.approx(true, abs=0.05)
+        assert found["gradient boosting"]["NLL"] == pytest.approx(true, abs=0.2)
+        assert found["constant"]["NLL"] == pytest.approx(alone, abs=0.1)
+        assert found["linear model"]["NLL"] < found["constant"]["NLL"] - 0.1
 
     def test_rows_count_by_their_weights(self):
         """Those of hardly any weight have other targets, which neither the fit nor the scores reflect."""
@@ -318,7 +331,7 @@ class TestBaselines:
         settings = Settings("t", target, drop=("price" if target == "big" else "big",), missing=("-999",), **options)
         prepared = prepare(settings, table)
         weights, X = table["w"], table.drop(columns=target)
-        recipes, found = evaluation.recipes(prepared), evaluation.baselines(prepared)
+        recipes, found = baselines.recipes(prepared), baselines.baselines(prepared)
         assert set(recipes) == {"linear model", "gradient boosting"} == set(found) - {"constant"}
         for name, recipe in recipes.items():
             model = eval(recipe, vars(quoted))
@@ -343,8 +356,8 @@ class TestBaselines:
         train, test = (prepared.rows[part] for part in (prepared.split.training, prepared.split.held_out))
         y, X = table["price"].to_numpy(), table.drop(columns="price")
         functions = [target_transform.fitted(name, y[train])]
-        rows, _ = evaluation.baselines(prepared, functions)["linear model"]
-        recipe = evaluation.recipes(prepared, name)["linear model"]
+        rows, _ = baselines.baselines(prepared, functions)["linear model"]
+        recipe = baselines.recipes(prepared, name)["linear model"]
         median = eval(recipe, vars(quoted)).fit(X.iloc[train], y[train]).predict(X.iloc[test])
         if name == "log":
             variance = np.log1p((rows["std"] / rows["mean"]) ** 2)
@@ -356,11 +369,11 @@ class TestBaselines:
         assert inside.sum() > 10
         found = functions[0].inverse(middle).numpy()[inside]
         np.testing.assert_allclose(found, median[inside], rtol=5e-3 if name == "sqrt" else 1e-6)
-        plain, _ = evaluation.baselines(prepared)["linear model"]
+        plain, _ = baselines.baselines(prepared)["linear model"]
         assert evaluation.margin(rows, plain)[0] > 0.05
 
     def test_a_transform_without_a_name_in_numpy_is_not_quoted(self):
-        assert evaluation.recipes(None, "quantile") == {}
+        assert baselines.recipes(None, "quantile") == {}
 
     def test_gains_over_the_constant(self):
         rows = {name: {"nll": np.full(3, nll)} for name, nll in (("linear model", 1.0), ("constant", 3.0))}
@@ -370,11 +383,14 @@ class TestBaselines:
         assert found["gains"]["linear model"] == [2.0, 0.0]
         assert found["gains"]["bayesadam"][0] == 0.5
         assert evaluation.compared(ours, {}) == {"margins": {}, "gains": {}}
+        ours["nll"][0] = -90.0  # one row that the constant does not expect at all counts for 3 nats
+        assert evaluation.compared(ours, rows)["gains"]["bayesadam"][0] == pytest.approx((3.0 + 0.5 + 0.0) / 3)
+        assert evaluation.compared(ours, rows)["margins"]["linear model"][0] == pytest.approx((91.0 - 1.5 - 2.0) / 3)
         single = {name: {"nll": row["nll"][:1]} for name, row in rows.items()}
         assert set(evaluation.compared({"nll": np.ones(1)}, single)["gains"].values()) == {None}
 
     def test_of_a_classification_with_a_class_that_training_rows_do_not_have(self, monkeypatch):
-        monkeypatch.setattr(evaluation, "MAX_ROWS", 400)
+        monkeypatch.setattr(baselines, "MAX_ROWS", 400)
         found = self.fit((self.X[:, 0] > 0).astype(np.int64) * 2, 3)
         assert found["linear model"]["accuracy"] > 0.95
         assert found["gradient boosting"]["NLL"] < 0.3

@@ -73,12 +73,12 @@ def _advice(margins: Mapping[str, Any], gains: Mapping[str, Any], remedy: Markup
     """Say which model to use by the NLL: one that is clearly better than ours, or else one as good, or else ours.
 
     A difference is clear if it is more than two of its standard errors. Models that are not clearly better than a
-    constant are not advised; if there is no other, say so.
+    constant are not advised; if there is no other, say so, and if ours is the only other, too.
     """
     comparable = {model: margin for model, margin in margins.items() if margin is not None}
     useless = [model for model, gain in gains.items() if gain is not None and not gain[0] > 2.0 * gain[1]]
     if useless and all(gain is None or model in useless for model, gain in gains.items()):
-        text = "<strong>No model predicts better than a constant here</strong>, beyond chance{}. {}"
+        text = "<strong>No model is better than a constant here</strong>, beyond chance{}. {}"
         return _fill(text, _BY_NLL, remedy)
     clear = {model: above for model, (above, error) in comparable.items() if abs(above) > 2.0 * error}
     alike = [model for model in comparable if model not in clear and model not in useless]
@@ -97,13 +97,16 @@ def _advice(margins: Mapping[str, Any], gains: Mapping[str, Any], remedy: Markup
     if worse:
         text = "<strong>Use this model:</strong> it is better than the {}, beyond chance{}."
         return _fill(text, " and the ".join(worse), _BY_NLL)
+    if useless and OURS in gains and OURS not in useless:
+        text = "<strong>Use this model:</strong> no other one is better than a constant, beyond chance{}."
+        return _fill(text, _BY_NLL)
     return Markup("")
 
 
 def _remedy(time: str | None, kept: bool) -> Markup:
     """Say what to do if no model is better than a constant."""
     if time is None:
-        text = "Add inputs that tell more of the target, or rows; more held-out rows would show smaller differences."
+        text = "More held-out rows would show smaller differences; otherwise add inputs that tell more of the target."
         return Markup(text)
     text = (
         "The held-out rows are the last ones by {}, and may differ from those before: look for what has changed, and "

@@ -1,44 +1,25 @@
-"""The evaluation on held-out rows: predictions of every row, scores, and baselines from scikit-learn."""
+"""The evaluation on held-out rows: predictions of every row, scores, and how models compare."""
 
 from __future__ import annotations
 
 import math
-import time
-import warnings
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.dummy import DummyClassifier, DummyRegressor
-from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.preprocessing import StandardScaler
 
 from bayesadam import metrics
-from bayesadam.predictive import ClassificationPredictive, GaussianPredictive, MixturePredictive
-from bayesadam.tables.estimators import target_transform
-from bayesadam.tables.estimators.threads import threads_for
+from bayesadam.predictive import MixturePredictive
 from bayesadam.tables.report.predicted import LEVEL, OURS
 from bayesadam.tables.report.weighted import mean_and_error
 from bayesadam.tables.runs.predict_table import means
-from bayesadam.tables.runs.prepare import Prepared
 
-if TYPE_CHECKING:
-    from bayesadam.functional.monotone import Monotone
-
-MAX_ROWS, MAX_VALUES = 100_000, 20_000_000
-"""Maximum number of training rows of a baseline, drawn at random, and of their values: more would take minutes and
-change little.
-"""
-ITERATIONS = 500
-"""Maximum number of iterations of a logistic regression."""
 CONSTANT = "constant"
 """Name of the baseline that ignores the inputs."""
-_NAMES = ("linear model", "gradient boosting", CONSTANT)
-_INVERSES = {"log": "exp", "log1p": "expm1", "sqrt": "square"}
-_CALIBRATION = 0.2
+MOST = 3.0
+"""Limit in nats of what a single row counts for or against a constant."""
 
 Arrays = dict[str, NDArray[np.float64]]
 Scores = dict[str, float | None]
@@ -124,12 +105,17 @@ def scores(held_out: Arrays, seconds: float) -> Scores:
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-def margin(ours: Arrays, other: Arrays) -> list[float] | None:
+def margin(ours: Arrays, other: Arrays, most: float = math.inf) -> list[float] | None:
     """Return the NLL of another model minus ours on the same rows, and the standard error of the difference.
 
     The result is ``None`` for a single row, or if a number is not finite.
+
+    Args:
+        ours: Our predictions.
+        other: Predictions of the other model.
+        most: Limit of the difference of a row.
     """
-    above = other["nll"] - ours["nll"]
+    above = np.clip(other["nll"] - ours["nll"], -most, most)
     if len(above) < 2 or not np.isfinite(above).all():
         return None
     return list(mean_and_error(above, ours.get("weight")))
@@ -138,106 +124,14 @@ def margin(ours: Arrays, other: Arrays) -> list[float] | None:
 def compared(ours: Arrays, others: Mapping[str, Arrays]) -> dict[str, dict[str, Any]]:
     """Return "margins" of the other models but the constant, by :func:`margin`, and "gains": those of the constant over
     every model, which are positive if the model is better.
+
+    In the gains a row counts for ``MOST`` nats at most: with a constant, a single unlikely target can cost as much as
+    all other rows gain, and the mean difference is then within its standard error.
     """
     if CONSTANT not in others:
         return {"margins": {}, "gains": {}}
     models = {OURS: ours, **{name: rows for name, rows in others.items() if name != CONSTANT}}
     return {
         "margins": {name: margin(ours, rows) for name, rows in models.items() if name != OURS},
-        "gains": {name: margin(rows, others[CONSTANT]) for name, rows in models.items()},
+        "gains": {name: margin(rows, others[CONSTANT], MOST) for name, rows in models.items()},
     }
-
-
-def baseline_rows(prepared: Prepared) -> int:
-    """Return the maximum number of training rows of a baseline."""
-    return int(min(MAX_ROWS, max(MAX_VALUES // prepared.matrix.shape[1], 1_000)))
-
-
-def baselines(prepared: Prepared, functions: Sequence[Monotone] = ()) -> dict[str, tuple[Arrays, float]]:
-    """Return the predictions of the held-out rows and the seconds of the fit, by name of the model.
-
-    The predictions of a regression model are Gaussian, with the same standard deviation for all rows. It is that of the
-    residuals on a fifth of the rows when the model is trained on the other rows, because residuals on training rows are
-    too small. The model is then trained on all rows.
-
-    Args:
-        prepared: The table.
-        functions: The transform of the target that is Gaussian, alone in a sequence, or none; scores are in the
-            target's units.
-    """
-    split, classes, seed = prepared.split, len(prepared.target.classes), prepared.settings.seed
-    order = np.random.default_rng(seed).permutation(len(split.training))[: baseline_rows(prepared)]
-    training = split.training[order]
-    weight, weight_test = prepared.weights_of(training), prepared.weights_of(split.held_out)
-    scaler = StandardScaler().fit(prepared.matrix[training], sample_weight=weight)
-    x, x_test = (scaler.transform(prepared.matrix[rows]) for rows in (training, split.held_out))
-    y, y_test = prepared.y[training], prepared.y[split.held_out]
-    if functions:
-        y = target_transform.transformed(functions, y[:, None].astype(np.float64))[:, 0]
-    weight = None if weight is None else weight / weight.mean()
-    few = max(round(_CALIBRATION * len(x)), 1)
-    results: dict[str, tuple[Arrays, float]] = {}
-    for name, model in _models(classes > 0, seed).items():
-        # One thread: on a busy machine, threads that wait for each other take minutes.
-        with warnings.catch_warnings(), threads_for(1):
-            warnings.simplefilter("ignore")  # a baseline that has not converged is still useful
-            if not classes:
-                model.fit(x[few:], y[few:], None if weight is None else weight[few:])
-                residuals = y[:few] - model.predict(x[:few])
-            begin = time.perf_counter()
-            model.fit(x, y, weight)
-            seconds = time.perf_counter() - begin
-        if classes:
-            probs = np.zeros((len(x_test), classes))
-            probs[:, model.classes_] = model.predict_proba(x_test)
-            pred: Any = categorical(probs)
-        else:
-            error = float(np.average(residuals**2, weights=None if weight is None else weight[:few]))
-            std = max(math.sqrt(error), 1e-6 * float(y.std()))
-            pred = gaussian(model.predict(x_test).astype(np.float64), std)
-            pred = target_transform.in_units(pred, functions) if functions else pred
-        results[name] = predict_held_out(pred, y_test, weight_test), seconds
-    return results
-
-
-def recipes(prepared: Prepared, transform: str = "none") -> dict[str, str]:
-    """Return each baseline but the constant as code: a pipeline for a data frame of all columns but the target.
-
-    The code names the arguments of the encoder that are not defaults, and drops the columns that are no inputs because
-    they have the weights, groups or times of the rows. There is no code for transforms of the target without a name in
-    NumPy.
-    """
-    if transform not in ("none", *_INVERSES):
-        return {}
-    encoder, inputs = prepared.encoder, [*prepared.encoder.feature_names_in_, prepared.settings.target]
-    special = [name for name in prepared.file.table.column_names if name not in inputs]
-    options, defaults = encoder.get_params() | {"drop": (*encoder.drop, *special)}, type(encoder)().get_params()
-    given = [
-        f"{name}={list(value) if isinstance(value, tuple) else value!r}"
-        for name, value in options.items()
-        if value != defaults[name]
-    ]
-    models = _models(len(prepared.target.classes) > 0, prepared.settings.seed)
-    start, end = f"make_pipeline(TableEncoder({', '.join(given)}), StandardScaler(), ", ")"
-    if transform != "none":
-        start += "TransformedTargetRegressor("
-        end = f", func=np.{transform}, inverse_func=np.{_INVERSES[transform]}))"
-    return {name: f"{start}{model!r}{end}" for name, model in models.items() if name != CONSTANT}
-
-
-def _models(classification: bool, seed: int) -> dict[str, Any]:
-    if classification:
-        models = LogisticRegression(max_iter=ITERATIONS), HistGradientBoostingClassifier(random_state=seed)
-        return dict(zip(_NAMES, (*models, DummyClassifier(strategy="prior")), strict=True))
-    return dict(zip(_NAMES, (Ridge(), HistGradientBoostingRegressor(random_state=seed), DummyRegressor()), strict=True))
-
-
-def gaussian(mean: NDArray[np.float64], std: float) -> GaussianPredictive:
-    """Return the predictive distribution of a model with one standard deviation for all rows."""
-    center = torch.from_numpy(mean)
-    return GaussianPredictive(center, torch.zeros_like(center), torch.full_like(center, std**2))
-
-
-def categorical(probs: NDArray[np.float64]) -> ClassificationPredictive:
-    """Return the predictive distribution of a model that predicts probabilities, none of which counts as zero."""
-    return ClassificationPredictive(torch.from_numpy(probs).clamp_min(np.finfo(np.float64).tiny).log()[None])
