@@ -103,7 +103,7 @@ class Chart:
             # Figure.savefig would draw the chart twice, the first time for the layout only.
             figure.get_layout_engine().execute(figure)
             figure.set_layout_engine("none")
-            canvas.print_svg(file, metadata=_NO_METADATA)
+            canvas.print_svg(file, metadata=_NO_METADATA)  # type: ignore[no-untyped-call]
         root = ElementTree.fromstring(file.getvalue())
         for group in root.iter(f"{{{_SVG}}}g"):
             marks = list(group.iter(f"{{{_SVG}}}use"))
