@@ -271,6 +271,15 @@ def test_status_after_every_epoch(curve):
     assert recorded.tolist() == [*range(1, 11), 13, 17, 23, 30, 39, 50]  # on any machine
 
 
+def test_the_training_ends_when_the_error_rises_three_times_in_a_row(curve, monkeypatch):
+    """Epochs 10, 13, 17, 23, 30, 39, 51 and 67 are looked at; three times the best epoch, 30, would be 90."""
+    errors = iter([*[0.0] * 9, 1.0, 1.1, 1.2, 1.1, 0.5, 0.6, 0.7, 0.8])
+    monkeypatch.setattr(BayesianMLPRegressor, "_held_out_error", lambda *_: next(errors))
+    model = BayesianMLPRegressor(**{**QUICK, "epochs": 200}).fit(*curve)
+    assert (model.stopped_, model.epochs_) == ("early", 30)
+    assert np.isfinite(model.history_["loss"]).any(0).sum() == 67
+
+
 def test_predictions_of_the_rows_left_out(curve):
     """With one member that leaves rows out they are its predictions; the calibration is that of the ensemble."""
     x, y = curve

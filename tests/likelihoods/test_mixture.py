@@ -68,6 +68,34 @@ class TestMixture:
         reached = stats.poisson(SCALES).cdf(counts).mean(1) >= level
         assert (found == reached.argmax(0)).all()
 
+    @pytest.mark.parametrize("level", [1e-4, 0.025, 0.5, 0.975])
+    def test_quantiles_of_counts_under_many_components(self, level):
+        """The search starts at the quantile of a few components; outliers among the others put it far away."""
+        outputs = 0.3 * draw(300, 4, 2) + torch.tensor([[-3.0, 0.0], [2.0, 4.0], [5.5, 6.0], [1.0, 3.0]])
+        outputs[:9, 3] = 7.0
+        scale = np.exp(outputs.numpy())
+        for likelihood, exact in (
+            (ba.likelihoods.Poisson(), stats.poisson(scale)),
+            (ba.likelihoods.NegativeBinomial(0.25), stats.nbinom(4.0, 4.0 / (4.0 + scale))),
+        ):
+            found = ba.predictive.MixturePredictive(outputs, likelihood).quantile(level).numpy()
+            assert (found == found.round()).all()
+            assert (exact.cdf(found).mean(0) >= level).all()
+            assert (exact.cdf(found - 1).mean(0) < level).all()
+
+    def test_quantiles_of_counts_evaluate_few_distribution_functions(self):
+        """An evaluation is that of all 640 components at all 50 data points."""
+        evaluated = []
+
+        class Counted(ba.likelihoods.NegativeBinomial):
+            def cdf(self, output, value):
+                evaluated.append(output.numel())
+                return super().cdf(output, value)
+
+        outputs = 3.5 + 0.15 * draw(640, 50) + 0.8 * draw(1, 50)
+        ba.predictive.MixturePredictive(outputs, Counted(0.3)).quantile([0.025, 0.975])
+        assert sum(evaluated) < 7 * outputs.numel()
+
     @pytest.mark.parametrize("log_rate", [30.0, 36.5, 80.0])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_quantiles_of_counts_that_floating_point_numbers_skip(self, log_rate, dtype):

@@ -26,6 +26,11 @@ PATIENCE = 3.0
 """Ratio of the number of epochs to that of the best epoch after which the training ends. On 25 tables it finds the
 epochs that 8 would find; 2 and 2.5 find earlier and worse ones on some of them."""
 
+RISES = 3
+"""Number of looks in a row, each with a larger error than the one before, after which the training also ends, at 2.2
+times the best epoch. On 45 tables of at most 500 rows no later epoch within ``PATIENCE`` was better.
+"""
+
 SHORT = 100
 """Maximum number of steps of an epoch if the time is limited, since a training ends after an epoch."""
 
@@ -110,6 +115,7 @@ class Training:
     def __post_init__(self) -> None:
         self._chosen: Population | None = None
         self._least, self._next_look = math.inf, 1
+        self._last_error, self._rises = math.inf, 0
         self.steps_per_epoch = max(math.ceil(len(x) / self.batch_size) for x, _ in self.data)
         self._short: int | None = None
         if self.time_budget is not None and self.steps_per_epoch > SHORT:
@@ -178,7 +184,7 @@ class Training:
         if self.held_out and (last or late or epoch + 1 >= self._next_look):
             self._next_look = epoch + 2 if epoch + 1 < FEWEST else math.ceil((epoch + 1) * LOOKS_APART)
             self._look(epoch, nets)
-            enough = self.error is not None and epoch + 1 > PATIENCE * self.best
+            enough = self.error is not None and (epoch + 1 > PATIENCE * self.best or self._rises >= RISES)
         if self.on_epoch is not None:
             loss = float(self.loss[:, epoch].nanmean())
             self.on_epoch(TrainingStatus(epoch + 1, self.epochs, loss, self._held_out_nll, now - self._begin))
@@ -191,7 +197,11 @@ class Training:
         values, error = self._scored(nets)
         self.held_out_nll[:, epoch] = values + self.offset
         self._held_out_nll = float(self.held_out_nll[:, epoch].nanmean())  # with few rows, some members leave out none
-        if epoch + 1 >= FEWEST and error < self._least:
+        if epoch + 1 < FEWEST:
+            return
+        self._rises = self._rises + 1 if error > self._last_error else 0
+        self._last_error = error
+        if error < self._least:
             self._least, self._chosen, self.best = error, nets, epoch + 1
 
     @torch.no_grad()

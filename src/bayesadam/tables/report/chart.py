@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 from matplotlib import rc_context
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 from numpy.typing import ArrayLike
@@ -21,6 +22,8 @@ _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "font.size": 10.5,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": LIGHT["muted"],
@@ -96,7 +99,11 @@ class Chart:
             handles, labels = self.axes.get_legend_handles_labels()
             if handles:
                 figure.legend(handles, labels, loc="outside upper left", ncols=2)
-            figure.savefig(file, format="svg", transparent=True, metadata=_NO_METADATA)
+            canvas = FigureCanvasSVG(figure)
+            # Figure.savefig would draw the chart twice, the first time for the layout only.
+            figure.get_layout_engine().execute(figure)
+            figure.set_layout_engine("none")
+            canvas.print_svg(file, metadata=_NO_METADATA)  # type: ignore[no-untyped-call]
         root = ElementTree.fromstring(file.getvalue())
         for group in root.iter(f"{{{_SVG}}}g"):
             marks = list(group.iter(f"{{{_SVG}}}use"))
