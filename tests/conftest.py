@@ -41,6 +41,16 @@ def set_default_dtype():
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.fixture(scope="module")
+def few_trees():
+    """Estimators fit eight trees and not sixty, for tests of what does not depend on their number."""
+    from bayesadam.tables.estimators.trees import BOOSTING
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(BOOSTING, "n_estimators", 8)
+        yield
+
+
 @pytest.fixture
 def frequent_switches():
     """Let threads take turns as often as possible."""

@@ -9,6 +9,7 @@ import bayesadam as ba
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 from posterior.kinds import around
 
+pytestmark = pytest.mark.usefixtures("few_trees")
 X = torch.linspace(-1, 1, 120).view(40, 3)
 Y = X[:, :1].sin()
 GAUSSIAN = ba.Gaussian()

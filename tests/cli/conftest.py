@@ -40,7 +40,7 @@ def labels_table(rows=120, seed=0, labels=("no", "yes", "maybe")):
 
 
 @pytest.fixture(autouse=True)
-def short_fits(monkeypatch):
+def short_fits(monkeypatch, few_trees):
     """Pages and other models take a second: those of the runs in ``made`` are real, and have tests of their own."""
     monkeypatch.setattr(
         "bayesadam.tables.runs.fit_table.write_report", lambda path, data: path.write_text(json.dumps(data))

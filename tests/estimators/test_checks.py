@@ -10,6 +10,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 from bayesadam.tables.estimators.methods import METHODS
 
+pytestmark = pytest.mark.usefixtures("few_trees")
 SMALL = {"members": 2, "hidden": (10,), "lr": 0.1}
 LEFT_OUT = {
     "check_sample_weight_equivalence_on_dense_data": "a weight of 2 is not two rows: folds and networks are others",

@@ -8,6 +8,7 @@ from sklearn.linear_model import LinearRegression
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, interval_score, neg_crps, neg_nll
 from bayesadam.tables.encoder.frames import as_table
 
+pytestmark = pytest.mark.usefixtures("few_trees")
 TINY = {"members": 2, "hidden": (4,), "epochs": 2, "random_state": 0}
 X = np.random.default_rng(0).uniform(-3.0, 3.0, (60, 2))
 Y = np.sin(X[:, 0]) + 5.0

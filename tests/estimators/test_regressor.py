@@ -11,6 +11,7 @@ from bayesadam.scaling import column_scales
 from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor, load_estimator
 from bayesadam.tables.estimators.ensemble import _moments
 
+pytestmark = pytest.mark.usefixtures("few_trees")
 QUICK = {"members": 4, "hidden": (20,), "epochs": 200, "lr": 0.03, "random_state": 0}
 
 

@@ -12,6 +12,7 @@ from sklearn.preprocessing import StandardScaler
 
 from bayesadam.sklearn import BayesianMLPRegressor, interval_score, neg_crps, neg_nll
 
+pytestmark = pytest.mark.usefixtures("few_trees")
 QUICK = {"members": 4, "hidden": (10,), "epochs": 60, "lr": 0.03, "random_state": 0, "target_transform": "none"}
 TINY = {**QUICK, "members": 2, "epochs": 3}
 

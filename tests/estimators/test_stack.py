@@ -15,6 +15,8 @@ from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegress
 from bayesadam.tables.estimators import stack
 from bayesadam.tables.estimators.stack import stacked_predictions
 
+pytestmark = pytest.mark.usefixtures("few_trees")
+
 
 @pytest.fixture(autouse=True)
 def forgotten():

@@ -13,6 +13,7 @@ from bayesadam.tables.estimators import storage
 from bayesadam.tables.estimators.network import perceptron
 from bayesadam.tables.runs.run_folder import load_run
 
+pytestmark = pytest.mark.usefixtures("few_trees")
 TINY = {"members": 3, "hidden": (6, 4), "epochs": 5, "mc_samples": 4, "random_state": 0}
 
 

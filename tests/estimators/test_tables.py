@@ -10,6 +10,7 @@ import pytest
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, TableEncoder, TableError, load_estimator
 from bayesadam.tables.encoder.frames import as_table, is_table
 
+pytestmark = pytest.mark.usefixtures("few_trees")
 TINY = {"members": 2, "hidden": (5,), "epochs": 5, "random_state": 0}
 ROWS = 90
 

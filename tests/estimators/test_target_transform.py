@@ -13,6 +13,7 @@ from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
 from bayesadam.tables.estimators.choice import choose
 from bayesadam.tables.estimators.target_transform import NAMES, fitted
 
+pytestmark = pytest.mark.usefixtures("few_trees")
 QUICK = {"members": 4, "hidden": (10,), "epochs": 150, "lr": 0.03, "random_state": 0}
 TINY = {"members": 2, "hidden": (4,), "epochs": 5, "random_state": 0}
 SKEWED = ("log", "log1p", "sqrt", "yeo-johnson", "quantile")

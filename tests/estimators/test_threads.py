@@ -13,6 +13,8 @@ from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, neg_c
 from bayesadam.tables.estimators.threads import MANY, threads_for
 from processes import PROCESSES
 
+pytestmark = pytest.mark.usefixtures("few_trees")
+
 
 @pytest.fixture
 def two_threads(set_threads):

@@ -11,6 +11,7 @@ from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
 from bayesadam.tables.estimators.named_likelihoods import NAMES, best_constant, made
 from likelihoods.models import Exponential
 
+pytestmark = pytest.mark.usefixtures("few_trees")
 SMALL = {"hidden": (8,), "members": 2, "epochs": 120, "mc_samples": 4, "random_state": 0}
 SHIPPED = [name for name in NAMES if name != "gaussian"]
 

@@ -56,6 +56,7 @@ def run(
     epochs: int = 30,
     curve_steps: int = 2000,
     estimator: Mapping[str, int] | None = None,
+    processes: int = -1,
 ) -> dict[str, list[Scores]]:
     """Train everything; write ``metrics.json``, ``prices.csv`` and ``prices.png`` into an existing folder.
 
@@ -69,32 +70,57 @@ def run(
         epochs: Number of epochs of the networks for digits.
         curve_steps: Number of steps of the networks for the curve.
         estimator: Arguments that shorten the estimator's training.
+        processes: Number of processes that train at the same time, each with one thread; -1: one for every processor.
 
     Returns:
         The contents of ``metrics.json``: the scores of every table of prices, every split of the digits, and every
         sample of the curve.
     """
-    prices, digits, curves = [], [], []
-    for table in range(repetitions):
-        generator = np.random.default_rng([seed, table])
-        training, new = generate(price_rows, generator), generate(NEW_FLATS, generator)
-        intervals = price_intervals(training, new, random_state=seed + table, **(estimator or {}))
-        prices.append({name: score_interval(ends[0], ends[1], new) for name, ends in intervals.items()})
-        advance("prices", table + 1, repetitions)
-        if not table:
-            with whole_file(folder / "prices.csv") as path:
-                rows = np.column_stack([training["inputs"], training["price"]])
-                np.savetxt(path, rows, "%.2f", delimiter=",", header=",".join((*COLUMNS, "price")), comments="")
-            _draw(folder / "prices.png", new, intervals)
-    for split in range(repetitions):
-        digits.append(compare_digits(digit_rows, epochs, seed + split))
-        advance("digits", split + 1, repetitions)
-    for sample in range(repetitions):
-        curves.append(compare_bands(curve_steps, seed + sample))
-        advance("curve", sample + 1, repetitions)
+    from joblib import Parallel, delayed
+
+    parallel = Parallel(n_jobs=processes, return_as="generator")  # results do not depend on the number of processes
+    seeds = range(seed, seed + repetitions)
+    tables = [generate_table(price_rows, seed, table) for table in range(repetitions)]
+    calls = [
+        *(
+            delayed(with_one_thread)(price_intervals, *table, random_state=each, **(estimator or {}))
+            for table, each in zip(tables, seeds, strict=True)
+        ),
+        *(delayed(with_one_thread)(compare_digits, digit_rows, epochs, each) for each in seeds),
+        *(delayed(with_one_thread)(compare_bands, curve_steps, each) for each in seeds),
+    ]
+    results = []
+    for number, result in enumerate(parallel(calls)):
+        results.append(result)
+        what = ("prices", "digits", "curve")[number // repetitions]
+        advance(what, number % repetitions + 1, repetitions)
+    intervals, digits, curves = (results[first : first + repetitions] for first in range(0, len(results), repetitions))
+    prices = [
+        {name: score_interval(ends[0], ends[1], new) for name, ends in found.items()}
+        for found, (_, new) in zip(intervals, tables, strict=True)
+    ]
+    training, new = tables[0]
+    with whole_file(folder / "prices.csv") as path:
+        rows = np.column_stack([training["inputs"], training["price"]])
+        np.savetxt(path, rows, "%.2f", delimiter=",", header=",".join((*COLUMNS, "price")), comments="")
+    _draw(folder / "prices.png", new, intervals[0])
     record = {"prices": prices, "digits": digits, "curve": curves}
     write_json(folder / "metrics.json", {"seed": seed, **record}, digest=False, indent=2)
     return record
+
+
+def with_one_thread(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call a function in a process whose computations have one thread."""
+    from bayesadam.tables.estimators.threads import threads_for
+
+    with threads_for(0):
+        return function(*args, **options)
+
+
+def generate_table(rows: int, seed: int, table: int) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Generate the training rows and the new flats of a table."""
+    generator = np.random.default_rng([seed, table])
+    return generate(rows, generator), generate(NEW_FLATS, generator)
 
 
 def generate(rows: int, generator: np.random.Generator) -> dict[str, Array]:
