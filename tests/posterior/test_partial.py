@@ -5,6 +5,7 @@ import torch
 
 import bayesadam as ba
 from bayesadam.posterior.partial import PartialGaussian
+from bayesadam.predictive.batches import draws_in_eval_mode
 from posterior.kinds import SHAPES, assert_same, close, covariance, dense, diagonal, draw, partial
 
 RANDOM = ["z.weight", "empty"]
@@ -87,3 +88,37 @@ def test_damaged_files(spoil, tmp_path, monkeypatch):
     q.save(tmp_path / "q")
     with pytest.raises(ValueError, match="^the posterior file must "):
         ba.load_posterior(tmp_path / "q")
+
+
+class Tripled(torch.nn.Linear):
+    """Computes with three times its weight in evaluation mode, and restores the weight up to rounding."""
+
+    def train(self, mode=True):
+        with torch.no_grad():
+            if mode != self.training:
+                self.weight.copy_(self.weight / 3.0 if mode else self.weight * 3.0)
+        return super().train(mode)
+
+
+@pytest.mark.parametrize("merges", [False, True])
+def test_fixed_weights_are_written_once_unless_modules_merge_them(merges):
+    """They have their values in every sample, whatever the network has before, to which it returns."""
+    first = Tripled(3, 40) if merges else torch.nn.Linear(3, 40)
+    network = torch.nn.Sequential(first, torch.nn.Linear(40, 2))
+    before = {name: value.detach().clone() for name, value in network.named_parameters()}
+    means = {name: draw(*value.shape, seed=5).float() for name, value in before.items()}
+    names = ["1.weight", "1.bias"]
+    random = ba.DiagonalGaussian({n: means[n] for n in names}, {n: torch.ones_like(means[n]) for n in names})
+    q = PartialGaussian(random, {n: value for n, value in means.items() if n not in names}, order=list(means))
+    expected = q.mean["0.weight"] * 3.0 if merges else q.mean["0.weight"]
+    samples, writes = q.sample(20, seed=3), []
+    with draws_in_eval_mode(network, q, 3) as put:
+        for number in range(20):
+            put(number)
+            writes.append(network[0].bias._version)
+            assert torch.equal(network[0].weight, expected)
+            assert torch.equal(network[1].bias, samples["1.bias"][number])
+        put(None)
+        assert_same(dict(network[1].named_parameters(prefix="1")), random.mean)
+    assert (len(set(writes)) == 1) == (not merges)
+    assert_same(dict(network.named_parameters()), before)

@@ -1,6 +1,10 @@
-"""Samples of a last layer against passes of the whole network, and how often the layers before it run."""
+"""Samples of a last layer against passes of the whole network, how often the layers before it run, and how often its
+weights are drawn.
+"""
 
+import gc
 import sys
+import weakref
 
 import pytest
 import torch
@@ -61,6 +65,55 @@ def test_the_body_runs_once(kind, loader):
     found = predicted(network, q, inputs)
     torch.testing.assert_close(found.log_probs, expected, rtol=1e-5, atol=1e-6)
     assert network.passes == 1 + (3 if loader else 1)  # one is a check, by one row
+
+
+TENSORS = {
+    "dense": [lambda q: q.random.scale_tril, lambda q: q.random.mean["head.weight"], lambda q: q.fixed["body.bias"]],
+    "diagonal": [lambda q: q.variance["head.weight"], lambda q: q.mean["head.bias"], lambda q: q.mean["body.weight"]],
+}
+
+
+@pytest.mark.parametrize("kind", list(TENSORS))
+def test_samples_are_drawn_again_where_they_would_differ(kind):
+    """Not for other rows, but for another number or seed, and after changes of the posterior or the network."""
+    network = Network()
+    q, likelihood = posterior(network, kind), ba.Categorical()
+    random = q.random if kind == "dense" else q
+    drawn, sample = [], random.sample
+
+    def counting(count, *, seed):
+        drawn.append((count, seed))
+        return sample(count, seed=seed)
+
+    random.sample = counting
+    expected = by_passes(network, q).log_softmax(-1)
+    for rows in (20, 1, 7):
+        torch.testing.assert_close(predicted(network, q, X[:rows]).log_probs, expected[:, :rows], rtol=1e-5, atol=1e-6)
+    assert drawn == [(20, 3)]
+    few = ba.predict(network, q, X, likelihood=likelihood, mc_samples=6, seed=3)
+    torch.testing.assert_close(few.log_probs, expected[:6], rtol=1e-5, atol=1e-6)
+    other = ba.predict(network, q, X, likelihood=likelihood, mc_samples=20, seed=4)
+    assert not torch.allclose(other.log_probs, expected, atol=0.1)
+    assert drawn == [(20, 3), (6, 3), (20, 4)]
+    tensors = [find(q) for find in TENSORS[kind]]
+    for tensor in (*tensors, network.head.weight, network.body.weight):
+        before = predicted(network, q).log_probs
+        with torch.no_grad():
+            tensor.mul_(3.0)
+        after = predicted(network, q).log_probs
+        torch.testing.assert_close(after, by_passes(network, q).log_softmax(-1), rtol=1e-5, atol=1e-6)
+        is_of_network = isinstance(tensor, nn.Parameter)  # whose values are not those of the prediction
+        assert torch.equal(after, before) == is_of_network
+
+
+def test_kept_samples_go_with_the_posterior():
+    network = Network()
+    q = posterior(network)
+    factor = weakref.ref(q.random.scale_tril)
+    predicted(network, q)
+    del q
+    gc.collect()
+    assert factor() is None
 
 
 CHANGES = {

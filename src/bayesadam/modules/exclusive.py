@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from operator import attrgetter
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesadam.checks import check_model
-from bayesadam.modules.fsdp import unsharded
 from bayesadam.modules.train_mode import FollowedTrain, quietly
 from bayesadam.modules.wrappers import innermost, unwrapping
 
@@ -106,7 +105,8 @@ def in_eval_mode(model: nn.Module) -> Iterator[Parts]:
             for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
                 before.append((tensor, tensor.detach().clone()))
         try:
-            model.eval()
+            if parts.changing or parts.followed or any(modes):
+                model.eval()
             with quietly(parts.followed) if parts.followed else nullcontext():
                 yield parts
         finally:
@@ -116,20 +116,9 @@ def in_eval_mode(model: nn.Module) -> Iterator[Parts]:
             for module, mode in zip(parts.modules, modes, strict=True):  # some never train, some have several parents
                 if module.training != mode:
                     module.training = mode
-            with torch.no_grad():
+            with torch.no_grad() if before else nullcontext():
                 for tensor, value in before:
                     tensor.copy_(value)
-
-
-@contextmanager
-def opened(model: nn.Module) -> Iterator[Parts]:
-    """Context in which one thread has the model for itself, its weights are whole, and no follower is told of modes."""
-    with exclusively(model) as parts, ExitStack() as stack:
-        if parts.followed:
-            stack.enter_context(quietly(parts.followed))
-        if parts.sharded:
-            stack.enter_context(unsharded(parts.sharded))
-        yield parts
 
 
 def matching_parameters(model: nn.Module, mean: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from bayesadam import files
 from bayesadam.checks import check, truths
-from bayesadam.modules.exclusive import matching_buffers, matching_parameters, opened
-from bayesadam.modules.fsdp import Write, writing_parts
+from bayesadam.modules.exclusive import exclusively, matching_buffers, matching_parameters
+from bayesadam.modules.fsdp import Write, unsharded, writing_parts
 from bayesadam.modules.padding import padding_rows
 from bayesadam.modules.sharding import local
+from bayesadam.modules.train_mode import quietly
 from bayesadam.native.memory import PLAIN
 from bayesadam.posterior.distribution import NetworkDistribution
 
@@ -253,22 +254,32 @@ class Posterior(NetworkDistribution):
         Raises:
             ValueError: The model's trainable parameters are not those of the posterior, or it lacks a buffer.
         """
-        with opened(model) as parts:
+        with (
+            exclusively(model) as parts,
+            quietly(parts.followed) if parts.followed else nullcontext(),
+            unsharded(parts.sharded) if parts.sharded else nullcontext(),
+        ):
             weights, buffers = self.match(model), self._buffers_of(0)
             if buffers:
                 buffers = matching_buffers(model, buffers)
             tensors = {**weights, **buffers}
             apart = self._apart_from(tensors.values())
-            write = apart.writer(seed)
+            is_plain = set(map(type, tensors.values())) <= PLAIN
+            # Modules that merge weights change fixed ones, too, which are then written for every sample.
+            random, fixed = apart._divided() if is_plain and not parts.changing else (apart, {})
+            write = random.writer(seed)
             padding = padding_rows(parts, weights) if parts.padded else {}
             if buffers or padding:
                 write = apart._writing_fixed(write, padding)
-            if not set(map(type, tensors.values())) <= PLAIN:
+            if not is_plain:
                 write = writing_parts(write, tensors)
             before = []
             for tensor in tensors.values():
                 before.append((tensor, tensor.detach().clone()))
             try:
+                with torch.no_grad() if fixed else nullcontext():
+                    for name, value in fixed.items():
+                        tensors[name].copy_(value)
                 yield partial(write, tensors)
             finally:
                 with torch.no_grad():
@@ -289,6 +300,10 @@ class Posterior(NetworkDistribution):
                     targets[name][row].copy_(self._center(number)[name][row])
 
         return put
+
+    def _divided(self) -> tuple[Posterior, Mapping[str, Tensor]]:
+        """The posterior over the weights that differ between samples, and values by name of weights that do not."""
+        return self, {}
 
     def _center(self, number: int) -> Mapping[str, Tensor]:
         """Means of the distribution that sample ``number`` is drawn from, by name."""

@@ -120,23 +120,23 @@ class DiagonalGaussian(GaussianPosterior):
             draws = noise.Draws(means, seed, stream=noise.POSTERIOR)
             by_kernel = around.Around(means, spreads, seed) if around.has_right_kernel(device) else None
 
-        @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
-            for name, mean in (self.mean if number is None else fixed).items():
-                targets[name].copy_(mean)
-            if number is not None and means:
-                outs = [targets[name] for name in std]
-                if by_kernel is None or not by_kernel.fill(outs, number):
-                    rooms = draws.draw(outs, number)
-                    if device.type == "cpu":
-                        for mean, room, spread in zip(means.values(), rooms, spreads, strict=True):
-                            torch.addcmul(mean, room, spread, out=room)
-                    else:  # two operations for all tensors
-                        torch._foreach_mul_(rooms, spreads)
-                        torch._foreach_add_(rooms, list(means.values()))
-                    for out, room in zip(outs, rooms, strict=True):
-                        if room is not out:
-                            out.copy_(room)
+            with torch.no_grad():
+                for name, mean in (self.mean if number is None else fixed).items():
+                    targets[name].copy_(mean)
+                if number is not None and means:
+                    outs = [targets[name] for name in std]
+                    if by_kernel is None or not by_kernel.fill(outs, number):
+                        rooms = draws.draw(outs, number)
+                        if device.type == "cpu":
+                            for mean, room, spread in zip(means.values(), rooms, spreads, strict=True):
+                                torch.addcmul(mean, room, spread, out=room)
+                        else:  # two operations for all tensors
+                            torch._foreach_mul_(rooms, spreads)
+                            torch._foreach_add_(rooms, list(means.values()))
+                        for out, room in zip(outs, rooms, strict=True):
+                            if room is not out:
+                                out.copy_(room)
             torch.clear_autocast_cache()
 
         return write

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.functional import gaussian
-from bayesadam.posterior.base import posterior_kinds
+from bayesadam.posterior.base import Posterior, posterior_kinds
 from bayesadam.posterior.correlated import CorrelatedGaussian
 from bayesadam.posterior.dense import MAX_WEIGHTS, DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
@@ -109,6 +109,10 @@ class PartialGaussian(CorrelatedGaussian):
             write_random(targets, number)
 
         return write
+
+    def _divided(self) -> tuple[Posterior, Mapping[str, Tensor]]:
+        """The posterior over the random weights and the values of the others, as in the base class."""
+        return self.random, self.fixed
 
     def _log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
         """The density of the random weights, or 0 if a fixed weight is not at its value."""

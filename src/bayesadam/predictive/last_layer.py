@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -18,6 +19,9 @@ from bayesadam.predictive.plan import Options
 
 WEIGHTS_BYTES = 2**26
 """Memory for the weights at several samples."""
+
+_LATEST = weakref.WeakKeyDictionary[GaussianPosterior, tuple[Any, list[Tensor], dict[str, Tensor]]]()
+"""The latest samples of a posterior, which :func:`latest_samples` draws, after what they depend on and its tensors."""
 
 
 def run_to_layer(model: nn.Module, layer: nn.Linear, rows: Rows, output: Output | None) -> tuple[Tensor | None, Tensor]:
@@ -61,12 +65,13 @@ def last_layer_outputs(
             return None
         features = joined([part for part, _ in parts], "features")
         tensors, seed = gaussian.match(model), options.seed
-        samples = outputs_at_weights(features, layer, gaussian, tensors, options.mc_samples, seed)
+        samples = outputs_at_weights(features, layer, gaussian, tensors, options.mc_samples, seed, keep=True)
         center = functional.linear(features, layer.weight, layer.bias)
         first, rows = parts[0]
         put(0)
         (again,) = features_of(rows.part(0, 1))
-        if not torch.dist(again, first[:1]) <= precision(again) ** 0.5 * again.norm():
+        is_equal = torch.equal(again, first[:1])  # as for a single row, which is found sooner than the distance
+        if not (is_equal or torch.dist(again, first[:1]) <= precision(again) ** 0.5 * again.norm()):
             return None
     return center, samples
 
@@ -78,6 +83,8 @@ def outputs_at_weights(
     tensors: Mapping[str, Tensor],
     count: int,
     seed: int = 0,
+    *,
+    keep: bool = False,
 ) -> Tensor:
     """Outputs of a layer at samples of its weights, ``(S, N, ...)``, by one product of its inputs with many samples.
 
@@ -88,6 +95,7 @@ def outputs_at_weights(
         tensors: The network's tensors, by the posterior's names.
         count: Number of samples.
         seed: Seed of the samples.
+        keep: Whether the samples of the weights are kept for the next call, see :func:`latest_samples`.
     """
     random = posterior.random if isinstance(posterior, PartialGaussian) else posterior
     size = 1
@@ -99,10 +107,28 @@ def outputs_at_weights(
         sampled = {}
         for parameter in layer.parameters():  # one that the posterior does not have is the same in all samples
             sampled[id(parameter)] = parameter.expand(number, *parameter.shape)
-        for name, draws in random.sample(number, seed=seed, first=start).items():
+        if keep and count * size <= WEIGHTS_BYTES:
+            drawn = latest_samples(random, count, seed)
+        else:
+            drawn = random.sample(number, seed=seed, first=start)
+        for name, draws in drawn.items():
             sampled[id(tensors[name])] = draws.to(tensors[name])
         weights = sampled[id(layer.weight)].flatten(0, 1)
         biases = None if layer.bias is None else sampled[id(layer.bias)].flatten()
         product = functional.linear(features, weights, biases)
         parts.append(product.reshape(*product.shape[:-1], number, layer.out_features).movedim(-2, 0))
     return torch.cat(parts)
+
+
+def latest_samples(random: GaussianPosterior, count: int, seed: int) -> dict[str, Tensor]:
+    """The first samples of a posterior, which must not be changed: they are kept, apart from the posterior, until other
+    ones are asked for or a tensor of it changes. To draw them takes longer than to predict a few rows.
+    """
+    tensors = list(random.tensors().values())
+    counted = not any(map(Tensor.is_inference, tensors))  # the changes of others are not
+    key = (count, seed, *map(id, tensors), *map(version_of, tensors)) if counted else None
+    latest, _, samples = _LATEST.get(random, (None, [], {}))  # together, since another thread may replace them
+    if key is None or key != latest:
+        samples = random.sample(count, seed=seed)
+        _LATEST[random] = key, tensors, samples  # the tensors are kept, so that their identities stay theirs
+    return samples
