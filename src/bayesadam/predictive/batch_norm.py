@@ -124,7 +124,7 @@ def warn_of_statistics(model: nn.Module, posterior: NetworkDistribution) -> None
             "the network has batch norm layers whose statistics are averages over the weights in training, with which "
             "predictions are less accurate and less certain: call bayesadam.predictive.with_batch_norm once "
             "with inputs like those of training, before the posterior is saved, or give them to predict as batch_norm, "
-            "for every sample (None keeps the statistics)",
+            "for every sample (None keeps the statistics, as is right after update_bn)",
             UserWarning,
             stacklevel=4,
         )
