@@ -5,12 +5,13 @@ import warnings
 
 import pytest
 import torch
+from scipy import stats
 from scipy.optimize import minimize_scalar
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
-from bayesadam.likelihoods import MissingCapabilityError, Poisson
+from bayesadam.likelihoods import MissingCapabilityError, Poisson, StudentT
 from modules import module_of
 
 
@@ -38,6 +39,20 @@ def test_is_the_best_temperature_of_the_held_out_rows(classes):
     assert found.temperature.item() == pytest.approx(best.x, rel=2e-3)
     assert 1.5 < best.x < 9.0
     assert nll(model, test, found) < nll(model, test, likelihood) - 0.05
+
+
+def test_the_scale_of_a_student_t_is_the_most_probable_one():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 1, generator=generator)
+    model = nn.Linear(1, 1)
+    with torch.no_grad():
+        error = torch.randn(400, 1, generator=generator) / (torch.rand(400, 1, generator=generator) + 0.5)
+        y = model(x) + 3.0 * error
+        residual = (y - model(x)).double().numpy()
+    found = ba.calibrate(model, (x, y), likelihood=StudentT(4.0, scale=0.5))
+    best = minimize_scalar(lambda log: -stats.t(4.0, scale=math.exp(log)).logpdf(residual).mean(), (-1.0, 2.0))
+    assert found.scale.item() == pytest.approx(math.exp(best.x), rel=1e-3)
+    assert found.degrees.item() == pytest.approx(4.0)
 
 
 @pytest.mark.filterwarnings("ignore:method='monte_carlo' puts samples")

@@ -389,6 +389,11 @@ class TestBaselines:
         single = {name: {"nll": row["nll"][:1]} for name, row in rows.items()}
         assert set(evaluation.compared({"nll": np.ones(1)}, single)["gains"].values()) == {None}
 
+    def test_means_that_are_no_better_than_a_constant(self):
+        assert evaluation.worse_than_constant({"bayesadam": {"RMSE": 2.0}, "constant": {"RMSE": 2.0}})
+        assert not evaluation.worse_than_constant({"bayesadam": {"RMSE": 1.9}, "constant": {"RMSE": 2.0}})
+        assert not evaluation.worse_than_constant({"bayesadam": {"RMSE": 2.0}})  # the baselines were left out
+
     def test_of_a_classification_with_a_class_that_training_rows_do_not_have(self, monkeypatch):
         monkeypatch.setattr(baselines, "MAX_ROWS", 400)
         found = self.fit((self.X[:, 0] > 0).astype(np.int64) * 2, 3)

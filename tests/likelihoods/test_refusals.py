@@ -96,6 +96,7 @@ VALUES = {
     "probability": (lambda: mixture(Poisson()).quantile([0.5, 1.0]), "probabilities must be in (0, 1), got "),
     "temperature": (lambda: ba.Categorical().tempered(0.0), "temperature must be positive and finite, got 0.0"),
     "temperature of noise": (lambda: ba.Gaussian().tempered(math.nan), "temperature must be positive and finite"),
+    "temperature of t": (lambda: ba.likelihoods.StudentT().tempered(0.0), "temperature must be positive and finite"),
 }
 
 

@@ -466,6 +466,10 @@ class TestHeadline:
         over = {"bayesadam": [0.5, 0.1], "linear model": [0.1, 0.1], "gradient boosting": [0.5, 0.1]}
         assert "better than the gradient boosting, beyond" in headline.headline(rows, rows, worse, gains=over)[0]
 
+    def test_cautions_come_first(self):
+        text = sentences("regression", regression_rows([0.0, 1.0], [0.0, 1.0], [1.0, 1.0]), cautions=["-999 is <far>"])
+        assert text.startswith("Look at the target first: -999 is &lt;far&gt;. On 2 held-out rows")
+
     @pytest.mark.parametrize("kept", [False, True])
     def test_the_last_rows_are_unlike_those_before(self, kept):
         rows = predicted(regression_rows([0.0, 1.0], [0.0, 1.0], [1.0, 1.0]), "regression")

@@ -1,6 +1,7 @@
 """Verdicts on uncertainty, with the number of rows in mind, and groups of rows that fail."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -65,6 +66,13 @@ class TestIntervals:
             found = predicted(predict_held_out(pred, y) | {"row": y}, "regression")
             assert found.inside.mean() > 0.96
             assert verdict(found) == "as they should"
+
+    def test_counts_whose_intervals_hold_by_their_ends_alone(self):
+        """The probability at the ends of intervals of whole numbers counts in part."""
+        rows = numbers(np.zeros(600), 1.0)
+        pit = np.concatenate([np.full(540, 0.5), np.full(60, 0.99)])
+        text = verdict(replace(rows, pit=pit))
+        assert text == "less than they promise (90% if rows on their ends count in part): they are too narrow"
 
 
 class TestProbabilities:

@@ -224,6 +224,11 @@ class TestFindings:
         with pytest.raises(TableError, match=r"it lacks 'c', 'n', 't'$"):  # the wrong table
             codes(self.FOUND, {"more": [2]})
 
+    def test_a_column_that_is_spelt_in_another_way_is_named(self):
+        message = r"^the table must have the columns.*, it lacks 'c' \(rename its column ' C '\)$"
+        with pytest.raises(TableError, match=message):
+            codes(self.FOUND, {"n": [1.0], "t": ["x"], " C ": ["a"]})
+
     def test_text_among_the_numbers_of_the_training_rows(self):
         values = [str(number) for number in np.random.default_rng(0).normal(size=50)]
         values[17] = "many"
@@ -390,4 +395,4 @@ def test_a_code_of_a_missing_value_is_noted(numbers, where):
     said = f"{where} is far from all others; if it means a missing value: missing=['{where.split(' ')[0]}']"
     notes = [f"column 'humidity': {said}"] if where else []
     assert TableEncoder().fit(table).notes(table) == notes
-    assert read_target("humidity", table.column("humidity"), "regression").notes == notes
+    assert read_target("humidity", table.column("humidity"), "regression").cautions == tuple(notes)

@@ -282,11 +282,10 @@ class Likelihood(nn.Module):
         raise self.missing("rescaled")
 
     def tempered(self, temperature: float) -> Likelihood:
-        """Return a copy that is ``p(y | output)^(1 / temperature)``, normalised; above 1 predictions are less
-        confident.
+        """Return a copy whose predictions are less confident for a temperature above 1.
 
-        For classes the logits are divided by the temperature (Guo et al. 2017, section 4.2); for Gaussian targets the
-        noise variance is multiplied by it. :func:`bayesadam.calibrate` finds the temperature.
+        For classes the logits are divided by the temperature (Guo et al. 2017, section 4.2); for Gaussian and Student
+        t targets the squared scale of the noise is multiplied by it. :func:`bayesadam.calibrate` finds the temperature.
 
         Args:
             temperature: Temperature, positive and finite.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
+from bayesadam.checks import check, is_positive
 from bayesadam.functional.special import betainc, log_rising
 from bayesadam.likelihoods.base import Likelihood
 from bayesadam.likelihoods.parameters import diagonal_factor, set_log, with_log
@@ -112,3 +113,12 @@ class StudentT(Likelihood):
     def rescaled(self, factor: Tensor) -> StudentT:
         """Return a copy with the scale multiplied by the factor."""
         return with_log(self, "scale", self.log_scale + factor.log().to(self.log_scale))
+
+    def tempered(self, temperature: float) -> StudentT:
+        """Return a copy with the square of the scale multiplied by the temperature, and the same degrees of freedom.
+
+        The power ``1 / temperature`` of the density would have other degrees of freedom, and for a high temperature no
+        integral.
+        """
+        check("temperature", temperature, "positive and finite", is_positive)
+        return self.rescaled(torch.tensor(temperature, dtype=torch.float64).sqrt())

@@ -44,6 +44,7 @@ from bayesadam.tables.encoder.dates import Date, date_of, order_of
 from bayesadam.tables.encoder.findings import Findings, Place, TableError, column_errors, quoted, row_place
 from bayesadam.tables.encoder.frames import as_table, cleaned
 from bayesadam.tables.encoder.memory import require_memory
+from bayesadam.tables.encoder.spelling import spelled
 
 FEW = 10
 """Maximum number of different whole numbers that are interpreted as classes."""
@@ -196,8 +197,12 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 if len(lacking) == 1
                 else "them: add empty columns of their names"
             )
+            alike = {spelled(name).strip().lower(): name for name in table.column_names}
+            other = alike.get(spelled(lacking[0]).strip().lower())
             some = len(lacking) < len(self.columns_)  # a table without any of them is another one
             advice = f" (to predict without {what})" if some else ""
+            if other is not None:
+                advice = f" (rename its column {other!r})"
             raise TableError(
                 f"the table must have the {rule} of the training data, it lacks {quoted(lacking, 50)}{advice}"
             )

@@ -46,6 +46,7 @@ class Target:
         values: Values of all rows: numbers, nan if the value is missing; or indices of classes, -1 if it is missing.
         notes: Notes on how the column is read, and on rows that cannot be used.
         unit: Unit of numbers that are text, for example "$".
+        cautions: Notes on values that make the whole result meaningless if they are not what they seem to be.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Target:
     values: NDArray[Any]
     notes: list[str]
     unit: str = ""
+    cautions: tuple[str, ...] = ()
 
     @property
     def known(self) -> NDArray[np.bool_]:
@@ -144,9 +146,9 @@ def _regression(name: str, column: pa.ChunkedArray, why: str, place: Place, deci
     numbers = values[~np.isnan(values)]
     if numbers.min() == numbers.max():
         raise TableError(f"the target {name!r} must have different values, got {numbers[0]:g} in every row")
-    notes = number_notes(name, column, place, decimal) + code_notes(name, values, place)
-    notes += _left_out(len(values) - len(numbers))
-    return Target(name, "regression", why, (), values, notes, unit or "")
+    notes = number_notes(name, column, place, decimal) + _left_out(len(values) - len(numbers))
+    cautions = tuple(code_notes(name, values, place))
+    return Target(name, "regression", why, (), values, notes, unit or "", cautions)
 
 
 def _classification(name: str, column: pa.ChunkedArray, why: str, place: Place) -> Target:

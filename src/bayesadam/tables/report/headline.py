@@ -36,12 +36,15 @@ def headline(
     *,
     gains: Mapping[str, Any] | None = None,
     recipes: Mapping[str, str] | None = None,
+    cautions: Sequence[str] = (),
     time: str | None = None,
     kept: bool = False,
     classes: Sequence[str] = (),
     unit: str = "",
 ) -> list[Markup]:
-    """Return the sentences for the top of the page, a verdict first. Their values are escaped and in ``<strong>``.
+    """Return the sentences for the top of the page, cautions and a verdict first.
+
+    Their values are escaped and in ``<strong>``.
 
     Args:
         held_out: Held-out rows, for the error.
@@ -50,6 +53,7 @@ def headline(
         margins: NLL of each other model minus ours, and the standard error of the difference, by name of the model.
         gains: NLL of a constant minus that of every model, and the standard error of the difference.
         recipes: Code of the other models, by name.
+        cautions: Notes on the target that come before everything else.
         time: Column by which the last rows are held out.
         kept: Whether this column is an input.
         classes: Names of the classes.
@@ -60,6 +64,7 @@ def headline(
     rare = Markup("") if isinstance(unseen, PredictedNumbers) else _rare(unseen, classes)
     how = {model: _how(recipe, held_out.weight is not None) for model, recipe in (recipes or {}).items()}
     sentences = (
+        *(_fill("<strong>Look at the target first:</strong> {}.", caution) for caution in cautions),
         _advice(margins, gains or {}, _remedy(time, kept), how),
         _error(held_out, unit),
         rare,

@@ -52,6 +52,7 @@ def _headline(data: Mapping[str, Any], held_out: Any, unseen: Any) -> list[Marku
         data["margins"],
         gains=data.get("gains", {}),
         recipes=data.get("recipes", {}),
+        cautions=data.get("cautions", ()),
         time=config.get("time"),
         kept=config.get("time") in config.get("keep", ()),
         classes=data["classes"],

@@ -105,6 +105,12 @@ def scores(held_out: Arrays, seconds: float) -> Scores:
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
+def worse_than_constant(metrics: Mapping[str, Scores]) -> bool:
+    """Whether the RMSE of our means is not below that of the constant."""
+    ours, constant = (metrics.get(name, {}).get("RMSE") for name in (OURS, CONSTANT))
+    return ours is not None and constant is not None and ours >= constant
+
+
 def margin(ours: Arrays, other: Arrays, most: float = math.inf) -> list[float] | None:
     """Return the NLL of another model minus ours on the same rows, and the standard error of the difference.
 

@@ -25,10 +25,20 @@ from bayesadam.tables.report import write_report
 from bayesadam.tables.report.predicted import OURS
 from bayesadam.tables.runs import run_folder as names
 from bayesadam.tables.runs.baselines import baseline_rows, baselines, recipes
-from bayesadam.tables.runs.evaluation import Arrays, Scores, compared, predict_held_out, scores
+from bayesadam.tables.runs.evaluation import (
+    Arrays,
+    Scores,
+    compared,
+    predict_held_out,
+    scores,
+    worse_than_constant,
+)
 from bayesadam.tables.runs.prepare import Prepared, prepare
 from bayesadam.tables.runs.report_data import report_data
 from bayesadam.tables.runs.settings import RunError, Settings
+
+LOGARITHMIC = ("poisson", "negative_binomial", "gamma")
+"""Likelihoods with the logarithm of the mean as output, which can make a mean huge."""
 
 
 class Watcher:
@@ -147,6 +157,11 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
             notes.append(sentence)
             if others and transform != "none":
                 notes.append("linear model, gradient boosting and constant have this transform, too")
+        if prepared.settings.likelihood in LOGARITHMIC and worse_than_constant(metrics):
+            notes.append(
+                "the means of some rows are far too large (the RMSE is not below that of a constant): give the "
+                "logarithm of exposures, and of other positive inputs that spread over orders of magnitude"
+            )
         if estimator.stopped_ == "early":
             notes.append(
                 f"early stopping after {epochs} epochs: the validation loss was lowest after epoch "

@@ -147,7 +147,15 @@ def prepare(settings: Settings, frame: Any = None) -> Prepared:
         groups=None if groups is None else groups[split.training],
         weights=weights,
         left_out={**special, **encoder.left_out_},
-        notes=[*file.notes, *notes, *target.notes, *copied, *_time_notes(settings, table, split, encoder), *read],
+        notes=[
+            *target.cautions,
+            *file.notes,
+            *notes,
+            *target.notes,
+            *copied,
+            *_time_notes(settings, table, split, encoder),
+            *read,
+        ],
     )
 
 

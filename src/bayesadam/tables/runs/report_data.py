@@ -68,6 +68,7 @@ def report_data(
         "task": target.task,
         "target": target.name,
         "unit": target.unit,
+        "cautions": [with_options(caution) for caution in target.cautions],
         "classes": [str(label) for label in target.classes],
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "data": {
