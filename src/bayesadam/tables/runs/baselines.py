@@ -16,10 +16,9 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 from sklearn.preprocessing import StandardScaler
 
-from bayesadam.likelihoods import NegativeBinomial
 from bayesadam.predictive import ClassificationPredictive, GaussianPredictive, MixturePredictive
 from bayesadam.tables.estimators import target_transform
-from bayesadam.tables.estimators.named_likelihoods import minimise
+from bayesadam.tables.estimators.named_likelihoods import made, minimise
 from bayesadam.tables.estimators.threads import threads_for
 from bayesadam.tables.runs.evaluation import CONSTANT, Arrays, predict_held_out
 from bayesadam.tables.runs.prepare import Prepared
@@ -142,9 +141,9 @@ def _models(prepared: Prepared) -> dict[str, Any]:
 
 def _negative_binomial(
     mean: NDArray[np.float64], counts: NDArray[np.float64], weight: NDArray[np.float64] | None
-) -> NegativeBinomial:
+) -> Any:
     """Return the likelihood with the most probable dispersion of counts around their predicted means."""
-    likelihood = NegativeBinomial(learned=True).double()
+    likelihood = made("negative_binomial", 1).double()
     outputs, targets = torch.from_numpy(mean).log(), torch.from_numpy(counts.astype(np.float64))
     share = torch.from_numpy(np.ones(len(counts)) if weight is None else weight) / len(counts)
     minimise(list(likelihood.parameters()), lambda: -(share * likelihood.log_density(outputs, targets)).sum())

@@ -25,14 +25,7 @@ from bayesadam.tables.report import write_report
 from bayesadam.tables.report.predicted import OURS
 from bayesadam.tables.runs import run_folder as names
 from bayesadam.tables.runs.baselines import baseline_rows, baselines, recipes
-from bayesadam.tables.runs.evaluation import (
-    Arrays,
-    Scores,
-    compared,
-    predict_held_out,
-    scores,
-    worse_than_constant,
-)
+from bayesadam.tables.runs.evaluation import Arrays, Scores, compared, predict_held_out, scores, worse_than_constant
 from bayesadam.tables.runs.prepare import Prepared, prepare
 from bayesadam.tables.runs.report_data import report_data
 from bayesadam.tables.runs.settings import RunError, Settings
