@@ -462,6 +462,9 @@ class TestHeadline:
         assert text.startswith(advice)
         assert ("add inputs that tell more" in text) == ("No model" in advice)
         assert "constant" not in text.replace("better than a constant", "")
+        assert ("its difference from the linear model and the gradient boosting may be" in text) == (
+            "Use this" in advice
+        )
         worse = {"linear model": [-0.5, 0.1], "gradient boosting": [0.3, 0.1]}  # better than ours, but not than nothing
         over = {"bayesadam": [0.5, 0.1], "linear model": [0.1, 0.1], "gradient boosting": [0.5, 0.1]}
         assert "better than the gradient boosting, beyond" in headline.headline(rows, rows, worse, gains=over)[0]

@@ -103,8 +103,10 @@ def _advice(margins: Mapping[str, Any], gains: Mapping[str, Any], remedy: Markup
         text = "<strong>Use this model:</strong> it is better than the {}, beyond chance{}."
         return _fill(text, " and the ".join(worse), _BY_NLL)
     if useless and OURS in gains and OURS not in useless:
-        text = "<strong>Use this model:</strong> no other one is better than a constant, beyond chance{}."
-        return _fill(text, _BY_NLL)
+        text = "<strong>Use this model:</strong> no other one is better than a constant, beyond chance{}.{}"
+        close = " and the ".join(model for model in comparable if model not in clear)
+        doubt = Markup(" But its difference from the {} may be chance, too.").format(close)
+        return _fill(text, _BY_NLL, doubt if close else "")
     return Markup("")
 
 

@@ -41,8 +41,8 @@ def verdict(rows: Predicted) -> str:
         if intervals:
             less, kind = ("less", "narrow") if end < 0 else ("more", "wide")
             partly, whole = (percent(float(np.average(mask, weights=weight))) for mask in (observed, shown))
-            ends = "" if partly == whole else f" ({partly} if rows on their ends count in part)"
-            return f"{less} than they promise{ends}: they are too {kind}"
+            aside = "" if partly == whole else f" ({partly} if rows on their ends count in part)"
+            return f"{less} than they promise{aside}: they are too {kind}"
         return "too sure of itself" if end < 0 else "more careful than it need be"
     fine = "as they should" if intervals else "as sure as it should be"
     if abs(excess[worst]) > stats.norm.isf(CHANCE / 12):
