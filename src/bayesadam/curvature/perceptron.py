@@ -14,6 +14,11 @@ from bayesadam.modules.perceptrons import Layers
 Weights = Mapping[str, Tensor]
 
 
+def _tanh_(hidden: Tensor) -> Tensor:
+    """Compute ``tanh(x) = 2 sigmoid(2 x) - 1`` in place: on CPUs, PyTorch's tanh takes four times as long."""
+    return hidden.mul_(2.0).sigmoid_().sub_(0.5).mul_(2.0)
+
+
 def _tanh_backward_(grad: Tensor, output: Tensor) -> Tensor:
     return torch.ops.aten.tanh_backward.grad_input(grad, output, grad_input=grad)  # type: ignore[no-any-return]
 
@@ -22,7 +27,7 @@ def _relu_backward_(grad: Tensor, output: Tensor) -> Tensor:
     return torch.ops.aten.threshold_backward.grad_input(grad, output, 0, grad_input=grad)  # type: ignore[no-any-return]
 
 
-IN_PLACE = {nn.Tanh: (Tensor.tanh_, _tanh_backward_), nn.ReLU: (Tensor.relu_, _relu_backward_)}
+IN_PLACE = {nn.Tanh: (_tanh_, _tanh_backward_), nn.ReLU: (Tensor.relu_, _relu_backward_)}
 """Functions that overwrite their inputs, and functions of a gradient and the outputs that overwrite the gradient."""
 
 
