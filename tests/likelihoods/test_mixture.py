@@ -61,6 +61,18 @@ class TestMixture:
         below = given(outputs.numpy()).cdf(found).mean(0)
         np.testing.assert_allclose(below, level, rtol=1e-5)  # the shape is kept in float32
 
+    @pytest.mark.parametrize("components", [20, 200])
+    @pytest.mark.parametrize("likelihood", [ba.likelihoods.Poisson(), ba.likelihoods.StudentT(), ba.Gaussian()])
+    def test_quantiles_of_outputs_that_are_nan(self, likelihood, components):
+        outputs = draw(components, 3)
+        outputs[3, 1] = math.nan
+        found = ba.predictive.MixturePredictive(outputs, likelihood).quantile([0.01, 0.9])
+        assert found[:, 1].isnan().all()
+        rest = ba.predictive.MixturePredictive(outputs[:, [0, 2]], likelihood).quantile([0.01, 0.9])
+        assert torch.equal(found[:, [0, 2]], rest)
+        if likelihood.discrete:
+            assert not rest[0].signbit().any()  # zeros, which are printed as 0 and not as -0
+
     @pytest.mark.parametrize("level", [1e-4, 0.2, 0.5, 0.99])
     def test_quantiles_of_counts_are_the_least_that_reach_the_probability(self, level):
         found = mixture(ba.likelihoods.Poisson()).quantile(level).numpy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
@@ -158,7 +159,7 @@ class MixturePredictive(PredictiveDistribution):
         return torch.cat(turns)[:count].to(self.device)
 
     def _quantile(self, level: Tensor) -> Tensor:
-        """Quantile at one level, from bounds that are doubled until it lies between them."""
+        """Quantile at one level, from bounds that are doubled until it lies between them; NaN where an output is."""
         if self.likelihood.discrete:
             return self._integer_quantile(level)
         center, width, positive = self._start
@@ -178,7 +179,7 @@ class MixturePredictive(PredictiveDistribution):
             if not (outside := above(high) < 0).any():
                 break
             high = torch.where(outside, high + 2.0 * (high - center), high)
-        return value(zero_between(above, low, high, width))
+        return value(zero_between(above, low, high, width)).masked_fill(above(low).isnan(), math.nan)
 
     def _integer_quantile(self, level: Tensor) -> Tensor:
         """Quantile of integers at one level.
@@ -202,16 +203,19 @@ class MixturePredictive(PredictiveDistribution):
                 break
             low[rows] = (low - 2.0 * (center - low)).floor()[rows]
         rows = torch.arange(len(high), device=self.device)
+        below = cdf(high, rows)
+        unknown = below.isnan()  # not at the lower end, which may be negative: there it is 0 for any output
         for _ in range(DOUBLINGS):
-            if not len(rows := rows[_any_of_row(cdf(high, rows) < level)]):
+            if not len(rows := rows[_any_of_row(below < level)]):
                 break
             high[rows] = (high + 2.0 * (high - center)).ceil()[rows]
+            below = cdf(high, rows)
         while True:
             middle = (0.5 * (low + high)).floor()
             # Neighbouring numbers are more than 1 apart from 2^53 on, and the quantile of an infinite rate is infinite.
             rows = _any_of_row((middle > low) & (middle < high)).nonzero().flatten()
             if not len(rows):
-                return high
+                return (high + 0.0).masked_fill(unknown, math.nan)  # the sum has no negative zeros
             reached = cdf(middle, rows) >= level
             low[rows] = torch.where(reached, low[rows], middle[rows])
             high[rows] = torch.where(reached, middle[rows], high[rows])
