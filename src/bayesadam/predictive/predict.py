@@ -79,7 +79,8 @@ def predict(
             ``"linearized"`` and ``"moments"`` it is the number of draws of the outputs, and not used for Gaussian
             targets.
         seed: Seed of the samples. Sample ``i`` depends on ``(seed, i)`` only, and not on batches, chunks or a global
-            generator.
+            generator. For ``"linearized"`` and ``"moments"``, if the targets are not Gaussian, outputs are drawn for
+            every row by itself, and also depend on its place among the inputs.
         method: One of the following. ``"auto"`` is ``"linearized"`` for posteriors of :func:`bayesadam.badam` and
             :func:`bayesadam.laplace` and mixtures of them, whose covariance is that of a linearised network, and for
             those of :func:`bayesadam.variational_last_layer`, for which it is exact; it is ``"monte_carlo"`` for all
