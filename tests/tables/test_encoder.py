@@ -374,6 +374,25 @@ def test_is_a_transformer_and_is_saved_exactly():
     assert again.get_params() == {**encoder.get_params(), "keep": ("size",), "missing": ("none",)}
 
 
+@pytest.mark.parametrize("start", [0, 1000, 1990, 5000])
+@pytest.mark.parametrize(("bad", "missing"), [("n/a", ()), ("-", ()), ("n/a", ("n/a",)), ("many", ("many",))])
+def test_numbers_with_a_decimal_are_not_dates(start, bad, missing):
+    """1013.2 is not February of the year 1013, and a mark that the user names does not make a category of it."""
+    values = [f"{start + number / 10:.1f}" for number in range(60)] * 3
+    values[7] = bad
+    found = TableEncoder(missing=missing).fit(pa.table({"pressure": values}))
+    assert [column.kind for column in found.columns_] == ["number"]
+    matrix = found.transform(pa.table({"pressure": values}))
+    assert matrix[50, 0] == start + 5.0
+    assert matrix[7, 1] == 1.0  # missing
+
+
+def test_dates_without_a_day_are_dates():
+    for mark in "-/":
+        values = [f"2021{mark}{1 + number % 12:02d}" for number in range(60)]
+        assert [column.kind for column in TableEncoder().fit(pa.table({"month": values})).columns_] == ["date"]
+
+
 def test_a_text_that_makes_a_category_of_numbers_is_noted():
     table = pa.table({"a": ["1,5", "2,5", "6.0"] * 9, "b": ["x", "y", "z"] * 9})
     assert TableEncoder().fit(table).notes(table) == [

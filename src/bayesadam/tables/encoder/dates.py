@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from pyarrow import compute
 
 from bayesadam.tables.encoder.csv_numbers import (
+    NUMBER,
     are_codes,
-    are_plain,
     as_text,
     flags,
     is_text,
@@ -184,9 +184,10 @@ def order_of(text: pa.Array, *, day_first: bool = False, wanted: bool = False) -
     Returns:
         The order, and whether day and month could be exchanged.
     """
-    if not wanted and (are_plain(text) or are_codes(text)):
-        return None
     text = text.filter(pa.array(~means_missing(text)))
+    numbers = flags(compute.match_substring_regex(text, f"^({NUMBER})$"))
+    if not wanted and (2 * numbers.sum() >= len(text) or are_codes(text)):  # 1013.2 is not a month of the year 1013
+        return None
     candidates = [*_ORDERS, *_DIGITS] if wanted else list(_ORDERS)
     odd = {order: int(np.isnat(_read(text, order)).sum()) for order in candidates}
     dotted = bool(len(text)) and compute.match_substring_regex(text, r"^\d+\.\d+\.")[0].as_py()

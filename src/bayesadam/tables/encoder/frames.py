@@ -15,6 +15,7 @@ from pyarrow import compute
 
 from bayesadam.tables.encoder.csv_numbers import (
     EXACT,
+    are_plain,
     as_text,
     beyond_exact,
     flags,
@@ -91,7 +92,14 @@ def _cleaned(column: pa.ChunkedArray, missing: Sequence[object], decimal: str) -
         unknown = np.isin(values, numbers[~np.isnan(numbers)]) | (infinite & np.isinf(values))
     else:
         return column
-    return compute.if_else(pa.array(unknown), None, column) if unknown.any() else column
+    if not unknown.any():
+        return column
+    known = compute.if_else(pa.array(unknown), None, column)
+    # Numbers that are text because of these marks alone are numbers.
+    if pa.types.is_dictionary(column.type) or not is_text(column.type) or not are_plain(as_text(known)):
+        return known
+    values = numbers_in(known, decimal)
+    return known if beyond_exact(known, values).any() else pa.chunked_array([pa.array(values, from_pandas=True)])
 
 
 def _is_frame(X: Any) -> bool:
