@@ -391,6 +391,8 @@ class TestBaselines:
 
     def test_means_that_are_no_better_than_a_constant(self):
         assert evaluation.worse_than_constant({"bayesadam": {"RMSE": 2.0}, "constant": {"RMSE": 2.0}})
+        models = {"bayesadam": {"RMSE": 1.0}, "linear model": {"RMSE": 1_017.0}, "constant": {"RMSE": 63.0}}
+        assert evaluation.worse_than_constant(models)
         assert not evaluation.worse_than_constant({"bayesadam": {"RMSE": 1.9}, "constant": {"RMSE": 2.0}})
         assert not evaluation.worse_than_constant({"bayesadam": {"RMSE": 2.0}})  # the baselines were left out
 

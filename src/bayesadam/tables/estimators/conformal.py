@@ -26,8 +26,8 @@ def check_method(method: object, left_out: object) -> None:
         raise ValueError(f"method must be one of {INTERVALS}, got {method!r}")
     if method == "cross" and left_out is None:
         raise ValueError(
-            "method must not be 'cross' if members left out no rows, or if these rows were not scored "
-            "(calibrate=False, or a likelihood that is not Gaussian), got 'cross'"
+            "method must be 'bayes' for counts and other targets that are not Gaussian, and if no rows were left out "
+            "and scored (calibrate=False), got 'cross'"
         )
 
 

@@ -83,7 +83,9 @@ def _advice(margins: Mapping[str, Any], gains: Mapping[str, Any], remedy: Markup
     comparable = {model: margin for model, margin in margins.items() if margin is not None}
     useless = [model for model, gain in gains.items() if gain is not None and not gain[0] > 2.0 * gain[1]]
     if useless and all(gain is None or model in useless for model, gain in gains.items()):
-        text = "<strong>No model is better than a constant here</strong>, beyond chance{}. {}"
+        text = "<strong>Whether any model is better than a constant cannot be told from these rows</strong>{}. {}"
+        if all(gain is None or gain[0] <= 0.0 for gain in gains.values()):
+            text = "<strong>No model is better than a constant here</strong>{}. {}"
         return _fill(text, _BY_NLL, remedy)
     clear = {model: above for model, (above, error) in comparable.items() if abs(above) > 2.0 * error}
     alike = [model for model in comparable if model not in clear and model not in useless]
@@ -98,15 +100,15 @@ def _advice(margins: Mapping[str, Any], gains: Mapping[str, Any], remedy: Markup
             "be chance{}.{}"
         )
         return _fill(text, alike[0], OURS, _BY_NLL, how.get(alike[0], ""))
+    close = " and the ".join(model for model in comparable if model not in clear)
+    doubt = Markup(" But its difference from the {} may be chance.").format(close) if close else Markup("")
     worse = [model for model, above in clear.items() if above > 0]
     if worse:
-        text = "<strong>Use this model:</strong> it is better than the {}, beyond chance{}."
-        return _fill(text, " and the ".join(worse), _BY_NLL)
+        text = "<strong>Use this model:</strong> it is better than the {}, beyond chance{}.{}"
+        return _fill(text, " and the ".join(worse), _BY_NLL, doubt)
     if useless and OURS in gains and OURS not in useless:
         text = "<strong>Use this model:</strong> no other one is better than a constant, beyond chance{}.{}"
-        close = " and the ".join(model for model in comparable if model not in clear)
-        doubt = Markup(" But its difference from the {} may be chance, too.").format(close)
-        return _fill(text, _BY_NLL, doubt if close else "")
+        return _fill(text, _BY_NLL, doubt)
     return Markup("")
 
 

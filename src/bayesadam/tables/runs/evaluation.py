@@ -106,9 +106,10 @@ def scores(held_out: Arrays, seconds: float) -> Scores:
 
 
 def worse_than_constant(metrics: Mapping[str, Scores]) -> bool:
-    """Whether the RMSE of our means is not below that of the constant."""
-    ours, constant = (metrics.get(name, {}).get("RMSE") for name in (OURS, CONSTANT))
-    return ours is not None and constant is not None and ours >= constant
+    """Whether the RMSE of a model's means is not below that of the constant."""
+    errors = {name: scores["RMSE"] for name, scores in metrics.items()}
+    constant = errors.pop(CONSTANT, None)
+    return constant is not None and any(error is not None and error >= constant for error in errors.values())
 
 
 def margin(ours: Arrays, other: Arrays, most: float = math.inf) -> list[float] | None:

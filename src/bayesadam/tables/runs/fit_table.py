@@ -152,7 +152,7 @@ def _fit(settings: Settings, frame: Any, watcher: Watcher) -> TableFit:
                 notes.append("linear model, gradient boosting and constant have this transform, too")
         if prepared.settings.likelihood in LOGARITHMIC and worse_than_constant(metrics):
             notes.append(
-                "the means of some rows are far too large (the RMSE is not below that of a constant): give the "
+                "a model's means of some rows are far too large (its RMSE is not below that of a constant): give the "
                 "logarithm of exposures, and of other positive inputs that spread over orders of magnitude"
             )
         if estimator.stopped_ == "early":

@@ -54,7 +54,7 @@ def report_data(
         seconds: Duration of each stage.
     """
     target, split, lines = prepared.target, prepared.split, prepared.rows + prepared.file.first_line
-    notes, explained = list(prepared.notes), {}
+    notes, explained = prepared.notes, {}
     unseen, unseen_rows = held_out, split.held_out
     if left_out is not None:
         unseen_rows = np.concatenate([split.held_out, left_out[0]])
