@@ -261,6 +261,8 @@ def test_a_series_in_time(options, note):
     notes = prepare(Settings("t", "price", **{"drop": ("big",), **options}), messy_table()).notes
     told = [line for line in notes if "'day'" in line]
     assert told == [] if note is None else (len(told) == 1 and told[0].endswith(note))
+    few = prepare(Settings("t", "price"), messy_table().head(100)).notes  # of less than a year
+    assert [line for line in few if line.endswith("as for a forecast: time='day'")]
     shuffled = prepare(Settings("t", "price"), messy_table().sample(frac=1, random_state=0)).notes
     assert not [line for line in shuffled if "'day'" in line]
 

@@ -233,7 +233,10 @@ def _split(settings: Settings, table: pa.Table, decimals: dict[str, str], labels
 
 
 def _time_notes(settings: Settings, table: pa.Table, split: Split, encoder: TableEncoder) -> list[str]:
-    """Return notes on dates that hold out the last rows, but are no inputs, and on some that had better do so."""
+    """Return notes on dates that hold out the last rows, but are no inputs, and on some that had better do so.
+
+    To keep a date that spans less than a year is not advised: what the networks learn of its trend is wrong later.
+    """
     if (name := settings.time) and name not in settings.keep:
         times, wanted = table.column(name).take(split.training), name in settings.date
         date = date_of(times, name, day_first=settings.day_first, wanted=wanted)
@@ -243,7 +246,7 @@ def _time_notes(settings: Settings, table: pa.Table, split: Split, encoder: Tabl
     dates = [column for column in encoder.columns_ if isinstance(column, Date)]
     return [
         f"the rows are in the order of {date.name!r}, in regular steps, but random ones are held out; to hold out the "
-        f"last ones instead, as for a forecast: time={date.name!r}" + f" keep=[{date.name!r}]" * bool(date.parts)
+        f"last ones instead, as for a forecast: time={date.name!r}" + f" keep=[{date.name!r}]" * ("year" in date.parts)
         for date in dates
         if are_steps(as_times(table.column(date.name), date.order))
     ]
