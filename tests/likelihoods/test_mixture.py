@@ -62,7 +62,17 @@ class TestMixture:
         np.testing.assert_allclose(below, level, rtol=1e-5)  # the shape is kept in float32
 
     @pytest.mark.parametrize("components", [20, 200])
-    @pytest.mark.parametrize("likelihood", [ba.likelihoods.Poisson(), ba.likelihoods.StudentT(), ba.Gaussian()])
+    @pytest.mark.parametrize(
+        "likelihood",
+        [
+            ba.likelihoods.Poisson(),
+            ba.likelihoods.NegativeBinomial(0.3),
+            ba.likelihoods.StudentT(),
+            ba.likelihoods.Gamma(2.0),
+            ba.likelihoods.LogNormal(),
+            ba.Gaussian(),
+        ],
+    )
     def test_quantiles_of_outputs_that_are_nan(self, likelihood, components):
         outputs = draw(components, 3)
         outputs[3, 1] = math.nan

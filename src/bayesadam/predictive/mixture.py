@@ -159,75 +159,64 @@ class MixturePredictive(PredictiveDistribution):
         return torch.cat(turns)[:count].to(self.device)
 
     def _quantile(self, level: Tensor) -> Tensor:
-        """Quantile at one level, from bounds that are doubled until it lies between them; NaN where an output is."""
-        if self.likelihood.discrete:
-            return self._integer_quantile(level)
-        center, width, positive = self._start
+        """Quantile at one level, from bounds that are doubled until it lies between them; NaN where an output is.
+
+        The distribution function takes the time. For the bounds, and for integers, it is evaluated only for data points
+        that are not finished.
+        """
+        center, width, positive = self._around(level)
 
         def value(place: Tensor) -> Tensor:
             return torch.where(positive, place.exp(), place)
 
-        def above(place: Tensor) -> Tensor:
-            return self.likelihood.cdf(self.outputs, value(place)).double().mean(0) - level
+        def above(place: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
+            return self.likelihood.cdf(self.outputs[:, rows], value(place)[rows]).double().mean(0) - level
 
-        low, high = center - width, center + width
-        for _ in range(DOUBLINGS):
-            if not (outside := above(low) >= 0).any():
-                break
-            low = torch.where(outside, low - 2.0 * (center - low), low)
-        for _ in range(DOUBLINGS):
-            if not (outside := above(high) < 0).any():
-                break
-            high = torch.where(outside, high + 2.0 * (high - center), high)
-        return value(zero_between(above, low, high, width)).masked_fill(above(low).isnan(), math.nan)
+        def bound(end: Tensor, is_outside: Callable[[Tensor], Tensor]) -> Tensor:
+            rows = torch.arange(len(end), device=self.device)
+            for _ in range(DOUBLINGS):
+                outside = is_outside(above(end, rows))
+                if not outside.any():
+                    break
+                end[rows] = torch.where(outside, (end + 2.0 * (end - center))[rows], end[rows])
+                rows = rows[_any_of_row(outside)]
+            return end
 
-    def _integer_quantile(self, level: Tensor) -> Tensor:
-        """Quantile of integers at one level.
+        low = bound(center - width, lambda above: above >= 0)
+        high = bound(center + width, lambda above: above < 0)
+        if self.likelihood.discrete:
+            quantile = _least_integer(above, low.floor(), high.ceil())
+        else:
+            quantile = value(zero_between(above, low, high, width))
+        return quantile.masked_fill(self._below_zero.isnan(), math.nan)
 
-        Of many components, the search starts at the quantile of a few. The distribution function of all of them, which
-        takes the time, is evaluated only for data points whose quantile is not yet known.
+    def _around(self, level: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Centre and width of the first bracket, and whether they are those of ``log y``.
+
+        The quantile of an integer is near that of a few components, if there are many.
         """
-
-        def cdf(place: Tensor, rows: Tensor) -> Tensor:
-            return self.likelihood.cdf(self.outputs[:, rows], place[rows]).double().mean(0)
-
-        center, width, _ = self._start if self._few is None else self._few._start
-        if self._few is not None:
-            guess = self._few._integer_quantile(level)
-            finite = guess.isfinite()
-            center, width = torch.where(finite, guess - 0.5, center), torch.where(finite, 0.005 * width, width)
-        low, high = (center - width).floor(), (center + width).ceil()
-        rows = torch.arange(len(low), device=self.device)
-        for _ in range(DOUBLINGS):
-            if not len(rows := rows[_any_of_row(cdf(low, rows) >= level)]):
-                break
-            low[rows] = (low - 2.0 * (center - low)).floor()[rows]
-        rows = torch.arange(len(high), device=self.device)
-        below = cdf(high, rows)
-        unknown = below.isnan()  # not at the lower end, which may be negative: there it is 0 for any output
-        for _ in range(DOUBLINGS):
-            if not len(rows := rows[_any_of_row(below < level)]):
-                break
-            high[rows] = (high + 2.0 * (high - center)).ceil()[rows]
-            below = cdf(high, rows)
-        while True:
-            middle = (0.5 * (low + high)).floor()
-            # Neighbouring numbers are more than 1 apart from 2^53 on, and the quantile of an infinite rate is infinite.
-            rows = _any_of_row((middle > low) & (middle < high)).nonzero().flatten()
-            if not len(rows):
-                return (high + 0.0).masked_fill(unknown, math.nan)  # the sum has no negative zeros
-            reached = cdf(middle, rows) >= level
-            low[rows] = torch.where(reached, low[rows], middle[rows])
-            high[rows] = torch.where(reached, middle[rows], high[rows])
+        few = self._few
+        if few is None:
+            return self._start
+        center, width, positive = few._start
+        guess = few._quantile(level)
+        near = (0.005 * width).clamp_min(0.5)
+        finite = guess.isfinite()
+        return torch.where(finite, guess - 0.5, center), torch.where(finite, near, width), positive
 
     @cached_property
     def _few(self) -> MixturePredictive | None:
-        """A mixture of a few outputs, evenly spaced among the sorted ones, if there are many."""
+        """For integers a mixture of a few outputs, evenly spaced among the sorted ones, if there are many."""
         count = len(self.outputs)
-        if count < 4 * FEW:
+        if count < 4 * FEW or not self.likelihood.discrete:
             return None
         places = ((torch.arange(FEW, device=self.device) + 0.5) * (count / FEW)).long()
         return MixturePredictive(self.outputs.sort(0).values[places], self.likelihood)
+
+    @cached_property
+    def _below_zero(self) -> Tensor:
+        """``P(y <= 0)``, which is NaN where an output is."""
+        return self.likelihood.cdf(self.outputs, self.outputs.new_zeros(())).double().mean(0)
 
     @cached_property
     def _start(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -237,9 +226,8 @@ class MixturePredictive(PredictiveDistribution):
         those of the logarithm of a log-normal variable: quantiles of a skewed distribution differ by orders of
         magnitude, and their errors must be small relative to themselves.
         """
-        below = self.likelihood.cdf(self.outputs, self.outputs.new_zeros(())).double().mean(0)
-        positive = (below <= 0) & (not self.likelihood.discrete)
-        center, width = torch.zeros_like(below), torch.ones_like(below)
+        positive = (self._below_zero <= 0) & (not self.likelihood.discrete)
+        center, width = torch.zeros_like(self._below_zero), torch.ones_like(self._below_zero)
         if not self.likelihood.provides("moments"):
             return center, width, positive
         mean, variance = self.mean.double(), self.variance.double()
@@ -263,6 +251,21 @@ def check_at_samples(likelihood: Likelihood, outputs: Tensor, target: Tensor) ->
 def _any_of_row(mask: Tensor) -> Tensor:
     """Whether a mask ``(N, ...)`` is true for any element of a data point, ``(N,)``."""
     return mask.flatten(1).any(1) if mask.ndim > 1 else mask
+
+
+def _least_integer(above: Callable[[Tensor, Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
+    """Find the least integers in ``(low, high]`` at which a function of a place and rows is not negative.
+
+    Neighbouring numbers are more than 1 apart from 2^53 on, and the quantile of an infinite rate is infinite.
+    """
+    while True:
+        middle = (0.5 * (low + high)).floor()
+        rows = _any_of_row((middle > low) & (middle < high)).nonzero().flatten()
+        if not len(rows):
+            return high + 0.0  # not -0
+        reached = above(middle, rows) >= 0
+        low[rows] = torch.where(reached, low[rows], middle[rows])
+        high[rows] = torch.where(reached, middle[rows], high[rows])
 
 
 def zero_between(function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, scale: Tensor) -> Tensor:
