@@ -450,6 +450,7 @@ class TestHeadline:
                 "Whether any model is better than a constant cannot be told from these rows (negative log-",
             ),
             ((-0.1, None, 0.2), "Whether any model is better than a constant cannot be told"),
+            ((-0.1, 0.0, -0.2), "No model is better than a constant here (negative log-likelihood of"),
             ((0.5, 0.5, 0.2), "The linear model is as good here"),
             ((0.5, 0.2, 0.5), "The gradient boosting is as good here"),
             ((0.5, 0.2, 0.2), "Use this model: no other one is better than a constant, beyond chance (negative"),
