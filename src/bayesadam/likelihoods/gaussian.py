@@ -9,10 +9,17 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Normal
 
-from bayesadam.checks import check, is_positive
 from bayesadam.functional import moments as maps
 from bayesadam.likelihoods.base import Likelihood
-from bayesadam.likelihoods.parameters import check_equal_shapes, check_shape, diagonal_factor, set_log, summed, with_log
+from bayesadam.likelihoods.parameters import (
+    check_equal_shapes,
+    check_shape,
+    diagonal_factor,
+    scale_factor,
+    set_log,
+    summed,
+    with_log,
+)
 
 
 class RegressionLikelihood(Likelihood, abc.ABC):
@@ -150,8 +157,7 @@ class Gaussian(RegressionLikelihood):
 
     def tempered(self, temperature: float) -> Gaussian:
         """Return a copy with the noise precision divided by the temperature."""
-        check("temperature", temperature, "positive and finite", is_positive)
-        return self.rescaled(torch.tensor(temperature, dtype=torch.float64).sqrt())
+        return self.rescaled(scale_factor(temperature))
 
     def under_gaussian(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The moments, as in the base class; the noise does not depend on the outputs."""

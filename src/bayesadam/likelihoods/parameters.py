@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
-from bayesadam.checks import check, check_tensor
+from bayesadam.checks import check, check_tensor, is_positive
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -51,6 +51,16 @@ def with_log(module: Module, name: str, value: Tensor) -> Module:
         value = nn.Parameter(value, requires_grad=before.requires_grad)
     setattr(changed, f"log_{name}", value)
     return changed
+
+
+def scale_factor(temperature: float) -> Tensor:
+    """The factor of the scale of noise at a temperature, by which its square is multiplied; in float64.
+
+    Raises:
+        ValueError: The temperature is not positive or not finite.
+    """
+    check("temperature", temperature, "positive and finite", is_positive)
+    return torch.tensor(temperature, dtype=torch.float64).sqrt()
 
 
 def check_every_axis(points: torch.Size, output: Tensor, target: Tensor) -> None:

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from bayesadam.checks import check, is_positive
 from bayesadam.functional.special import betainc, log_rising
 from bayesadam.likelihoods.base import Likelihood
-from bayesadam.likelihoods.parameters import diagonal_factor, set_log, with_log
+from bayesadam.likelihoods.parameters import diagonal_factor, scale_factor, set_log, with_log
 
 MANY, NORMAL = 1e6, 1e18
 """Degrees of freedom from which the distribution function is an approximation, and the density that of a Gaussian."""
@@ -120,5 +119,4 @@ class StudentT(Likelihood):
         The power ``1 / temperature`` of the density would have other degrees of freedom, and for a high temperature no
         integral.
         """
-        check("temperature", temperature, "positive and finite", is_positive)
-        return self.rescaled(torch.tensor(temperature, dtype=torch.float64).sqrt())
+        return self.rescaled(scale_factor(temperature))

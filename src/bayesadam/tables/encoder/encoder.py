@@ -199,10 +199,11 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             )
             alike = {spelled(name).strip().lower(): name for name in table.column_names}
             other = alike.get(spelled(lacking[0]).strip().lower())
-            some = len(lacking) < len(self.columns_)  # a table without any of them is another one
-            advice = f" (to predict without {what})" if some else ""
+            advice = ""  # a table without any of the columns is another one
             if other is not None:
                 advice = f" (rename its column {other!r})"
+            elif len(lacking) < len(self.columns_):
+                advice = f" (to predict without {what})"
             raise TableError(
                 f"the table must have the {rule} of the training data, it lacks {quoted(lacking, 50)}{advice}"
             )

@@ -17,6 +17,12 @@ from bayesadam.tables.encoder.encoder import are_whole
 
 NAMES = ("gaussian", "student_t", "poisson", "negative_binomial", "log_normal", "gamma")
 
+COUNTS = ("poisson", "negative_binomial")
+"""Likelihoods of counts."""
+
+LOGARITHMIC = (*COUNTS, "gamma")
+"""Likelihoods with the logarithm of the mean as output, which can make a mean huge."""
+
 FEW = 50
 """Rows from which on targets can look like counts: fewer are whole by chance or by hand."""
 

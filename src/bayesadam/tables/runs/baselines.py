@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 
 from bayesadam.predictive import ClassificationPredictive, GaussianPredictive, MixturePredictive
 from bayesadam.tables.estimators import target_transform
-from bayesadam.tables.estimators.named_likelihoods import made, minimise
+from bayesadam.tables.estimators.named_likelihoods import COUNTS, made, minimise
 from bayesadam.tables.estimators.threads import threads_for
 from bayesadam.tables.runs.evaluation import CONSTANT, Arrays, predict_held_out
 from bayesadam.tables.runs.prepare import Prepared
@@ -34,8 +34,6 @@ ITERATIONS = 500
 """Maximum number of iterations of a regression that has no closed form."""
 PENALTY = 1e-3
 """Penalty of the Poisson regression, about as weak for 1,000 rows as that of the ridge regression."""
-COUNTS = ("poisson", "negative_binomial")
-"""Likelihoods of counts, with which the baselines are models of counts as well."""
 FEWEST = 10
 """Minimum number of training rows of every class for early stopping, which takes a tenth of each."""
 _NAMES = ("linear model", "gradient boosting", CONSTANT)
@@ -63,7 +61,8 @@ def baselines(prepared: Prepared, functions: Sequence[Monotone] = ()) -> dict[st
     """
     split, classes, settings = prepared.split, len(prepared.target.classes), prepared.settings
     shuffled = np.random.default_rng(settings.seed).permutation(len(split.training))[: baseline_rows(prepared)]
-    training = split.training[np.sort(shuffled)]  # in their own order, in which the quoted code has them
+    chosen = np.sort(shuffled)  # in their own order, in which the quoted code has them
+    training = split.training[chosen]
     weight, weight_test = prepared.weights_of(training), prepared.weights_of(split.held_out)
     scaler = StandardScaler().fit(prepared.matrix[training], sample_weight=weight)
     x, x_test = (scaler.transform(prepared.matrix[rows]) for rows in (training, split.held_out))
@@ -71,7 +70,8 @@ def baselines(prepared: Prepared, functions: Sequence[Monotone] = ()) -> dict[st
     if functions:
         y = target_transform.transformed(functions, y[:, None].astype(np.float64))[:, 0]
     weight = None if weight is None else weight / weight.mean()
-    apart = np.isin(np.sort(shuffled), shuffled[: max(round(_CALIBRATION * len(x)), 1)])
+    apart = np.isin(chosen, shuffled[: max(round(_CALIBRATION * len(x)), 1)])
+    weight_apart = None if weight is None else weight[apart]
     results: dict[str, tuple[Arrays, float]] = {}
     for name, model in _models(prepared).items():
         # One thread: on a busy machine, threads that wait for each other take minutes.
@@ -79,7 +79,7 @@ def baselines(prepared: Prepared, functions: Sequence[Monotone] = ()) -> dict[st
             warnings.simplefilter("ignore")  # a baseline that has not converged is still useful
             if not classes:
                 model.fit(x[~apart], y[~apart], None if weight is None else weight[~apart])
-                center, weight_apart = model.predict(x[apart]), None if weight is None else weight[apart]
+                center = model.predict(x[apart]).astype(np.float64)
             begin = time.perf_counter()
             model.fit(x, y, weight)
             seconds = time.perf_counter() - begin
@@ -88,9 +88,8 @@ def baselines(prepared: Prepared, functions: Sequence[Monotone] = ()) -> dict[st
             probs[:, model.classes_] = model.predict_proba(x_test)
             pred: Any = categorical(probs)
         elif settings.likelihood in COUNTS:
-            likelihood = _negative_binomial(center.astype(np.float64), y[apart], weight_apart)
             outputs = torch.from_numpy(model.predict(x_test).astype(np.float64)).log()
-            pred = MixturePredictive(outputs[None], likelihood)
+            pred = MixturePredictive(outputs[None], _negative_binomial(center, y[apart], weight_apart))
         else:
             error = float(np.average((y[apart] - center) ** 2, weights=weight_apart))
             std = max(math.sqrt(error), 1e-6 * float(y.std()))

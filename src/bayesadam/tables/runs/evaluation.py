@@ -105,9 +105,9 @@ def scores(held_out: Arrays, seconds: float) -> Scores:
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-def worse_than_constant(metrics: Mapping[str, Scores]) -> bool:
-    """Whether the RMSE of a model's means is not below that of the constant."""
-    errors = {name: scores["RMSE"] for name, scores in metrics.items()}
+def worse_than_constant(scored: Mapping[str, Scores]) -> bool:
+    """Whether the RMSE of any model is not below that of the constant."""
+    errors = {name: values["RMSE"] for name, values in scored.items()}
     constant = errors.pop(CONSTANT, None)
     return constant is not None and any(error is not None and error >= constant for error in errors.values())
 

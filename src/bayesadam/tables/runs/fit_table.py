@@ -19,6 +19,7 @@ from bayesadam.tables.encoder.encoder import Encoded
 from bayesadam.tables.estimators.choice import described
 from bayesadam.tables.estimators.classifier import BayesianMLPClassifier
 from bayesadam.tables.estimators.members import ROWS
+from bayesadam.tables.estimators.named_likelihoods import LOGARITHMIC
 from bayesadam.tables.estimators.regressor import BayesianMLPRegressor
 from bayesadam.tables.estimators.threads import threads_for
 from bayesadam.tables.report import write_report
@@ -29,9 +30,6 @@ from bayesadam.tables.runs.evaluation import Arrays, Scores, compared, predict_h
 from bayesadam.tables.runs.prepare import Prepared, prepare
 from bayesadam.tables.runs.report_data import report_data
 from bayesadam.tables.runs.settings import RunError, Settings
-
-LOGARITHMIC = ("poisson", "negative_binomial", "gamma")
-"""Likelihoods with the logarithm of the mean as output, which can make a mean huge."""
 
 
 class Watcher:
